@@ -1,0 +1,199 @@
+"""What a lease costs, and what happens when two sessions want the same devices.
+
+``python benchmarks/broker.py`` prints a table and ends with status 1 if a device was ever granted twice.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median, quantiles
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.locks import DeviceLocks, Holder
+
+UNCONTENDED = 10_000
+SESSIONS = 2
+CLIENTS = 8
+"""In each session."""
+LEASES = 100
+"""Of each client."""
+DEVICES = tuple(f"sim-{number}" for number in range(8))
+HOLD = 0.004
+"""Seconds for which a client keeps a lease."""
+
+
+def uncontended(locks: DeviceLocks | None) -> float:
+    """Median of a lease taken and given back when nobody else is there, in milliseconds."""
+    broker = Broker(DEVICES, 0, locks, lambda _: None)
+    granted: SimpleQueue[Lease] = SimpleQueue()
+    holder = Holder.here("benchmarks/broker.py")
+    times: list[float] = []
+    for _ in range(UNCONTENDED):
+        start = time.perf_counter()
+        broker.submit(DEVICES, 1, holder, granted.put)
+        broker.release(granted.get().id)
+        times.append(time.perf_counter() - start)
+    broker.close()
+    return median(times) * 1e3
+
+
+def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -> None:
+    """Take leases, keep each for a moment, and write down when which device came and went."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    generator = random.Random(seed)
+
+    def note(word: str, devices: tuple[str, ...]) -> None:
+        for device in devices:
+            os.write(descriptor, f"{word} {device} {seed} {time.monotonic_ns()}\n".encode())
+
+    connection.recv()
+    for _ in range(LEASES):
+        connection.send(generator.choice(gangs))
+        devices = connection.recv()
+        note("got", devices)
+        time.sleep(HOLD)
+        note("back", devices)
+        connection.send(None)
+    connection.close()
+
+
+def session(start: Connection, folder: Path, log: Path, number: int, gangs: Sequence[int]) -> None:
+    """One broker and its clients, each at the other end of a pipe."""
+    context = multiprocessing.get_context("fork")
+    clients: list[multiprocessing.process.BaseProcess] = []
+    connections: list[Connection] = []
+    for place in range(CLIENTS):
+        mine, theirs = context.Pipe()
+        clients.append(context.Process(target=client, args=(theirs, log, number * CLIENTS + place, gangs)))
+        clients[-1].start()
+        theirs.close()
+        connections.append(mine)
+    broker = Broker(DEVICES, 0, DeviceLocks(folder), lambda _: None)
+    holder = Holder.here("benchmarks/broker.py")
+    leases: dict[Connection, int] = {}
+    start.send(None)
+    start.recv()
+
+    def serve(connection: Connection, count: int) -> None:
+        def on_grant(lease: Lease) -> None:
+            leases[connection] = lease.id
+            connection.send(lease.devices)
+
+        broker.submit(DEVICES, count, holder, on_grant)
+
+    for connection in connections:
+        connection.send(None)
+    while connections:
+        for ready in wait(connections):
+            assert isinstance(ready, Connection)
+            try:
+                count = ready.recv()
+            except EOFError:
+                connections.remove(ready)
+                continue
+            if count is None:
+                broker.release(leases.pop(ready))
+            else:
+                serve(ready, count)
+    broker.close()
+    for process in clients:
+        process.join()
+
+
+def read(log: Path) -> Iterator[tuple[str, str, str, int]]:
+    for line in log.read_text().splitlines():
+        word, device, who, moment = line.split()
+        yield word, device, who, int(moment)
+
+
+def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
+    """The hand-over from a release to the next grant of the same device, and how often one was granted twice."""
+    log = folder / f"log-{len(gangs)}"
+    log.touch()
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(SESSIONS)]
+    sessions = [
+        context.Process(target=session, args=(theirs, folder / "locks", log, number, gangs))
+        for number, (_, theirs) in enumerate(pipes)
+    ]
+    for process in sessions:
+        process.start()
+    for mine, _ in pipes:
+        mine.recv()
+    begin = time.monotonic()
+    for mine, _ in pipes:
+        mine.send(None)
+    for process in sessions:
+        process.join()
+    seconds = time.monotonic() - begin
+
+    owner: dict[str, str] = {}
+    given_back: dict[str, tuple[int, str]] = {}
+    within: list[float] = []
+    between: list[float] = []
+    leases = doubles = 0
+    for word, device, who, moment in read(log):
+        if word == "got":
+            leases += 1
+            doubles += device in owner
+            owner[device] = who
+            if device in given_back:
+                since, last = given_back[device]
+                same = int(last) // CLIENTS == int(who) // CLIENTS
+                (within if same else between).append((moment - since) / 1e6)
+        else:
+            doubles += owner.pop(device, None) != who
+            given_back[device] = (moment, who)
+    if any(process.exitcode for process in sessions) or owner:
+        raise RuntimeError(f"a session failed: {[process.exitcode for process in sessions]}, still held: {owner}")
+    together = within + between
+    return {
+        "device grants": leases,
+        "granted twice": doubles,
+        "hand-over median, ms": median(together),
+        "hand-over 95th percentile, ms": quantiles(together, n=20)[-1],
+        "within a session, median, ms": median(within) if within else float("nan"),
+        "between sessions, median, ms": median(between) if between else float("nan"),
+        "changes of session": len(between),
+        "seconds": seconds,
+    }
+
+
+def main() -> dict[str, float]:
+    """Measure and print; the figures by name."""
+    figures: dict[str, float] = {}
+    targets = {
+        "lease without locks, median, ms": 0.3,
+        "lease with locks, median, ms": 0.3,
+        "single: hand-over median, ms": 5.0,
+        "single: granted twice": 0,
+        "mixed: granted twice": 0,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        figures["lease without locks, median, ms"] = uncontended(None)
+        figures["lease with locks, median, ms"] = uncontended(DeviceLocks(folder / "locks"))
+        for mix, gangs in {"single": (1,), "mixed": (1, 1, 2, 4)}.items():
+            figures.update({f"{mix}: {key}": value for key, value in contended(folder, gangs).items()})
+    print(f"{SESSIONS} sessions of {CLIENTS} clients, {len(DEVICES)} devices, {os.cpu_count()} cores")
+    print("single: every lease is for one device; mixed: for one, two or four\n")
+    for key, value in figures.items():
+        target = f"  (at most {targets[key]:g})" if key in targets else ""
+        print(f"{key:<45} {value:>10.3f}{target}")
+    return figures
+
+
+if __name__ == "__main__":
+    measured = main()
+    sys.exit(any(value for key, value in measured.items() if key.endswith("granted twice")))

@@ -1,0 +1,10 @@
+"""A pytest plugin for distributed and accelerator test suites.
+
+PYTEST_DONT_REWRITE (ranks are forked from a process that has this package imported already).
+"""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0.dev0"

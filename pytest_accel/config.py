@@ -1,0 +1,278 @@
+"""The command line, the environment and the ini file to :class:`Settings`.
+
+Each setting has one name in three forms: ``--accel-order``, ``PYTEST_ACCEL_ORDER``, ``accel_order``. The first of them
+that is given counts, in this order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pytest
+
+from pytest_accel.markers import KINDS
+
+ACCEL = "accel"
+DEVICES = "accel_devices"
+ORDER = "accel_order"
+REQUIRE = "accel_require"
+STRICT = "accel_strict"
+WAIT = "accel_wait"
+TIMEOUT = "accel_timeout"
+FRESH = "accel_fresh"
+PER_WORKER = "accel_per_worker"
+PRELOAD = "accel_preload"
+INFO = "accel_info"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What this session was told."""
+
+    accel: str = "auto"
+    """``auto``, ``none``, a kind, or a kind with more to it (``sim:8``, ``cpu:4``)."""
+    devices: str | None = None
+    """The devices that the session may use, as given; None: all that the inherited mask leaves."""
+    order: str = "fastest"
+    require: tuple[tuple[str, int], ...] = ()
+    """Kind and number of the devices without which the session fails."""
+    strict: bool = False
+    """Whether a skip for missing hardware is a failure."""
+    wait: float | None = None
+    """Seconds that a test may wait for its devices; None: as long as it takes."""
+    timeout: float = 300.0
+    """Seconds for each phase of a test in a world, where its mark says nothing else."""
+    fresh: bool = False
+    """Whether each test gets new processes."""
+    per_worker: int | None = None
+    """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    info: bool = False
+    """Whether to show the devices and stop."""
+    preload: tuple[str, ...] = ("auto",)
+    """Modules that the fork server imports, ``auto`` standing for those that collection imported."""
+
+
+class _Option(NamedTuple):
+    field: str
+    ini_type: Literal["string", "bool", "int", "float", "args"]
+    allowed: str
+    read: Callable[[Any], Any]
+    """The setting from text, or from what pytest made of an ini value; ValueError for what is not allowed."""
+    help: str
+    metavar: str | None = None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise ValueError(value)
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = _text(value).lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(value)
+
+
+def _count(value: str | int) -> int:
+    count = int(value)
+    if count < 1:
+        raise ValueError(value)
+    return count
+
+
+def _wait(value: str | float) -> float:
+    seconds = float(value)
+    # False for nan too.
+    if not 0 <= seconds <= sys.float_info.max:
+        raise ValueError(value)
+    return seconds
+
+
+def _timeout(value: str | float) -> float:
+    seconds = _wait(value)
+    if seconds == 0:
+        raise ValueError(value)
+    return seconds
+
+
+def _require(value: object) -> tuple[tuple[str, int], ...]:
+    needs: dict[str, int] = {}
+    for part in _text(value).split(","):
+        kind, _, count = (word.strip() for word in part.partition(":"))
+        if kind not in KINDS or kind in needs:
+            raise ValueError(value)
+        needs[kind] = _count(count)
+    return tuple(needs.items())
+
+
+def _preload(value: str | list[str]) -> tuple[str, ...]:
+    names = (value if isinstance(value, str) else " ".join(value)).replace(",", " ").split()
+    if names == ["none"]:
+        return ()
+    if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError(value)
+    return tuple(dict.fromkeys(names))
+
+
+_OPTIONS: dict[str, _Option] = {
+    ACCEL: _Option(
+        "accel",
+        "string",
+        "auto, none, or a kind such as cuda, cpu:4 or sim:8",
+        _text,
+        "the accelerators that the session uses: auto (default), none, a kind, cpu:4, sim:8, sim:topology.toml",
+        "KIND",
+    ),
+    DEVICES: _Option(
+        "devices",
+        "string",
+        "indices or ids of devices with commas between them",
+        _text,
+        "the devices that the session may use: 0,2 or ids (default: all that it can see)",
+        "LIST",
+    ),
+    ORDER: _Option(
+        "order",
+        "string",
+        "fastest, pci, free, near, or ids with commas between them",
+        _text,
+        "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
+        "ORDER",
+    ),
+    REQUIRE: _Option(
+        "require",
+        "string",
+        f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of "
+        f"{', '.join(KINDS)}",
+        _require,
+        "fail the session at once where there are fewer devices: cuda:4, or several kinds with commas",
+        "KIND:N",
+    ),
+    STRICT: _Option(
+        "strict",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        _switch,
+        "make a skip for missing hardware a failure",
+    ),
+    WAIT: _Option(
+        "wait",
+        "float",
+        "a finite number of seconds >= 0",
+        _wait,
+        "how long a test may wait for its devices (default: as long as it takes)",
+        "SECONDS",
+    ),
+    TIMEOUT: _Option(
+        "timeout",
+        "float",
+        "a finite number of seconds > 0",
+        _timeout,
+        "how long each phase of a test in a world may take (default: 300)",
+        "SECONDS",
+    ),
+    FRESH: _Option(
+        "fresh",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        _switch,
+        "start new processes for each test",
+    ),
+    PER_WORKER: _Option(
+        "per_worker",
+        "int",
+        "an int >= 1",
+        _count,
+        "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
+        "N",
+    ),
+    PRELOAD: _Option(
+        "preload",
+        "args",
+        "auto, none, or names of modules",
+        _preload,
+        "what the fork server imports: auto (default; the third-party packages that collection imported), none, "
+        "or names of modules",
+    ),
+}
+
+
+def environment_variable(option: str) -> str:
+    """The variable that sets `option`: ``PYTEST_ACCEL_ORDER`` for ``accel_order``."""
+    return f"PYTEST_{option.upper()}"
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def _argument(about: _Option) -> Callable[[str], Any]:
+    def read(value: str) -> Any:
+        try:
+            return about.read(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {about.allowed}, got {value!r}") from None
+
+    return read
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add every option and ini name of the plugin to `parser`."""
+    group = parser.getgroup("accel", "accelerators and ranks (accel)")
+    for option, about in _OPTIONS.items():
+        if option != PRELOAD:
+            kwargs: dict[str, Any] = (
+                {"action": "store_const", "const": True}
+                if about.ini_type == "bool"
+                else {"type": _argument(about), "metavar": about.metavar}
+            )
+            group.addoption(_flag(option), dest=option, default=None, help=about.help, **kwargs)
+        parser.addini(option, about.help, type=about.ini_type, default=None)
+    group.addoption(
+        _flag(INFO),
+        dest=INFO,
+        action="store_true",
+        default=False,
+        help="show the devices, their order, their masks and who holds what, then stop",
+    )
+
+
+def settings(config: pytest.Config) -> Settings:
+    """The settings of the session. Raises ``pytest.UsageError`` for a value that is not allowed."""
+    found: dict[str, Any] = {about.field: _find(config, option, about) for option, about in _OPTIONS.items()}
+    given = {field: value for field, value in found.items() if value is not None}
+    return Settings(info=config.getoption(INFO), **given)
+
+
+def _find(config: pytest.Config, option: str, about: _Option) -> Any:
+    if (value := config.getoption(option, None)) is not None:
+        return value
+    variable = environment_variable(option)
+    # An empty variable counts as unset: CI files often pass one on that way.
+    if (text := os.environ.get(variable, "").strip()) != "":
+        return _read(about, text, f"environment variable {variable}")
+    source = f"ini option {option}"
+    try:
+        value = config.getini(option)
+    except (ValueError, TypeError, pytest.UsageError) as error:
+        # What pytest itself cannot convert; its text holds the value, and its class depends on pytest's version.
+        raise pytest.UsageError(f"{source}: must be {about.allowed}: {error}") from None
+    return None if value is None else _read(about, value, source)
+
+
+def _read(about: _Option, value: object, source: str) -> Any:
+    try:
+        return about.read(value)
+    except ValueError:
+        raise pytest.UsageError(f"{source}: must be {about.allowed}, got {value!r}") from None

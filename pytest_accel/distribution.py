@@ -1,0 +1,58 @@
+"""What the controller does for xdist's workers. Registered only where xdist is."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.mask import partition, rotate
+from pytest_accel.session import AccelSession
+
+
+class XdistHooks:
+    """Gives each worker its mask and its channel to the pool."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
+        """Unmarked tests see the session's devices, in each worker from another one on.
+
+        A replacement for a crashed worker is made from the same spec and keeps the mask.
+        """
+        machine = self._session.machine
+        devices = machine.session.devices
+        if not devices:
+            return
+        vendor = machine.vendor(machine.session.kind)
+        per_worker = self._session.settings.per_worker
+        for number, spec in enumerate(specs):
+            mine = (
+                rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
+            )
+            changes = vendor.mask(mine, {})
+            spec.env.update({name: value for name, value in changes.items() if value is not None})
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        from pytest_accel.worlds.port import PoolService
+
+        # Its own mask would show a worker fewer devices than the session hands out.
+        machine = self._session.machine
+        _ = machine.session
+        node.workerinput["accel_machine"] = pickle.dumps(machine)
+        channel = node.gateway.newchannel()
+        node.workerinput["accel_channel"] = channel
+        PoolService(lambda: self._session.pool, channel, self._usage_error)
+
+    def _usage_error(self, text: str) -> None:
+        self._session.usage_error = text
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        """A worker has sent its error before the list of its tests, on the same connection."""
+        if self._session.usage_error is not None:
+            raise pytest.UsageError(self._session.usage_error)

@@ -1,0 +1,168 @@
+"""What tests ask for. In a rank they get it; anywhere else they are told which mark is missing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.stash import RANK
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Store
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from pytest_accel.hardware.device import Device
+    from pytest_accel.worlds.rank import RankContext
+
+
+@dataclass(frozen=True)
+class Accel:
+    """The test's lease, as this rank has it."""
+
+    kind: str
+    devices: tuple[Device, ...]
+    """This rank's own devices."""
+    ids: tuple[str, ...]
+    """Their stable ids."""
+    mask: Mapping[str, str]
+    """The variables that make this process see its devices."""
+
+
+def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
+    context = request.config.stash.get(RANK, None)
+    if context is None:
+        mark = "@pytest.mark.distributed" if grouped else "@pytest.mark.devices or @pytest.mark.distributed"
+        pytest.fail(f"the fixture {request.fixturename!r} needs {mark} on the test", pytrace=False)
+    if grouped and not context.spec.grouped:
+        pytest.fail(
+            f"the fixture {request.fixturename!r} needs @pytest.mark.distributed on the test; "
+            "@pytest.mark.devices alone makes no ranks",
+            pytrace=False,
+        )
+    return context
+
+
+@pytest.fixture
+def accel_world_size(request: pytest.FixtureRequest) -> int:
+    """Carries the parameter of a test with a list of world sizes; tests ask for `world_size`."""
+    return int(request.param)
+
+
+@pytest.fixture(scope="session")
+def accel(request: pytest.FixtureRequest) -> Accel:
+    """The lease: devices, their kind and ids, and the mask of this process."""
+    import os
+
+    context = _in_rank(request)
+    names = context.vendor.mask_variables
+    mask = {name: os.environ[name] for name in names if name in os.environ}
+    return Accel(context.spec.kind, context.own, tuple(device.id for device in context.own), mask)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """This rank's device, the first of them if it has several; ``cpu`` for ranks without accelerators."""
+    context = _in_rank(request)
+    import torch
+
+    return torch.device(context.torch_device())
+
+
+@pytest.fixture(scope="session")
+def devices(request: pytest.FixtureRequest) -> list[torch.device]:
+    """All devices that this process sees, in the session's order."""
+    context = _in_rank(request)
+    import torch
+
+    return [torch.device(name) for name in context.torch_devices()]
+
+
+@pytest.fixture(scope="session")
+def rank(request: pytest.FixtureRequest) -> int:
+    """This process's number in the world."""
+    return _in_rank(request, grouped=True).rank
+
+
+@pytest.fixture(scope="session")
+def local_rank(request: pytest.FixtureRequest) -> int:
+    """This process's number on its machine."""
+    return _in_rank(request, grouped=True).rank
+
+
+@pytest.fixture(scope="session")
+def world_size(request: pytest.FixtureRequest) -> int:
+    """The number of ranks."""
+    return _in_rank(request, grouped=True).spec.ranks
+
+
+@pytest.fixture(scope="session")
+def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
+    """The world's default process group."""
+    context = _in_rank(request, grouped=True)
+    if context.default_group is None:
+        pytest.fail(
+            "the fixture 'process_group' needs a process group, which @pytest.mark.distributed(init=False) "
+            "leaves to the test",
+            pytrace=False,
+        )
+    return context.default_group
+
+
+@pytest.fixture(scope="session")
+def device_mesh(process_group: ProcessGroup, request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
+    """``device_mesh(shape, names)``: a mesh over all ranks; one of a shape is made once and kept."""
+    from pytest_accel.worlds import group
+
+    context = _in_rank(request, grouped=True)
+    made: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
+
+    def make(shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
+        key = (tuple(shape), None if names is None else tuple(names))
+        if key not in made:
+            made[key] = group.make_mesh(context, *key)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def dist_store(request: pytest.FixtureRequest) -> Store:
+    """A store that the ranks of this test share; it starts empty for each test."""
+    from pytest_accel.worlds import group
+
+    return group.test_store(_in_rank(request, grouped=True), "test")
+
+
+@pytest.fixture
+def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
+    """``gather(obj)``: every rank's object, in the order of ranks. All ranks must call it; `obj` must pickle.
+
+    Goes over the world's store and not the process group, so it works with ``init=False`` and counts as no collective.
+    """
+    from pytest_accel.worlds import group
+
+    context = _in_rank(request, grouped=True)
+    store = group.test_store(context, "gather")
+    calls = 0
+
+    def call(obj: Any) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        store.set(f"{calls}/{context.rank}", pickle.dumps(obj))
+        return [pickle.loads(store.get(f"{calls}/{rank}")) for rank in range(context.spec.ranks)]
+
+    return call
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A folder that is the same on every rank of the test; `tmp_path` is each rank's own."""
+    path = _in_rank(request, grouped=True).shared_directory
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

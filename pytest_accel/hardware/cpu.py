@@ -1,0 +1,159 @@
+"""The machine's CPU as an accelerator: slots of logical CPUs that this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pytest_accel.hardware.device import Device
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+class Cpu:
+    """The vendor of kind ``cpu``.
+
+    `slots` equal parts of the allowed CPUs (differing by one at most; they share CPUs where there are fewer than
+    slots); None: a slot for each NUMA node. `root` is where ``proc`` and ``sys`` are found.
+    """
+
+    kind = "cpu"
+    mask_variables: tuple[str, ...] = ()
+    hardware = False
+    honours_order = True
+
+    def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._slots = slots
+        self._root = root
+
+    def discover(self) -> tuple[Device, ...]:
+        """The slots, cut from the affinity of this process and no larger together than its cgroup's CPU quota."""
+        allowed = affinity()
+        quota = cpu_quota(self._root)
+        if quota is not None:
+            # A quota is time, not a set of CPUs: any so many are as good as others.
+            allowed = allowed[: max(1, int(quota))]
+        nodes = numa_nodes(self._root)
+        if self._slots is not None:
+            parts = split(allowed, self._slots)
+        else:
+            parts = [tuple(cpu for cpu in allowed if cpu in node) for node in nodes.values()]
+            parts = [part for part in parts if part] or [allowed]
+        return tuple(
+            Device(
+                kind=self.kind,
+                id=f"cpu-{index}",
+                index=index,
+                name="CPU",
+                numa=next((node for node, cpus in nodes.items() if set(part) <= set(cpus)), None),
+                cores=part,
+            )
+            for index, part in enumerate(parts)
+        )
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """All of `devices`: the affinity was respected when they were cut."""
+        return tuple(devices)
+
+    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """As they are: one CPU is taken to be as fast as another."""
+        return tuple(devices)
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        """``OMP_NUM_THREADS`` for the CPUs of `devices`, unless `environ` has it: without it, each rank uses all."""
+        cores = {core for device in devices for core in device.cores}
+        return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
+
+    def torch_device(self, index: int) -> str:
+        """``cpu``, which has no index."""
+        return "cpu"
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        """Nothing: no variable hides a CPU."""
+
+
+def affinity() -> tuple[int, ...]:
+    """The logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
+    """`slots` runs of neighbours that differ by one in length; single CPUs in turn where there are too few."""
+    if slots > len(cpus):
+        return [(cpus[slot % len(cpus)],) for slot in range(slots)]
+    cuts = [len(cpus) * slot // slots for slot in range(slots + 1)]
+    return [tuple(cpus[start:end]) for start, end in pairwise(cuts)]
+
+
+def numa_nodes(root: Path) -> dict[int, tuple[int, ...]]:
+    """The logical CPUs of each NUMA node that has any, from sysfs; empty where there is none."""
+    nodes: dict[int, tuple[int, ...]] = {}
+    for file in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
+        cpus = parse_cpulist(file.read_text())
+        if cpus:
+            nodes[int(file.parent.name.removeprefix("node"))] = cpus
+    return dict(sorted(nodes.items()))
+
+
+def parse_cpulist(text: str) -> tuple[int, ...]:
+    """The kernel's form: ``0-3,8`` is 0, 1, 2, 3, 8."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
+
+
+def cpu_quota(root: Path) -> float | None:
+    """How many CPUs' worth of time the cgroup grants, the tightest up the path; None where nothing bounds it.
+
+    Neither the affinity nor `os.cpu_count` knows of it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
+    ``cpu.cfs_period_us``.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, read = root / "sys/fs/cgroup", _quota_v2
+        elif "cpu" in controllers.split(","):
+            mount, read = root / "sys/fs/cgroup" / controllers, _quota_v1
+            if not mount.exists():
+                mount = root / "sys/fs/cgroup/cpu"
+        else:
+            continue
+        # In a container the path is the host's, and only its end, or nothing of it, is there under the mount.
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            quota = read(folder)
+            if quota is not None:
+                quotas.append(quota)
+            if folder == mount:
+                break
+    return min(quotas, default=None)
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except OSError:
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except OSError:
+        return None
+    return None if quota < 0 else quota / period

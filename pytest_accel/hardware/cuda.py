@@ -1,0 +1,273 @@
+"""NVIDIA GPUs, through the management library (NVML), which reads no mask and initialises no CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pytest_accel.hardware.cuda_order import ask_driver
+from pytest_accel.hardware.device import Device, Link, MaskError
+from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
+from pytest_accel.hardware.order import by_figures, by_pci
+
+_MASK = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
+_NVLINK_LIMIT = 36
+_SWITCH = "switch"
+
+
+class Cuda:
+    """The vendor of kind ``cuda``; a device's id is its UUID.
+
+    `driver_order` gives the UUIDs in CUDA's default order, or None where CUDA cannot be asked; it is called once at
+    most, and only where the GPUs differ. `sysfs` is where the kernel tells which NUMA
+    node a PCI device hangs on (``nvmlDeviceGetNumaNodeId`` tells another thing: the node that a GPU's memory is).
+    """
+
+    kind = "cuda"
+    mask_variables: tuple[str, ...] = (_MASK,)
+    hardware = True
+    honours_order = True
+
+    def __init__(
+        self,
+        driver_order: Callable[[], tuple[str, ...] | None] = ask_driver,
+        sysfs: Path = Path("/sys/bus/pci/devices"),
+    ) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._ask_driver = driver_order
+        self._sysfs = sysfs
+        self._cards: tuple[Device, ...] = ()
+
+    def discover(self) -> tuple[Device, ...]:
+        """Every GPU and MIG instance, in PCI order; empty without a driver.
+
+        Left out, with a line in `notes`: what the process has no permission for, what has no UUID, and what is in
+        compute mode PROHIBITED. A GPU in MIG mode is none itself, its instances are.
+        """
+        # Loading the bindings costs some 20 ms, which a machine without the driver need not pay.
+        if not _driver_installed():
+            return ()
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.notes = (f"the NVIDIA driver does not answer: {error}",)
+            return ()
+        try:
+            return self._enumerate(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """As `read_cuda_mask`; where GPUs differ and indices count fastest first, the driver is asked for the order."""
+        text = environ.get(_MASK)
+        cards = [card.id for card in self._cards] if self._cards else None
+        if text is None or not is_index_mask(text) or environ.get(_ORDER) == "PCI_BUS_ID":
+            return read_cuda_mask(text, devices, cards)
+        if _alike(self._cards or devices):
+            return read_cuda_mask(text, devices, cards)
+        order = self._driver_order
+        if order is None:
+            note = f"{_MASK}={text} was read in PCI order, for CUDA could not be asked for its own"
+            self.notes = (*(one for one in self.notes if one != note), note)
+        else:
+            # Under MIG the driver names the instance that a process would get, not the card.
+            known = {_bare(card.id): card.id for card in self._cards}
+            known |= {_bare(device.id): device.parent or device.id for device in devices}
+            cards = list(dict.fromkeys(known.get(uuid, uuid) for uuid in order))
+        return read_cuda_mask(text, devices, cards)
+
+    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """By CUDA's own order, asked in a throw-away process; `by_figures` where that names not all of `devices`.
+
+        GPUs that are all alike stay in PCI order, without asking.
+        """
+        if _alike(devices):
+            return by_pci(devices)
+        order = self._driver_order
+        if order is None or not {_bare(device.id) for device in devices} <= set(order):
+            return by_figures(devices)
+        return tuple(sorted(devices, key=lambda device: order.index(_bare(device.id))))
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        """UUIDs, which mean the same in every order; the order by PCI is for tools that turn them into indices."""
+        return {_MASK: write_mask(devices), _ORDER: "PCI_BUS_ID"}
+
+    def torch_device(self, index: int) -> str:
+        """``cuda:INDEX``."""
+        return f"cuda:{index}"
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        """MaskError unless torch counts exactly `devices` and finds their UUIDs (not for MIG, nor before torch 2.5)."""
+        import torch
+
+        count = torch.cuda.device_count()
+        seen = [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
+        reason = "" if torch.version.cuda else "; this torch was built without CUDA"
+        compare([device.id for device in devices], seen, environ, reason)
+
+    def _enumerate(self, nvml: Any) -> tuple[Device, ...]:
+        notes: list[str] = []
+        cards: list[tuple[Device, Any]] = []
+        for index in range(_optional(nvml, nvml.nvmlDeviceGetCount) or 0):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                cards.append((self._describe(nvml, handle, index, nvml.nvmlDeviceGetUUID(handle)), handle))
+            except nvml.NVMLError as error:
+                notes.append(f"GPU {index} is left out: {error}")
+        place = {card.id: at for at, card in enumerate(by_pci([card for card, _ in cards]))}
+        cards.sort(key=lambda pair: place[pair[0].id])
+        links = _links(nvml, cards)
+        devices: list[Device] = []
+        counted: list[Device] = []
+        for card, handle in cards:
+            found = self._instances(nvml, card, handle)
+            if found is None:
+                found = (replace(card, links=links[card.id]),)
+            elif not found:
+                notes.append(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
+            if found:
+                counted.append(card)
+            if found and _optional(nvml, nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
+                notes.append(f"{card.name} ({card.id}) is left out: its compute mode is PROHIBITED")
+                continue
+            devices += found
+        self.notes = tuple(notes)
+        self._cards = tuple(counted)
+        return tuple(devices)
+
+    def _describe(self, nvml: Any, handle: Any, index: int, uuid: str) -> Device:
+        memory = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        cores = _optional(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+        clock = _optional(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        pci = _address(_optional(nvml, nvml.nvmlDeviceGetPciInfo, handle))
+        return Device(
+            kind=self.kind,
+            id=uuid,
+            index=index,
+            name=_optional(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+            memory=memory.total if memory else None,
+            memory_free=memory.free if memory else None,
+            capability=_optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+            pci=pci,
+            numa=self._numa(pci),
+            speed=float(cores * clock) if cores and clock else None,
+        )
+
+    def _instances(self, nvml: Any, card: Device, handle: Any) -> tuple[Device, ...] | None:
+        """The MIG instances of a card; None where it is not in MIG mode."""
+        mode = _optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        if not mode or mode[0] != 1:
+            return None
+        found: list[Device] = []
+        for index in range(_optional(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            part = _optional(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            uuid = _optional(nvml, nvml.nvmlDeviceGetUUID, part) if part is not None else None
+            if uuid is None:
+                continue
+            memory = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, part)
+            found.append(
+                replace(
+                    card,
+                    id=uuid,
+                    name=_optional(nvml, nvml.nvmlDeviceGetName, part) or card.name,
+                    memory=memory.total if memory else None,
+                    memory_free=memory.free if memory else None,
+                    parent=card.id,
+                    speed=None,
+                )
+            )
+        return tuple(found)
+
+    def _numa(self, pci: str | None) -> int | None:
+        try:
+            node = int((self._sysfs / (pci or "none") / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    @cached_property
+    def _driver_order(self) -> tuple[str, ...] | None:
+        return self._ask_driver()
+
+
+def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
+    """MaskError unless `seen` (UUIDs with or without prefix, ``?`` for one that nobody knows) are `ids`, in order.
+
+    MIG instances are compared by their count alone, since torch gives the UUID of the card.
+    """
+    same = len(ids) == len(seen) and all(
+        name.startswith("MIG-") or uuid == "?" or _bare(name) == _bare(uuid)
+        for name, uuid in zip(ids, seen, strict=True)
+    )
+    if same:
+        return
+    variables = " ".join(f"{name}={environ[name]!r}" for name in sorted(environ) if name.startswith("CUDA_"))
+    raise MaskError(
+        f"the process should see {len(ids)} cuda devices ({', '.join(ids) or 'none'}) "
+        f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {variables or 'no CUDA_ variable'}{reason}"
+    )
+
+
+def _alike(devices: Sequence[Device]) -> bool:
+    return len({(device.name, device.memory, device.capability) for device in devices}) < 2
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+def _driver_installed() -> bool:
+    import ctypes
+    import sys
+
+    if sys.platform == "win32":
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _optional(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """None where this driver or GPU does not have the figure, or does not tell it to this user."""
+    try:
+        return call(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _address(info: Any) -> str | None:
+    """The address as the kernel writes it; NVML's own text has eight digits for the domain."""
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" if info else None
+
+
+def _links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
+    """The NVLinks of each card; cards on an NVSwitch are all linked to each other."""
+    ids: dict[str | None, str] = {card.pci: card.id for card, _ in cards if card.pci}
+    peers: dict[str, list[str]] = {}
+    for card, handle in cards:
+        peers[card.id] = found = []
+        for link in range(_NVLINK_LIMIT):
+            if not _optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
+                continue
+            remote = _optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            if remote == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                found.append(_SWITCH)
+                break
+            peer = ids.get(_address(_optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
+            if peer:
+                found.append(peer)
+    switched = [name for name, found in peers.items() if _SWITCH in found]
+    return {
+        name: tuple(
+            Link(peer, "nvlink") for peer in ([one for one in switched if one != name] if name in switched else found)
+        )
+        for name, found in peers.items()
+    }

@@ -1,0 +1,54 @@
+"""The order in which CUDA counts GPUs by default, asked of the driver in a process that then ends.
+
+The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is closed, and initialising CUDA would spoil the caller: it reads
+the mask once for good, and no fork survives it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+_TIMEOUT = 60.0
+"""Seconds; without a persistence daemon the driver takes several to wake many GPUs."""
+
+# CUresult is 0 for success. Version 2 of the UUID call tells MIG instances apart; drivers before 11.4 have the first.
+_SCRIPT = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        raise SystemExit(f"{name} returned {status}")
+call("cuInit", 0)
+count = ctypes.c_int()
+call("cuDeviceGetCount", ctypes.byref(count))
+for index in range(count.value):
+    device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid", uuid, device)
+    text = bytes(uuid).hex()
+    print("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
+"""
+
+
+def ask_driver() -> tuple[str, ...] | None:
+    """The UUIDs (without prefix) of what CUDA counts, fastest first; None where CUDA is absent or does not answer."""
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
+    try:
+        # -I and -S: neither the user's site nor the working directory has a say, and the start takes milliseconds.
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SCRIPT],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT,
+            text=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return tuple(done.stdout.split()) if done.returncode == 0 and done.stdout else None

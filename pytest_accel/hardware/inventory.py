@@ -1,0 +1,226 @@
+"""What a session has: the vendor that ``--accel`` names, and what masks and options leave of its devices, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.hardware.order import Order, apply_order, parse_names, select
+from pytest_accel.hardware.units import format_memory
+
+_LATER = ("rocm", "xpu", "hpu", "npu", "mps")
+_FORMS = "auto, none, cuda, cpu, cpu:N, sim:N, sim:FILE.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class KindSpec:
+    """A parsed ``--accel``: ``auto``, ``none`` or a kind, and what stood after its colon."""
+
+    name: str
+    argument: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+
+
+def parse_kind(text: str) -> KindSpec:
+    """ValueError, with the allowed values, for an unknown kind or an argument that the kind does not take."""
+    name, colon, argument = text.strip().partition(":")
+    spec = KindSpec(name, argument if colon else None)
+    if name in _LATER:
+        check_kind(name)
+    allowed = {
+        "auto": not colon,
+        "none": not colon,
+        "cuda": not colon,
+        "cpu": not colon or _is_count(argument),
+        "sim": _is_count(argument) or argument.endswith(".toml"),
+    }
+    if not allowed.get(name, False):
+        raise ValueError(f"--accel {text!r}: allowed are {_FORMS}, with N from 1")
+    return spec
+
+
+def check_kind(kind: str) -> None:
+    """ValueError unless `kind` is one that a test can ask for."""
+    if kind in _LATER:
+        raise ValueError(f"kind {kind!r} is not available yet: kinds here are {', '.join(VENDORS)}")
+    if kind not in VENDORS:
+        raise ValueError(f"kind {kind!r}: allowed are {', '.join(VENDORS)}")
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and int(text) > 0
+
+
+# Each vendor is imported when it is first made, so that a session that needs none does not pay for it.
+
+
+def _cuda(argument: str | None) -> Vendor:
+    from pytest_accel.hardware.cuda import Cuda
+
+    return Cuda()
+
+
+def _cpu(argument: str | None) -> Vendor:
+    from pytest_accel.hardware.cpu import Cpu
+
+    return Cpu(None if argument is None else int(argument))
+
+
+def _sim(argument: str | None) -> Vendor:
+    from pytest_accel.hardware.sim import Sim
+
+    if argument is None or argument.isdecimal():
+        return Sim(int(argument or 0))
+    # Ranks and workers may stand in another folder than the session did when it read the option.
+    return Sim(file=Path(argument).absolute())
+
+
+VENDORS: dict[str, Callable[[str | None], Vendor]] = {"cuda": _cuda, "cpu": _cpu, "sim": _sim}
+"""A kind's name to what makes its vendor from the text after the colon of ``--accel`` (None: there is none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The devices of one kind that a session may hand out."""
+
+    kind: str
+    """``none`` where there is no accelerator."""
+    devices: tuple[Device, ...] = ()
+    """In the session's order."""
+    order: str = ""
+    """The text of ``--accel-order``; empty: the order of the inherited mask, else of the PCI bus."""
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """The mask variables that the session found set."""
+    present: int = 0
+    """How many devices the machine has."""
+    visible: int = 0
+    """How many of them the inherited masks leave."""
+    notes: tuple[str, ...] = ()
+    """What was left out and why, a sentence each."""
+
+
+class Machine:
+    """Looks into the machine, each kind once and only when it is asked for.
+
+    `spec` is ``--accel``; `only` is ``--accel-devices`` (ids or indices into what the inherited mask leaves: it narrows
+    further and sets the order); `order` is ``--accel-order``, whose indices count the same; `environ` is what the
+    session inherited (None: what this process has). An id or index that is not there is a ValueError when `session`
+    is first read.
+    """
+
+    def __init__(
+        self,
+        spec: KindSpec,
+        only: str | None = None,
+        order: Order | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._only = None if only is None else parse_names(only, "--accel-devices")
+        self._order = order
+        self._environ = dict(os.environ if environ is None else environ)
+        self._vendors: dict[str, Vendor] = {}
+        self._others: dict[str, Inventory] = {}
+
+    def vendor(self, kind: str) -> Vendor:
+        """The vendor of `kind`, as ``--accel`` configures it; ValueError for what is no kind."""
+        check_kind(kind)
+        if kind not in self._vendors:
+            self._vendors[kind] = VENDORS[kind](self.argument(kind))
+        return self._vendors[kind]
+
+    def argument(self, kind: str) -> str | None:
+        """What ``--accel`` says of `kind` after its colon; None where it says nothing."""
+        return self._spec.argument if kind == self._spec.name else None
+
+    @cached_property
+    def session(self) -> Inventory:
+        """The kind that tests get which name none: the one of ``--accel``, or the first with hardware."""
+        if self._spec.name == "none":
+            return Inventory("none", notes=("--accel none: accelerators are left alone",))
+        if self._spec.name != "auto":
+            return self._take(self.vendor(self._spec.name), mine=True)
+        notes: tuple[str, ...] = ()
+        for vendor in map(self.vendor, VENDORS):
+            if vendor.hardware:
+                inventory = self._take(vendor, mine=True)
+                if inventory.present:
+                    return inventory
+                notes += inventory.notes
+        return Inventory("none", notes=notes)
+
+    def of(self, kind: str) -> Inventory:
+        """What a test gets that names `kind`; ``sim`` is empty unless ``--accel`` made some."""
+        if kind == self.session.kind:
+            return self.session
+        if kind not in self._others:
+            self._others[kind] = self._take(self.vendor(kind), mine=False)
+        return self._others[kind]
+
+    def _take(self, vendor: Vendor, mine: bool) -> Inventory:
+        """`mine`: the options that name devices speak of the session's kind only."""
+        found = vendor.discover()
+        visible = vendor.visible(found, self._environ)
+        inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
+        devices, notes = visible, vendor.notes
+        order = self._order if mine or self._order is None or self._order.how != "ids" else None
+        if mine and found and self._only is not None:
+            devices = select(self._only, visible, "--accel-devices")
+            notes += (f"--accel-devices {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
+        if order is not None and order.how == "ids" and found:
+            # Its indices count what the mask leaves, as those of --accel-devices do.
+            devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
+        elif order is not None:
+            devices = apply_order(order, devices, vendor)
+        return Inventory(
+            kind=vendor.kind,
+            devices=devices,
+            order=str(order or ""),
+            inherited=inherited,
+            present=len(found),
+            visible=len(visible),
+            notes=notes,
+        )
+
+
+def describe(inventory: Inventory) -> str:
+    """The session's header line."""
+    if inventory.kind == "none":
+        what = "; ".join(inventory.notes) or "no accelerator found"
+        return f"accel: {what} (ranks run on the CPU)"
+    count = len(inventory.devices)
+    parts = [f"accel: {inventory.kind}, {count or 'no'} device{'' if count == 1 else 's'}"]
+    if count:
+        parts[0] += f": {grouped(inventory.devices)}"
+    if inventory.order:
+        parts.append(f"order {inventory.order}")
+    parts += masked(inventory)
+    return "; ".join([", ".join(parts), *inventory.notes])
+
+
+def masked(inventory: Inventory) -> list[str]:
+    """What came of each inherited mask: ``CUDA_VISIBLE_DEVICES=0,2 leaves 2 of 4``."""
+    left = f"leaves {inventory.visible or 'none'} of {inventory.present}"
+    return [f"{name}={value} {left}" for name, value in inventory.inherited.items()]
+
+
+def grouped(devices: Sequence[Device], more: Callable[[Device], str] = lambda device: "") -> str:
+    """Names with what tells them apart, counted: ``2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB)``.
+
+    `more` adds to what stands in parentheses.
+    """
+    counts: dict[str, int] = {}
+    for device in devices:
+        figures = [format_memory(device.memory)] if device.memory else []
+        if device.cores:
+            figures.append(f"{len(device.cores)} cores" if len(device.cores) > 1 else "1 core")
+        figures += [more(device)] if more(device) else []
+        text = f"{device.name} ({', '.join(figures)})" if figures else device.name
+        counts[text] = counts.get(text, 0) + 1
+    return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in counts.items())

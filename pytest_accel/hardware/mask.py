@@ -1,0 +1,143 @@
+"""Visibility masks, read as the CUDA driver reads them, and written in the one form that no reader gets wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pytest_accel.hardware.device import Device
+
+_STRTOUL = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_UUID_FORMS = ("GPU-", "MIG-")
+
+
+def write_mask(devices: Sequence[Device]) -> str:
+    """Full ids with commas between them and no spaces; the empty string hides every device."""
+    return ",".join(device.id for device in devices)
+
+
+def is_index_mask(text: str) -> bool:
+    """Whether `text` is a CUDA mask of indices, so that its meaning hangs on the order in which CUDA counts."""
+    return not text.startswith(_UUID_FORMS) and _index(text.split(",")[0]) is not None
+
+
+def read_cuda_mask(
+    text: str | None, devices: Sequence[Device], cards: Sequence[str] | None = None
+) -> tuple[Device, ...]:
+    """What ``CUDA_VISIBLE_DEVICES=text`` leaves of `devices`, in the mask's order.
+
+    The grammar (CUDA programming guide, "CUDA Environment Variables", and what torch 2.13 was measured to do where the
+    guide is silent): None is all and ``""`` is none. The first entry decides the form, indices, ``GPU-`` or ``MIG-``;
+    an entry of another form ends the list, as do an index that is negative or out of range, an id that nothing
+    starts with and one that several start with. What stands before it stays. A repeated device empties the set.
+    Indices are read like C's ``strtoul``: ``1gpu2`` is 1 and ``0x2`` is 0.
+
+    An index or a ``GPU-`` id names a whole card. A card in MIG mode stands for all its instances: a process would see
+    the first of them, but the card is ours to hand out. `cards` are the ids of the whole cards in the order in which
+    CUDA counts them; None: in the order of `devices`. It matters where cards are counted that are not in `devices`.
+    """
+    if text is None:
+        return tuple(devices)
+    if cards is None:
+        cards = tuple(dict.fromkeys(device.parent or device.id for device in devices))
+    if text.startswith("GPU-"):
+        names = _pick(_entries(text, "GPU-"), cards)
+    elif text.startswith("MIG-"):
+        names = _pick(_entries(text, "MIG-"), [device.id for device in devices if device.id.startswith("MIG-")])
+    else:
+        names = _count(text, cards)
+    return tuple(device for name in names for device in devices if name in (device.id, device.parent))
+
+
+def read_simple_mask(text: str | None, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """What a mask of full ids or indices leaves of `devices`, in the mask's order.
+
+    None is all, ``""`` is none, an entry that names no device ends the list, a repeated device empties the set.
+    """
+    if text is None:
+        return tuple(devices)
+    by_name = {str(index): device for index, device in enumerate(devices)}
+    by_name.update({device.id: device for device in devices})
+    seen: list[Device] = []
+    for entry in text.split(","):
+        device = by_name.get(entry.strip())
+        if device is None:
+            break
+        if device in seen:
+            return ()
+        seen.append(device)
+    return tuple(seen)
+
+
+def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:
+    """`devices` with the `n`-th first: another first device for each worker, the same count for all."""
+    start = n % len(devices) if devices else 0
+    return (*devices[start:], *devices[:start])
+
+
+def partition(devices: Sequence[Device], workers: int, worker: int, per_worker: int) -> tuple[Device, ...]:
+    """The `per_worker` devices of worker number `worker` (from 0) of `workers`.
+
+    The parts are disjoint while there are enough devices, and start over from the first device after that, so that
+    every worker has the same count. Without any device every part is empty. ValueError: `worker` is not one of
+    `workers`, or one part is more than there is.
+    """
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker {worker} is not one of {workers} workers: allowed are 0 to {workers - 1}")
+    if per_worker < 1:
+        raise ValueError(f"{per_worker} devices for each worker: allowed is 1 or more")
+    if not devices:
+        return ()
+    if per_worker > len(devices):
+        raise ValueError(f"{per_worker} devices for each worker: allowed is at most {len(devices)}, all that there are")
+    return rotate(devices, worker * per_worker)[:per_worker]
+
+
+def _index(entry: str) -> int | None:
+    """The number at the start of `entry`; None where there is none that could be an index."""
+    match = _STRTOUL.match(entry.strip())
+    if match is None:
+        return None
+    # strtoul ends at the largest number it can hold; int() refuses what has some thousand digits.
+    number = int(match.group()[:20])
+    return number if number >= 0 else None
+
+
+def _count(text: str, cards: Sequence[str]) -> list[str]:
+    numbers: list[int] = []
+    for entry in text.split(","):
+        number = _index(entry)
+        if number is None:
+            break
+        if number in numbers:
+            return []
+        numbers.append(number)
+    names: list[str] = []
+    for number in numbers:
+        if number >= len(cards):
+            break
+        names.append(cards[number])
+    return names
+
+
+def _entries(text: str, form: str) -> list[str]:
+    entries: list[str] = []
+    for entry in text.split(","):
+        if entry in entries:
+            return []
+        if not entry.startswith(form):
+            break
+        entries.append(entry)
+    return entries
+
+
+def _pick(entries: Sequence[str], ids: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for entry in entries:
+        matches = [entry] if entry in ids else [name for name in ids if name.startswith(entry)]
+        if len(matches) != 1:
+            break
+        if matches[0] in names:
+            return []
+        names.append(matches[0])
+    return names

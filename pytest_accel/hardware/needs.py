@@ -1,0 +1,107 @@
+"""What a test asks of its devices against what a session has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from pytest_accel.hardware.device import Device, DeviceNeed
+from pytest_accel.hardware.inventory import Inventory, grouped, masked
+from pytest_accel.hardware.units import format_capability, format_memory
+
+
+class _Filter(NamedTuple):
+    asked: str
+    """``>= 40 GiB``."""
+    met: tuple[str, str]
+    """What is said of one device, and of several, that pass: ``has enough memory``, ``have enough memory``."""
+    passes: Callable[[Device], bool]
+
+
+def candidates(need: DeviceNeed, inventory: Inventory) -> tuple[Device, ...]:
+    """The devices that `need` can be met with, in the session's order.
+
+    What a device does not tell (its memory, say) it does not have. A slice (MIG) serves only a need of one device,
+    since CUDA shows a process one slice at most.
+    """
+    if need.kind not in (None, inventory.kind):
+        return ()
+    filters = _filters(need)
+    return tuple(device for device in inventory.devices if all(one.passes(device) for one in filters))
+
+
+def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
+    """Why `inventory` can never meet `need`, in one sentence; None where it can once its devices are free."""
+    able = len(candidates(need, inventory))
+    if able >= need.count:
+        return None
+    kind = need.kind or inventory.kind
+    filters = _filters(need)
+    words = [str(need.count), *([] if kind == "none" else [kind]), "device" if need.count == 1 else "devices"]
+    wishes = [one.asked for one in filters if one.asked]
+    asked = f"needs {' '.join(words)}{' with ' if wishes else ''}{' and '.join(wishes)}"
+    # A device count from another kind's inventory would say nothing about this one.
+    there = inventory.devices if need.kind in (None, inventory.kind) else ()
+    if not there:
+        return f"{asked}; {_nothing(kind, inventory)}"
+
+    def capability(device: Device) -> str:
+        return format_capability(device.capability) if need.capability and device.capability else ""
+
+    text = f"{asked}; there {'is' if len(there) == 1 else 'are'} {len(there)}: {grouped(there, capability)}"
+    met = [(sum(map(one.passes, there)), one.met) for one in filters]
+    short = [(count, said) for count, said in met if count < len(there)]
+    if short:
+        text += ", and " + ", ".join(_tell(count, said) for count, said in short)
+    if len(short) > 1:
+        text += ", " + _tell(able, ("meets all of it", "meet all of it"))
+    if inventory.visible < inventory.present:
+        text += f" ({', '.join(masked(inventory))})"
+    return text
+
+
+def refusal(need: DeviceNeed, kind: str) -> str | None:
+    """Why devices of `kind` cannot be asked for in this way, whatever the machine has; None where they can."""
+    if need.share is not None:
+        part = need.share.fraction if need.share.bytes is None else format_memory(need.share.bytes)
+        return f"share={part} is not available for this kind ({kind}) yet"
+    if need.near is not None:
+        return f"near={need.near!r} is not available for this kind ({kind}) yet"
+    return None
+
+
+def _filters(need: DeviceNeed) -> list[_Filter]:
+    filters: list[_Filter] = []
+    memory, capability, name = need.memory, need.capability, need.name
+    if memory is not None:
+        asked, met = f">= {format_memory(memory)}", ("has enough memory", "have enough memory")
+        filters.append(_Filter(asked, met, lambda device: (device.memory or 0) >= memory))
+    if capability is not None:
+        asked, met = f"capability >= {format_capability(capability)}", ("has the capability", "have the capability")
+        filters.append(_Filter(asked, met, lambda device: (device.capability or ()) >= capability))
+    if name is not None:
+        asked, met = f"name {name}", ("has the name", "have the name")
+        filters.append(_Filter(asked, met, lambda device: fnmatchcase(device.name.lower(), name.lower())))
+    if need.count > 1:
+        alone = "(a process sees one MIG instance at most)"
+        met = (f"is a whole device {alone}", f"are whole devices {alone}")
+        filters.append(_Filter("", met, lambda device: device.parent is None))
+    return filters
+
+
+def _nothing(kind: str, inventory: Inventory) -> str:
+    if kind == "none":
+        return "there is no accelerator in this session"
+    if inventory.present and inventory.kind == kind:
+        return f"there is none to use: {', '.join(masked(inventory))}"
+    if kind == "sim":
+        return "there is none: --accel sim:N makes some"
+    return "there is none"
+
+
+def _tell(count: int, said: tuple[str, str]) -> str:
+    one, several = said
+    if count == 0:
+        return f"none {one}"
+    return f"{count} of them {one if count == 1 else several}"

@@ -1,0 +1,155 @@
+"""Pretend devices, with a mask variable of their own: the whole way of a lease on a machine without accelerators."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pytest_accel.hardware.device import Device, Link, MaskError, Near
+from pytest_accel.hardware.mask import read_simple_mask, write_mask
+from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.units import parse_capability, parse_memory
+
+_MASK = "SIM_VISIBLE_DEVICES"
+
+
+class Sim:
+    """The vendor of kind ``sim``: `count` plain devices, or those of a topology `file` (`read_topology`)."""
+
+    kind = "sim"
+    mask_variables: tuple[str, ...] = (_MASK,)
+    hardware = False
+    honours_order = True
+
+    def __init__(self, count: int = 0, file: Path | None = None) -> None:
+        self.notes: tuple[str, ...] = ()
+        if file is None:
+            self._devices = tuple(Device(kind="sim", id=f"sim-{n}", index=n, name="sim") for n in range(count))
+        else:
+            self._devices = by_pci(read_topology(file))
+
+    def discover(self) -> tuple[Device, ...]:
+        """The devices as configured, in PCI order where they have addresses."""
+        return self._devices
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """What ``SIM_VISIBLE_DEVICES`` (ids or indices) leaves, in its order."""
+        return read_simple_mask(environ.get(_MASK), devices)
+
+    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """By the figures of the topology file."""
+        return by_figures(devices)
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        """The ids."""
+        return {_MASK: write_mask(devices)}
+
+    def torch_device(self, index: int) -> str:
+        """``cpu``: that is where the tensors of pretend devices live."""
+        return "cpu"
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        """MaskError unless `environ` leaves exactly `devices` of what is configured."""
+        seen = self.visible(self._devices, environ)
+        if [device.id for device in seen] != [device.id for device in devices]:
+            value = repr(environ[_MASK]) if _MASK in environ else "unset"
+            raise MaskError(
+                f"the process should see {len(devices)} sim devices ({write_mask(devices) or 'none'}) "
+                f"but sees {len(seen)} ({write_mask(seen) or 'none'}); environment: {_MASK} {value}"
+            )
+
+
+def read_topology(file: Path) -> tuple[Device, ...]:
+    """The devices of a TOML file: a ``[[device]]`` table each, every key optional.
+
+    ``name``, ``memory`` (``"80GiB"`` or bytes), ``capability`` (``"9.0"``), ``numa``, ``pci``, ``speed``, and
+    ``links = [{to = 1, via = "nvlink"}]``, where ``to`` counts the tables from 0; a link holds in both directions.
+    ValueError, naming file, table, key and what is allowed, for all else.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"sim topology {file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"sim topology {file}: is no TOML file: {error}") from None
+    tables = data.get("device")
+    if set(data) != {"device"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+        raise ValueError(f"sim topology {file}: allowed are [[device]] tables, and nothing else")
+    figures = [_figures(f"sim topology {file}, device {index}", table) for index, table in enumerate(tables)]
+    links: list[list[Link]] = [[] for _ in tables]
+    for index, table in enumerate(tables):
+        for to, via in _links(f"sim topology {file}, device {index}", table.get("links", []), index, len(tables)):
+            links[index].append(Link(f"sim-{to}", via))
+            links[to].append(Link(f"sim-{index}", via))
+    return tuple(
+        Device(kind="sim", id=f"sim-{index}", index=index, **{"name": "sim", **own}, links=tuple(dict.fromkeys(ends)))
+        for index, (own, ends) in enumerate(zip(figures, links, strict=True))
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r}: allowed is a string")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r}: allowed is a number")
+    return float(value)
+
+
+def _node(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r}: allowed is a whole number from 0")
+    return value
+
+
+_KEYS: dict[str, Callable[[object], Any]] = {
+    "name": _text,
+    "memory": parse_memory,
+    "capability": parse_capability,
+    "numa": _node,
+    "pci": _text,
+    "speed": _number,
+}
+
+
+def _figures(where: str, table: Mapping[str, object]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for key, value in table.items():
+        if key == "links":
+            continue
+        if key not in _KEYS:
+            raise ValueError(f"{where}: unknown key {key!r}: allowed are {', '.join([*_KEYS, 'links'])}")
+        try:
+            figures[key] = _KEYS[key](value)
+        except ValueError as error:
+            raise ValueError(f"{where}, key {key!r}: {error}") from None
+    if "memory" in figures:
+        figures["memory_free"] = figures["memory"]
+    return figures
+
+
+def _links(where: str, value: Any, index: int, count: int) -> list[tuple[int, Near]]:
+    others = [n for n in range(count) if n != index]
+    links: list[tuple[int, Near]] = []
+    for entry in value if isinstance(value, list) else [value]:
+        whole = isinstance(entry, dict) and set(entry) == {"to", "via"}
+        to: Any = entry["to"] if whole else None
+        via: Any = entry["via"] if whole else None
+        if isinstance(to, bool) or to not in others or via not in get_args(Near):
+            raise ValueError(
+                f"{where}, key 'links': {entry!r}: allowed are {{to = N, via = V}} "
+                f"with N the number of another device ({', '.join(map(str, others)) or 'there is none'}) "
+                f"and V one of {', '.join(get_args(Near))}"
+            )
+        links.append((to, via))
+    return links

@@ -1,0 +1,343 @@
+"""Redirects a marked item's phases to its world, and gives the ranks' merged report in place of the item's own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel import verdict
+from pytest_accel.leases.locks import Holder
+from pytest_accel.markers import Requirement
+from pytest_accel.verdict import RankError, Verdict
+from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, WarningSketch, When
+from pytest_accel.worlds.pool import PoolError
+from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.world import World
+
+if TYPE_CHECKING:
+    from pytest_accel.config import Settings
+    from pytest_accel.worlds.port import Port
+
+
+class MarkedItem:
+    """What the plugin knows of an item with marks, and the phases that stand in for the item's own."""
+
+    def __init__(
+        self, item: pytest.Item, requirement: Requirement, shape: WorldShape, missing: str | None, driver: Driver
+    ) -> None:
+        """`missing` says why the test cannot run on this machine; None: it can."""
+        self.item = item
+        self.requirement = requirement
+        self.shape = shape
+        self.missing = missing
+        self.following: MarkedItem | None = None
+        """The next test of the same shape, as far as the order is known."""
+        self.last = False
+        self.verdicts: dict[str, Verdict] = {}
+        self._driver = driver
+        self._world: World | None = None
+
+    def install(self) -> None:
+        """Put this object's phases in the place of the item's, whatever its class."""
+        for name in ("setup", "runtest", "teardown"):
+            setattr(self.item, name, getattr(self, name))
+
+    @property
+    def node(self) -> NodeRef:
+        return NodeRef(str(self.item.path), tuple(self.item.nodeid.split("::")[1:]))
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """File and line of the test."""
+        path, line, _ = self.item.location
+        return path, (line or 0) + 1
+
+    # In place of the item's own
+
+    def setup(self) -> None:
+        __tracebackhide__ = True
+        self.verdicts.clear()
+        self._world = None
+        if self.missing is not None:
+            if self._driver.settings.strict:
+                pytest.fail(f"{self.missing} (--accel-strict)", pytrace=False)
+            pytest.skip(self.missing)
+        if self._only_shows():
+            return
+        self._world = self._driver.world_for(self)
+        self._world.send(self.node, self.following.node if self.following else None, last=self.last)
+        self._describe()
+        self._phase("setup")
+
+    def runtest(self) -> None:
+        __tracebackhide__ = True
+        if not self._only_shows():
+            self._phase("call")
+
+    def teardown(self) -> None:
+        __tracebackhide__ = True
+        if self._world is None:
+            return
+        try:
+            self._phase("teardown")
+        finally:
+            self._world = None
+
+    def _only_shows(self) -> bool:
+        """--setup-only and --setup-plan run no test, and the driver has no fixtures to show."""
+        option = self.item.config.option
+        return bool(getattr(option, "setuponly", False) or getattr(option, "setupplan", False))
+
+    def _phase(self, when: When) -> None:
+        __tracebackhide__ = True
+        world = self._world
+        assert world is not None
+        timeout = self.requirement.timeout or self._driver.settings.timeout
+        try:
+            outcomes = world.wait(when, timeout)
+        except BaseException as error:  # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
+            stacks = world.stacks() if not isinstance(error, KeyboardInterrupt) else {}
+            for rank, stack in stacks.items():
+                self.item.add_report_section(when, f"stacks [rank {rank}]", stack)
+            self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
+            raise
+        if world.exit_request is not None:
+            request = world.exit_request
+            self._driver.end_world("pytest.exit was called in it")
+            pytest.exit(request.reason, returncode=request.returncode)
+        failed_before = any(earlier.outcome == "failed" for earlier in self.verdicts.values())
+        if when == "teardown" and failed_before:
+            # Ranks that were ended with the world have had their say in the phase that failed.
+            outcomes = tuple(outcome for outcome in outcomes if outcome.report is not None)
+        judged = verdict.judge(when, outcomes, place=self.place, about=self.shape.about, timeout=timeout)
+        if when == "teardown":
+            judged = self._settle(world, judged, failed_before)
+        self.verdicts[when] = judged
+        self._log_subtests(world)
+        _raise(judged)
+
+    def _settle(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
+        """The last phase: what the test left behind in its ranks counts as well."""
+        finished = world.finished()
+        for left in finished.values():
+            for name, value in left.properties.items():
+                self._property(name, value)
+        _replay_warnings(self.item, [warning for left in finished.values() for warning in left.warnings])
+        if judged.outcome != "passed" or failed_before:
+            return judged
+        problems = [left.stale for left in finished.values() if left.stale]
+        mismatch = verdict.compare_collectives(finished)
+        if mismatch is not None:
+            world.harm = world.harm or mismatch
+            problems.insert(0, mismatch)
+        if not problems:
+            return judged
+        message = problems[0].splitlines()[0]
+        longrepr = verdict.failure(message, "\n".join(problems).splitlines(), self.place)
+        return Verdict("failed", message, verdict.RanksDisagree, longrepr, judged.sections)
+
+    def _describe(self) -> None:
+        """What junit and report hooks get to know of the world."""
+        assert self._world is not None
+        spec = self._world.grant.spec
+        if spec.grouped:
+            self._property("accel_ranks", spec.ranks)
+        if spec.devices:
+            self._property("accel_devices", ",".join(device.id for device in spec.devices))
+
+    def _property(self, name: str, value: object) -> None:
+        if (name, value) not in self.item.user_properties:
+            self.item.user_properties.append((name, value))
+
+    def _log_subtests(self, world: World) -> None:
+        """Hand on the ranks' subtest reports: one for all ranks that say the same."""
+        hook = self.item.config.hook
+        seen: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for rank, extra in world.extras:
+            seen.setdefault(repr(extra.report.get("_subtest.context")), []).append((rank, extra.report))
+        world.extras.clear()
+        for reports in seen.values():
+            wrong = [entry for entry in reports if entry[1]["outcome"] == "failed"]
+            rank, data = (wrong or reports)[0]
+            report = hook.pytest_report_from_serializable(config=self.item.config, data=dict(data))
+            if wrong and world.size > 1:
+                report.sections.append(("ranks", f"{verdict.ranks_text([rank for rank, _ in wrong])} failed"))
+            self.item.ihook.pytest_runtest_logreport(report=report)
+
+    def graft(self, report: pytest.TestReport) -> None:
+        """Make the driver's report of a phase say what the ranks have said."""
+        if self.missing is not None and report.when == "setup":
+            report.accel_missing = self.missing  # type: ignore[attr-defined]
+            return
+        judged = self.verdicts.get(report.when)
+        if judged is None:
+            return
+        report.sections.extend(judged.sections)
+        if judged.wasxfail is not None and not report.failed:
+            report.wasxfail = judged.wasxfail  # type: ignore[attr-defined]
+        if judged.longrepr is None or report.passed:
+            return
+        if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
+            report.longrepr = tuple(judged.longrepr)
+        elif isinstance(judged.longrepr, dict) and not isinstance(report.longrepr, str):
+            report.longrepr = self._rebuild(judged.longrepr)
+
+    def _rebuild(self, longrepr: dict[str, Any]) -> Any:
+        data = {
+            "$report_type": "TestReport",
+            "nodeid": self.item.nodeid,
+            "location": self.item.location,
+            "keywords": {},
+            "outcome": "failed",
+            "longrepr": longrepr,
+            "when": "call",
+        }
+        config = self.item.config
+        return config.hook.pytest_report_from_serializable(config=config, data=data).longrepr
+
+
+class Driver:
+    """Runs the marked items of one pytest process, one at a time, and keeps its world from test to test."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, port: Port) -> None:
+        self.config = config
+        self.settings = settings
+        self._port = port
+        self._world: World | None = None
+        self._shape: WorldShape | None = None
+        self._error: BaseException | None = None
+
+    def prepare(self, marked: MarkedItem) -> None:
+        """Wait for the test's world before its phases begin, so that no other plugin's clock counts the waiting."""
+        if marked.missing is None:
+            try:
+                self._have(marked)
+            except (Exception, pytest.fail.Exception) as error:
+                self._error = error  # To be raised in the setup phase, where it is this test's error.
+
+    def world_for(self, marked: MarkedItem) -> World:
+        """The world that the test's phases run in; a new one where the last has been harmed, as in a rerun."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._have(marked)
+
+    def _have(self, marked: MarkedItem) -> World:
+        world = self._world
+        if world is not None and (self._shape != marked.shape or not world.alive or world.harm is not None):
+            self._close()
+            world = None
+        if world is None:
+            holder = Holder.here(marked.item.nodeid)
+            try:
+                grant = self._port.acquire(marked.shape, holder, self.settings.wait)
+            except PoolError as error:
+                pytest.fail(str(error), pytrace=False)
+            world = self._world = World(grant, self._port)
+            self._shape = marked.shape
+            unready = world.start()
+            if unready:
+                judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
+                self._close()
+                pytest.fail(verdict.plain_text(judged), pytrace=False)
+        return world
+
+    def after(self, following: MarkedItem | None) -> None:
+        """Keep the world if the very next test wants the same and nobody else waits, else give it back."""
+        self._error = None
+        world = self._world
+        if world is None:
+            return
+        keep = (
+            following is not None
+            and following.missing is None
+            and following.shape == self._shape
+            and not following.shape.fresh
+        )
+        if not keep or world.harm is not None or self._port.wanted(world.number):
+            self._close()
+
+    def end_world(self, reason: str) -> None:
+        """Have the world killed."""
+        if self._world is not None:
+            self._world.harm = self._world.harm or reason
+            self._close()
+
+    def close(self) -> None:
+        """The last test has run."""
+        self._close()
+
+    def _close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+
+def _raise(judged: Verdict) -> None:
+    __tracebackhide__ = True
+    if judged.outcome == "passed":
+        return
+    if judged.outcome == "skipped":
+        pytest.skip(judged.message)
+    if judged.outcome == "xfailed":
+        pytest.xfail(judged.message.removeprefix("reason: "))
+    if isinstance(judged.error, ExceptionSketch):
+        raise stand_in(judged.error)
+    raise (judged.error or RankError)(judged.message)
+
+
+def stand_in(sketch: ExceptionSketch) -> BaseException:
+    """An exception of the type that was raised in a rank, as far as this process has it, with the same text.
+
+    Marks (``xfail(raises=...)``) and plugins (reruns by exception) look at the type's name and bases and the text; the
+    object itself may not pickle, or only where it was raised.
+    """
+    kind: Any = sys.modules.get(sketch.module)
+    for name in sketch.qualname.split("."):
+        kind = getattr(kind, name, None)
+    base = kind if isinstance(kind, type) and issubclass(kind, Exception) else RankError
+    text = sketch.text
+
+    class StandIn(base):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            Exception.__init__(self, text)
+
+        def __str__(self) -> str:
+            return text
+
+    StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = (
+        sketch.qualname.rpartition(".")[2],
+        sketch.qualname,
+        sketch.module,
+    )
+    error: BaseException
+    try:
+        error = StandIn()
+    except Exception:
+        error = RankError(text)
+    if sketch.cause is not None:
+        error.__cause__ = stand_in(sketch.cause)
+    return error
+
+
+def _replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> None:
+    """Warnings of the ranks, each once, as if the driver had seen them."""
+    for sketch in dict.fromkeys(sketches):
+        category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
+        if not (isinstance(category, type) and issubclass(category, Warning)):
+            category = UserWarning
+        message = warnings.WarningMessage(
+            category(sketch.message), category, sketch.filename, sketch.lineno
+        )
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": message,
+                "when": "runtest",
+                "nodeid": item.nodeid,
+                "location": sketch.location,
+            }
+        )

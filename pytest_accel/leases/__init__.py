@@ -1,0 +1,1 @@
+"""Who may use what: the policy, the broker that applies it, the locks between sessions."""

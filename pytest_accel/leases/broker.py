@@ -1,0 +1,339 @@
+"""The one place in a session that grants leases: applies the policy, holds the locks, tells who waits.
+
+Between sessions the rule is the policy's: first come, first served. A request that waits for a device which another
+session has makes its wish known in the lock folder with the time of its arrival, and no session takes a device for
+a request that arrived after somebody else's wish for that device. So a busy session cannot keep a device to itself
+by taking it again each time it gives it back, and two that wait for several devices each do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
+
+if TYPE_CHECKING:
+    from pytest_accel.leases.locks import DeviceLocks, Holder
+
+_EAGER = 0.002
+_EAGER_FOR = 1.0
+_PATIENT = 0.020
+_LOOK = 0.100
+_LOOK_AGAIN = 0.025
+_LINGER = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to use `devices`, and to run `slots` ranks on the CPU, until given back."""
+
+    id: int
+    devices: tuple[str, ...]
+    """In the session's order."""
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: Request
+    holder: Holder
+    since: float
+    on_grant: Callable[[Lease], None]
+    on_failure: Callable[[Exception], None] | None
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    holder: Holder
+    told: bool = False
+    """Whether it has been said that somebody waits for this lease."""
+
+
+class Broker:
+    """Grants leases on `devices` and on `slots` CPU rank slots. Thread-safe; no method waits for a lease.
+
+    Callbacks run in the thread whose call made them due, or in the broker's own, never with its lock held; they may
+    call the broker, must be short and must not raise.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], slots: int, locks: DeviceLocks | None, on_wanted: Callable[[int], None]
+    ) -> None:
+        """`devices` are in the session's order. `locks` None: no other session is asked.
+
+        ``on_wanted(lease_id)`` is called once a lease when somebody, here or in another session, waits for something
+        that it holds: a holder that keeps it for later use gives it back, one that is at work goes on.
+        """
+        self._devices = tuple(devices)
+        self._slots = slots
+        self._locks = locks
+        self._on_wanted = on_wanted
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._free_slots = slots
+        self._waiting: dict[int, _Waiting] = {}
+        self._held: dict[int, _Held] = {}
+        self._owner: dict[str, int] = {}
+        self._foreign: set[str] = set()
+        self._last_id = 0
+        self._last_since = 0.0
+        self._thread: threading.Thread | None = None
+        self._last_change = 0.0
+        self._nap = 0.0
+        self._closed = False
+
+    def submit(
+        self,
+        candidates: Sequence[str],
+        count: int,
+        holder: Holder,
+        on_grant: Callable[[Lease], None],
+        *,
+        slots: int = 0,
+        prefer: Sequence[str] = (),
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> int:
+        """Ask for `count` of the devices `candidates` and for `slots` slots; the request's id.
+
+        ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
+        ``on_failure(error)`` is called in its place where the lock folder cannot be used; without it the
+        :class:`~pytest_accel.leases.locks.LockFolderError` is raised in the thread that meets it. Raises ValueError
+        for a request that could never be granted, RuntimeError when the broker is closed.
+        """
+        self._check(candidates, count, slots)
+        chosen = set(candidates)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the broker is closed: no lease can be asked for any more")
+            self._last_id += 1
+            self._last_since = max(time.time(), math.nextafter(self._last_since, math.inf))
+            request = Request(
+                self._last_id, tuple(name for name in self._devices if name in chosen), count, slots, tuple(prefer)
+            )
+            if not self._waiting:
+                # Nobody has looked at these since the last request went.
+                self._foreign.clear()
+            self._waiting[request.id] = _Waiting(request, holder, self._last_since, on_grant, on_failure)
+            calls = self._settle()
+        self._deliver(calls)
+        return request.id
+
+    def cancel(self, request_id: int) -> bool:
+        """Withdraw a request; False if it is not waiting (any more), because it was granted, failed or cancelled."""
+        with self._lock:
+            if self._waiting.pop(request_id, None) is None:
+                return False
+            calls = self._settle()
+        self._deliver(calls)
+        return True
+
+    def release(self, lease_id: int) -> None:
+        """Give a lease back. Once is enough and twice does no harm: a crash and an orderly end may both do it."""
+        with self._lock:
+            held = self._held.pop(lease_id, None)
+            if held is None:
+                return
+            self._free_slots += held.lease.slots
+            for device in held.lease.devices:
+                del self._owner[device]
+                if self._locks is not None:
+                    self._locks.release(device)
+            calls = self._settle()
+        self._deliver(calls)
+
+    def describe(
+        self, lease_id: int, *, processes: Sequence[tuple[int, float]] | None = None, test: str | None = None
+    ) -> None:
+        """Tell other sessions what a lease is used for; nothing happens if it has been given back.
+
+        `processes` are those that use its devices (pid and creation time): as long as one of them is alive, whatever
+        becomes of this session, nobody else gets the devices.
+        """
+        with self._lock:
+            held = self._held.get(lease_id)
+            if held is None:
+                return
+            if processes is not None:
+                held.holder = replace(held.holder, processes=tuple(processes))
+            if test is not None:
+                held.holder = replace(held.holder, test=test)
+            if self._locks is not None:
+                for device in held.lease.devices:
+                    self._locks.update(device, held.holder)
+
+    def close(self) -> None:
+        """Give every lease back and forget every request, without a callback."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            self._held.clear()
+            self._owner.clear()
+            self._free_slots = self._slots
+            if self._locks is not None:
+                self._locks.close()
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            # A callback that waits for the caller of close() must not keep it here.
+            thread.join(2.0)
+
+    def _check(self, candidates: Sequence[str], count: int, slots: int) -> None:
+        unknown = [name for name in candidates if name not in self._devices]
+        if unknown:
+            raise ValueError(f"candidates {unknown} are not among the session's devices {list(self._devices)}")
+        if not 0 <= count <= len(set(candidates)):
+            raise ValueError(f"count={count}: must be from 0 to the number of candidates, {len(set(candidates))}")
+        if not 0 <= slots <= self._slots:
+            raise ValueError(f"slots={slots}: must be from 0 to the session's {self._slots}")
+        if not count and not slots:
+            raise ValueError("count=0 and slots=0: one of them must be at least 1")
+
+    def _requests(self) -> list[Request]:
+        return [waiting.request for waiting in self._waiting.values()]
+
+    def _free(self) -> list[str]:
+        return [name for name in self._devices if name not in self._owner and name not in self._foreign]
+
+    def _settle(self) -> list[Callable[[], None]]:
+        """What follows from a change, with the lock held; returns the calls that are then due without it."""
+        calls = self._grant()
+        self._last_change = time.monotonic()
+        if self._locks is not None:
+            sought = bool(self._sought())
+            if (sought or self._owner) and self._thread is None:
+                self._thread = threading.Thread(target=self._run, args=(self._locks,), name="accel-broker", daemon=True)
+                self._thread.start()
+            elif sought and self._nap > _EAGER:
+                self._changed.notify()
+        return calls
+
+    def _grant(self) -> list[Callable[[], None]]:
+        calls: list[Callable[[], None]] = []
+        rivals: dict[str, float] | None = None
+        settled = False
+        while self._waiting and not settled:
+            settled = True
+            for grant in decide(self._requests(), self._free(), self._free_slots):
+                waiting = self._waiting[grant.request]
+                holder = replace(waiting.holder, since=time.time())
+                if grant.devices and self._locks is not None:
+                    rivals = self._locks.rivals() if rivals is None else rivals
+                    try:
+                        refused = _take(self._locks, grant.devices, holder, rivals, waiting.since)
+                    except Exception as error:
+                        del self._waiting[grant.request]
+                        calls.append(partial(waiting.on_failure or _fail, error))
+                        settled = False
+                        break
+                    if refused is not None:
+                        self._foreign.add(refused)
+                        settled = False
+                        break
+                calls.append(self._give(grant, holder))
+        return calls
+
+    def _give(self, grant: Grant, holder: Holder) -> Callable[[], None]:
+        waiting = self._waiting.pop(grant.request)
+        self._last_id += 1
+        lease = Lease(self._last_id, grant.devices, grant.slots)
+        self._held[lease.id] = _Held(lease, holder)
+        self._owner.update(dict.fromkeys(grant.devices, lease.id))
+        self._free_slots -= grant.slots
+        return partial(waiting.on_grant, lease)
+
+    def _deliver(self, calls: Sequence[Callable[[], None]]) -> None:
+        # One that raises against the rules must not cost the others their lease.
+        with ExitStack() as stack:
+            for call in reversed(calls):
+                stack.callback(call)
+        # One after the other: what the first gives back may be all that was wanted.
+        while (lease := self._next_wanted()) is not None:
+            self._on_wanted(lease)
+
+    def _next_wanted(self) -> int | None:
+        with self._lock:
+            if not self._waiting:
+                return None
+            slots = {lease: held.lease.slots for lease, held in self._held.items()}
+            asked = wanted(self._requests(), self._free(), self._free_slots, self._owner, slots)
+            lease = min((lease for lease in asked if not self._held[lease].told), default=None)
+            if lease is not None:
+                self._held[lease].told = True
+            return lease
+
+    def _sought(self) -> dict[str, float]:
+        """The candidates of the requests that another session keeps waiting, and since when they wait."""
+        since: dict[str, float] = {}
+        if self._foreign and self._waiting:
+            for shortage in shortages(self._requests(), self._free(), self._free_slots):
+                if shortage.devices and not self._foreign.isdisjoint(shortage.request.candidates):
+                    for device in shortage.request.candidates:
+                        since.setdefault(device, self._waiting[shortage.request.id].since)
+        return since
+
+    def _run(self, locks: DeviceLocks) -> None:
+        """The thread: asks for devices that other sessions have, and listens for the wishes of other sessions."""
+        needed = look = time.monotonic()
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                sought = self._sought()
+                if sought or self._owner:
+                    needed = now
+                if self._closed or now - needed > _LINGER:
+                    self._thread = None
+                    return
+                calls: list[Callable[[], None]] = []
+                if sought:
+                    self._foreign.clear()
+                    calls = self._grant()
+                    sought = self._sought()
+                # A wish that cannot be written costs the place in the queue between sessions, not the device.
+                with suppress(Exception):
+                    locks.want(sought)
+                if now >= look:
+                    lease = self._wanted_elsewhere(locks)
+                    look = now + (_LOOK if lease is None else _LOOK_AGAIN)
+                    if lease is not None:
+                        calls.append(partial(self._on_wanted, lease))
+                if not calls:
+                    eager = now - self._last_change < _EAGER_FOR
+                    self._nap = (_EAGER if eager else _PATIENT) if sought else look - now
+                    self._changed.wait(self._nap)
+            try:
+                self._deliver(calls)
+            except Exception as error:
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+
+    def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
+        # One at a time: it may be enough for whoever waits, and what is kept warm on the others stays.
+        untold = {device: lease for device, lease in self._owner.items() if not self._held[lease].told}
+        lease = min((untold[device] for device in locks.rivals() if device in untold), default=None) if untold else None
+        if lease is not None:
+            self._held[lease].told = True
+        return lease
+
+
+def _take(
+    locks: DeviceLocks, devices: Sequence[str], holder: Holder, rivals: Mapping[str, float], since: float
+) -> str | None:
+    """Lock all of `devices`, or none; returns the one that cannot be had."""
+    with ExitStack() as undo:
+        for device in devices:
+            if rivals.get(device, math.inf) < since or not locks.try_acquire(device, holder):
+                return device
+            undo.callback(locks.release, device)
+        undo.pop_all()
+    return None
+
+
+def _fail(error: Exception) -> None:
+    raise error

@@ -1,0 +1,129 @@
+"""The pytest hooks, in the order in which pytest calls them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel import config as options
+from pytest_accel import preload
+from pytest_accel.fixtures import (
+    accel,
+    accel_world_size,
+    device,
+    device_mesh,
+    devices,
+    dist_store,
+    gather,
+    local_rank,
+    process_group,
+    rank,
+    shared_tmp_path,
+    world_size,
+)
+from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
+from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
+from pytest_accel.stash import MARKED, RANK, SESSION
+
+__all__ = [
+    "accel",
+    "accel_world_size",
+    "device",
+    "device_mesh",
+    "devices",
+    "dist_store",
+    "gather",
+    "local_rank",
+    "process_group",
+    "rank",
+    "shared_tmp_path",
+    "world_size",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in MARKER_LINES:
+        config.addinivalue_line("markers", line)
+    config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
+    if RANK in config.stash:
+        return
+    session = config.stash[SESSION] = AccelSession(config, options.settings(config))
+    config.pluginmanager.register(CollectionHooks(session), "accel-collection")
+    if not session.is_worker:
+        from pytest_accel import report
+
+        config.pluginmanager.register(report.ReportHooks(session), "accel-report")
+        if config.pluginmanager.hasplugin("xdist"):
+            from pytest_accel.distribution import XdistHooks
+
+            config.pluginmanager.register(XdistHooks(session), "accel-xdist")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        session.close(politely=False)  # What an orderly end has left: nothing, unless there was none.
+
+
+class ParametrizeHooks:
+    """Turns a list of world sizes into one test for each."""
+
+    def __init__(self) -> None:
+        self._finder = MarkFinder()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        mark = self._finder.find(metafunc.definition).distributed
+        if mark is None:
+            return
+        try:
+            sizes = world_sizes(mark)
+        except MarkError:
+            return  # Every wrong mark is reported when collection has ended, all at once.
+        if sizes is not None:
+            metafunc.fixturenames.append(WORLD_SIZE_PARAMETER)
+            ids = [f"world_size={size}" for size in sizes]
+            metafunc.parametrize(WORLD_SIZE_PARAMETER, sizes, ids=ids, indirect=True)
+
+
+class CollectionHooks:
+    """Finds the marked items of this process. Those that run them are registered only where there are some."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._auto = "auto" in session.settings.preload
+        self._modules = set(sys.modules)
+
+    def pytest_collect_file(self, file_path: Path) -> None:
+        config = self._session.config
+        if file_path.suffix == ".py" and not config.option.collectonly and preload.has_marks(file_path):
+            self._session.port.warm()
+            self._preload(preload.imports_of(file_path))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> Generator[None, Any, Any]:
+        result = yield
+        marked = self._session.adopt(items)
+        if marked and not config.option.collectonly:
+            self._preload({name.partition(".")[0] for name in set(sys.modules) - self._modules})
+            from pytest_accel.running import RunningHooks
+
+            if not config.pluginmanager.has_plugin("accel-running"):
+                config.pluginmanager.register(RunningHooks(self._session), "accel-running")
+        return result
+
+    def _preload(self, names: set[str]) -> None:
+        if self._auto and names:
+            modules = preload.worth_preloading(names, self._session.config.rootpath)
+            if modules:
+                self._session.port.preload(modules)

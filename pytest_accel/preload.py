@@ -1,0 +1,67 @@
+"""What the fork server should import ahead of the ranks: seen in the test files and in what collection imports."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+_MARKS = re.compile(rb"\bmark\s*\.\s*(?:distributed|devices)\b")
+_IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+
+
+def has_marks(path: Path) -> bool:
+    """Whether a test file speaks of our marks: a guess by its text, before anything of it is imported."""
+    try:
+        return _MARKS.search(path.read_bytes()) is not None
+    except OSError:
+        return False  # Collecting it will say so.
+
+
+def imports_of(path: Path) -> set[str]:
+    """The packages that a test file's import statements name."""
+    try:
+        return set(_IMPORTS.findall(path.read_text(encoding="utf-8", errors="replace")))
+    except OSError:
+        return set()
+
+
+def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
+    """Those of `names` that are installed packages: not the standard library, nor the project's own files.
+
+    Packages that hold pytest plugins are left out, because pytest rewrites their asserts when a rank loads them.
+    """
+    plugins = _plugin_packages()
+    return tuple(
+        sorted(
+            name
+            for name in set(names)
+            if name not in sys.stdlib_module_names
+            and name not in plugins
+            and not name.startswith("_")
+            and _is_installed(name, rootpath)
+        )
+    )
+
+
+def _plugin_packages() -> set[str]:
+    entries = metadata.entry_points(group="pytest11")
+    return {entry.value.partition(":")[0].partition(".")[0] for entry in entries}
+
+
+def _is_installed(name: str, rootpath: Path) -> bool:
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        try:
+            from importlib.util import find_spec
+
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return False
+    origin = getattr(spec, "origin", None)
+    if origin is None or not Path(origin).is_absolute():
+        return False
+    return "site-packages" in origin or "dist-packages" in origin or rootpath not in Path(origin).parents

@@ -1,0 +1,77 @@
+"""What the person at the terminal is told of the session: header, requirements, census of skips, complaints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pytest_accel.session import AccelSession
+
+
+class ReportHooks:
+    """In the controller only."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        """Nothing before pytest's own; --accel-info is handled in the session, once it is configured."""
+
+    def pytest_report_header(self) -> str:
+        from pytest_accel.hardware.inventory import describe
+
+        return describe(self._session.machine.session)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        for kind, count in self._session.settings.require:
+            found = self._session.machine.of(kind).devices
+            if len(found) < count:
+                there = ", ".join(device.name for device in found) or "none"
+                pytest.exit(
+                    f"--accel-require {kind}:{count}: {len(found)} {kind} device(s) here ({there})", returncode=1
+                )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        if not self._session.settings.info:
+            return None
+        from pytest_accel.info import table
+
+        terminal = session.config.pluginmanager.getplugin("terminalreporter")
+        terminal.write_line(table(self._session.machine))
+        session.items = []
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        self._session.close(politely=not interrupted)
+        if self._session.settings.info and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            session.exitstatus = pytest.ExitCode.OK
+        elif self._session.complaints and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        missing = Counter(
+            report.accel_missing
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            if hasattr(report, "accel_missing")
+        )
+        if missing:
+            word = "failed" if self._session.settings.strict else "skipped"
+            total = sum(missing.values())
+            terminalreporter.section(f"accel: {total} {word} for missing hardware", sep="-")
+            for reason, count in missing.most_common():
+                terminalreporter.write_line(f"{count:>5}  {reason}")
+        if self._session.complaints:
+            terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
+            for text in self._session.complaints:
+                terminalreporter.write_line(text)
+        if config.get_verbosity() > 0:
+            for note in self._session.notes:
+                terminalreporter.write_line(f"accel: {note}")

@@ -1,0 +1,91 @@
+"""The hooks around the tests themselves, registered only where there are marked ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_accel.items import MarkedItem
+from pytest_accel.session import AccelSession
+from pytest_accel.stash import MARKED
+from pytest_accel.worlds.shape import WorldShape
+
+
+class RunningHooks:
+    """Brings each marked item its world, and its report the ranks' words."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._driver = session.driver
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if not self._session.is_worker:
+            _link(session.items)
+        _refuse_debugger(session)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        marked = item.stash.get(MARKED, None)
+        if marked is None:
+            return (yield)
+        following = nextitem.stash.get(MARKED, None) if nextitem is not None else None
+        if self._session.is_worker:
+            # Only the next test is known, and other workers' tests may come between it and a later one.
+            same = following is not None and following.missing is None and following.shape == marked.shape
+            marked.following = following if same else None
+        if not any(item.iter_markers("skip")):
+            self._driver.prepare(marked)
+        try:
+            return (yield)
+        finally:
+            self._driver.after(following)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        marked = item.stash.get(MARKED, None)
+        if marked is not None:
+            marked.graft(report)
+            if item.config.option.capture == "no":
+                _show(report)
+        return report
+
+
+def _link(items: list[pytest.Item]) -> None:
+    """Tell each test which one comes next in a world of its shape."""
+    later: dict[WorldShape, MarkedItem] = {}
+    for item in reversed(items):
+        marked = item.stash.get(MARKED, None)
+        if marked is None or marked.missing is not None:
+            continue
+        marked.following = None if marked.shape.fresh else later.get(marked.shape)
+        marked.last = marked.following is None
+        later[marked.shape] = marked
+
+
+def _refuse_debugger(session: pytest.Session) -> None:
+    option = session.config.option
+    marked = [item.nodeid for item in session.items if item.stash.get(MARKED, None) is not None]
+    for name in ("usepdb", "trace"):
+        if marked and getattr(option, name, False):
+            flag = "--pdb" if name == "usepdb" else "--trace"
+            raise pytest.UsageError(
+                f"{flag} has no terminal in the ranks that run {marked[0]}"
+                f"{f' and {len(marked) - 1} more tests' if len(marked) > 1 else ''}; "
+                "deselect them (-m 'not devices and not distributed'), or run them without it"
+            )
+
+
+def _show(report: pytest.TestReport) -> None:
+    """Under -s a rank's output is shown when its phase has ended, since its terminal is not this one."""
+    done: Any = getattr(report, "_accel_shown", 0)
+    for name, text in report.sections[done:]:
+        sys.stdout.write(f"\n--- {name} ---\n{text}")

@@ -1,0 +1,222 @@
+"""What one pytest process keeps of the plugin: settings, machine, the way to the pool, the driver of its items."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel import markers
+from pytest_accel.config import Settings
+from pytest_accel.markers import MarkError, MarkFinder
+from pytest_accel.stash import MARKED
+
+if TYPE_CHECKING:
+    from pytest_accel.hardware.inventory import Machine
+    from pytest_accel.items import Driver, MarkedItem
+    from pytest_accel.worlds.pool import Pool
+    from pytest_accel.worlds.port import Port
+
+WORLD_SIZE_PARAMETER = "accel_world_size"
+"""The parameter over which a list of world sizes parametrizes a test."""
+
+
+class AccelSession:
+    """Everything is made when it is first asked for: a session without marks makes nothing."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self._pool: Pool | None = None
+        self._port: Port | None = None
+        self._driver: Driver | None = None
+        self.usage_error: str | None = None
+        """Set from a worker's channel: the tests ask for what cannot be."""
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process is an xdist worker."""
+        return hasattr(self.config, "workerinput")
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What the machine has; :class:`pytest.UsageError` for options that do not fit it."""
+        from pytest_accel.hardware.inventory import Machine, parse_kind
+        from pytest_accel.hardware.order import parse_order
+
+        if self.is_worker:
+            machine: Machine = pickle.loads(self.config.workerinput["accel_machine"])
+            return machine
+        settings = self.settings
+        try:
+            order = parse_order(settings.order) if settings.order else None
+            machine = Machine(parse_kind(settings.accel), settings.devices, order)
+            _ = machine.session
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        return machine
+
+    @property
+    def pool(self) -> Pool:
+        """The session's pool; only in the controller."""
+        if self._pool is None:
+            from pytest_accel.worlds.pool import Pool
+
+            self._pool = Pool(self.machine, _session_spec(self.config, self.settings), cpu_slots(), _on_wanted)
+        return self._pool
+
+    @property
+    def port(self) -> Port:
+        """This process's way to the pool."""
+        if self._port is None:
+            from pytest_accel.worlds.port import LocalPort, RemotePort
+
+            if self.is_worker:
+                self._port = RemotePort(self.config.workerinput["accel_channel"])
+            else:
+                self._port = LocalPort(self.pool)
+        return self._port
+
+    @property
+    def driver(self) -> Driver:
+        """Runs this process's marked items."""
+        if self._driver is None:
+            from pytest_accel.items import Driver
+
+            self._driver = Driver(self.config, self.settings, self.port)
+        return self._driver
+
+    @property
+    def session_kind(self) -> str | None:
+        """The kind of the session's devices; None where it has none."""
+        inventory = self.machine.session
+        return inventory.kind if inventory.devices else None
+
+    def adopt(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
+        """Redirect every marked item; :class:`pytest.UsageError` (or the controller's) for marks that are wrong."""
+        finder, adopted, errors = MarkFinder(), [], []
+        for item in items:
+            marks = finder.find(item)
+            if marks.devices is None and marks.distributed is None:
+                continue
+            try:
+                adopted.append(self._adopt(item, marks))
+            except MarkError as error:
+                errors.append(f"{item.nodeid}: {error}")
+        if errors:
+            self.port.usage_error("\n".join(errors))
+        return adopted
+
+    def _adopt(self, item: pytest.Item, marks: markers.Marks) -> MarkedItem:
+        from pytest_accel.items import MarkedItem
+        from pytest_accel.worlds.shape import shape_of
+
+        callspec = getattr(item, "callspec", None)
+        params = callspec.params if callspec is not None else {}
+        size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
+        requirement = markers.requirement(marks, size)
+        assert requirement is not None
+        shape = shape_of(requirement, self.session_kind, fresh=self.settings.fresh)
+        marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
+        marked.install()
+        item.stash[MARKED] = marked
+        return marked
+
+    def _missing(self, shape: object) -> str | None:
+        """Why the machine can never serve `shape`; :class:`MarkError` for what no machine of the kind could."""
+        from pytest_accel.hardware.needs import refusal, shortfall
+        from pytest_accel.worlds.shape import WorldShape
+
+        assert isinstance(shape, WorldShape)
+        if shape.need is None:
+            return None
+        if shape.kind == "none":
+            refused = refusal(shape.need, "cuda")
+            if refused is not None:
+                raise MarkError(refused)
+            return shortfall(shape.need, self.machine.session)
+        refused = refusal(shape.need, shape.kind)
+        if refused is not None:
+            raise MarkError(refused)
+        return shortfall(shape.need, self.machine.of(shape.kind))
+
+    def close(self, *, politely: bool) -> None:
+        """Give everything back; in the controller, end every process."""
+        if self._driver is not None:
+            self._driver.close()
+        if self._pool is not None:
+            self._pool.close(politely=politely)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What went wrong outside of any test."""
+        return self._pool.complaints if self._pool is not None else []
+
+    @property
+    def notes(self) -> list[str]:
+        """What ``-v`` shows of the fork server."""
+        return self._pool.notes if self._pool is not None else []
+
+
+def _on_wanted(driver: object, world: int) -> None:
+    from pytest_accel.worlds.port import LocalPort, PoolService
+
+    assert isinstance(driver, (LocalPort, PoolService))
+    driver.on_wanted(world)
+
+
+def cpu_slots() -> int:
+    """How many ranks may run on the CPU at once: the allowed cores, by affinity and cgroup quota."""
+    from pytest_accel.hardware.cpu import affinity, cpu_quota
+
+    quota = cpu_quota(Path("/"))
+    cores = len(affinity())
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
+
+
+def _session_spec(config: pytest.Config, settings: Settings):  # type: ignore[no-untyped-def]
+    from pytest_accel.shims import base_temporary_directory
+    from pytest_accel.worlds.messages import SessionSpec
+
+    option = config.option
+    args = [str(argument) for argument in config.invocation_params.args]
+    if getattr(option, "capture", None) == "no":
+        args.append("--capture=fd")  # The driver prints what the ranks have captured.
+    if hasattr(option, "no_cov"):
+        args.append("--no-cov")
+    if isinstance(seed := getattr(option, "randomly_seed", None), int):
+        args.append(f"--randomly-seed={seed}")
+    directory = _private_directory()
+    basetemp = base_temporary_directory(config)
+    return SessionSpec(
+        args=tuple(args),
+        invocation_dir=str(config.invocation_params.dir),
+        sys_path=tuple(sys.path),
+        directory=directory,
+        basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
+        preload=tuple(name for name in settings.preload if name != "auto"),
+        markers=tuple(config.getini("markers")),
+        seed=random.SystemRandom().randrange(1 << 32),
+    )
+
+
+_LONGEST_DIRECTORY = 80
+"""Characters: a socket's path has at most 104 on macOS and 108 on Linux (unix(7))."""
+
+
+def _private_directory() -> str:
+    directory = tempfile.mkdtemp(prefix="accel-")
+    if len(directory) <= _LONGEST_DIRECTORY:
+        return directory
+    shutil.rmtree(directory)
+    return tempfile.mkdtemp(prefix="accel-", dir="/tmp")

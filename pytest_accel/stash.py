@@ -1,0 +1,19 @@
+"""Where the plugin keeps its things on pytest's objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_accel.items import MarkedItem
+    from pytest_accel.session import AccelSession
+    from pytest_accel.worlds.rank import RankContext
+
+SESSION = pytest.StashKey["AccelSession"]()
+"""On the config of a driver or controller."""
+RANK = pytest.StashKey["RankContext"]()
+"""On the config of a rank."""
+MARKED = pytest.StashKey["MarkedItem"]()
+"""On an item that runs in a world."""

@@ -1,0 +1,73 @@
+"""What can be learnt of a rank that died or does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+_LAST_OUTPUT = 8_000
+
+
+def describe_exit(status: int | None) -> str:
+    """An exit status in words: the signal's name, or what was passed to ``exit``."""
+    if status is None:
+        return "exit status unknown"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
+    """The end of a log, at most `limit` characters; empty where there is none."""
+    try:
+        text = Path(path).read_bytes()[-limit:].decode(errors="replace")
+    except OSError:
+        return ""
+    return text.strip("\n")
+
+
+def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, patience: float = 1.0) -> dict[int, str]:
+    """The Python stacks of all threads of the processes `pids`, by rank; empty text for one that did not answer.
+
+    The handler is faulthandler's, written in C: it needs no GIL, so it answers out of a native call that holds it.
+    """
+    before = {rank: _size(path) for rank, path in paths.items()}
+    for pid in pids.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, stack_signal)
+    deadline = time.monotonic() + patience
+    sizes = dict(before)
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = {rank: _size(path) for rank, path in paths.items()}
+        if now == sizes and all(now[rank] > before[rank] for rank in now):
+            break
+        sizes = now
+    stacks = {}
+    for rank, path in paths.items():
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            file.seek(before[rank])
+            stacks[rank] = file.read().decode(errors="replace").strip("\n")
+    return stacks
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def where(stack: str) -> str:
+    """The innermost frame of a stack's main thread that is not torch's, for a one-line account; else empty."""
+    frames = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    for frame in frames:
+        if "/site-packages/" not in frame and "/lib/python" not in frame:
+            return frame.replace('File "', "").replace('", line ', ":", 1)
+    return ""

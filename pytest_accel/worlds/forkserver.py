@@ -1,0 +1,356 @@
+"""The process that ranks are forked from.
+
+It has torch and pytest imported, one thread and no device runtime, so that a rank costs a fork. It is the subreaper of
+everything that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER), and when the controller goes away, however it goes,
+it kills what is left and removes the session's folder.
+
+`multiprocessing`'s own fork server is one a process and belongs to the code under test, which may set its preload or
+use it inside a rank; it also forks one process a request and warns of every orphan that it adopts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+
+import psutil
+
+from pytest_accel.worlds import linux
+from pytest_accel.worlds.messages import (
+    KillWorld,
+    Preload,
+    RankExited,
+    ServerNote,
+    SessionSpec,
+    StartFailed,
+    StartWorld,
+    WorldSpec,
+    WorldStarted,
+)
+
+PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
+_UNFIT = 3
+"""Exit status by which a preloading server says that ranks must not be forked from it."""
+
+
+def socket_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank listens for its driver."""
+    return os.path.join(directory, f"w{world}r{rank}.sock")
+
+
+def log_path(directory: str, world: int, rank: int) -> str:
+    """What a rank wrote to file descriptors 1 and 2 outside of pytest's capture."""
+    return os.path.join(directory, f"w{world}r{rank}.log")
+
+
+def stack_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank's fault handler writes its stacks."""
+    return os.path.join(directory, f"w{world}r{rank}.stack")
+
+
+@dataclass(slots=True)
+class _Running:
+    """The ranks of a world that have not been reaped."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    """Rank by process id."""
+    deadline: float | None = None
+
+
+class _Server:
+    def __init__(self, connection: Connection, spec: SessionSpec) -> None:
+        self.connection = connection
+        self.spec = spec
+        self.worlds: dict[int, _Running] = {}
+        self.preloading = False
+        self._plugins_loaded = False
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def catch_signals(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the controller is gone."""
+        self.catch_signals()
+        self._preload(())
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while True:
+                selector.select(self._patience())
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._reap()
+                self._kill_overdue()
+                while self.connection.poll():
+                    try:
+                        message = self.connection.recv()
+                    except (EOFError, OSError):
+                        return
+                    self._obey(message)
+
+    def _patience(self) -> float | None:
+        deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _obey(self, message: object) -> None:
+        if isinstance(message, StartWorld):
+            self._start(message.spec)
+        elif isinstance(message, KillWorld):
+            world = self.worlds.get(message.world)
+            if world is not None:
+                world.deadline = time.monotonic() + message.after
+                self._kill_overdue()
+        elif isinstance(message, Preload):
+            self._preload(message.modules)
+
+    def _say(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # The controller is gone; serve() is about to notice.
+            self.connection.send(message)
+
+    def _start(self, spec: WorldSpec) -> None:
+        running = self.worlds[spec.world] = _Running()
+        listeners: list[socket.socket] = []
+        store = None
+        try:
+            for rank in range(spec.ranks):
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(socket_path(self.spec.directory, spec.world, rank))
+                listener.listen()
+                listeners.append(listener)
+            if spec.grouped:
+                store = reserve_port()
+            for rank in range(spec.ranks):
+                pid = self._fork(spec, rank, listeners, store)
+                running.pids[pid] = rank
+        except OSError:
+            running.deadline = time.monotonic()
+            self._kill_overdue()
+            self._say(StartFailed(spec.world, traceback.format_exc()))
+        else:
+            self._say(WorldStarted(spec.world, tuple(running.pids)))
+        finally:
+            for held in (*listeners, *([store] if store else [])):
+                held.close()
+
+    def _fork(
+        self, spec: WorldSpec, rank: int, listeners: Sequence[socket.socket], store: socket.socket | None
+    ) -> int:
+        server = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            linux.die_with_parent(server)
+            self._become_child()
+            for other, listener in enumerate(listeners):
+                if other != rank:
+                    listener.close()
+            from pytest_accel.worlds import rank as rank_module
+
+            code = rank_module.run(self.spec, spec, rank, listeners[rank], store)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            leave(code)
+
+    def _become_child(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        self.connection.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for number, world in list(self.worlds.items()):
+                if pid not in world.pids:
+                    continue
+                rank = world.pids.pop(pid)
+                _kill_group(pid)
+                self._say(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
+                if not world.pids:
+                    del self.worlds[number]
+
+    def _kill_overdue(self) -> None:
+        now = time.monotonic()
+        for world in self.worlds.values():
+            if world.deadline is not None and world.deadline <= now:
+                world.deadline = None
+                for pid in world.pids:
+                    kill_tree(pid)
+
+    def _preload(self, modules: Sequence[str]) -> None:
+        """Import `modules` in a copy of this process, which then serves in its place if it is still fit to fork."""
+        if self.worlds:
+            return  # The ranks must stay the children of the process that reaps them.
+        wanted = [name for name in modules if name not in sys.modules]
+        if self._plugins_loaded and not wanted:
+            return
+        if self.preloading:
+            self._import_or_leave(wanted)
+            return
+        original = os.getpid()
+        copy = os.fork()
+        if copy == 0:
+            linux.die_with_parent(original)
+            linux.become_subreaper()
+            self.preloading = True
+            self._import_or_leave(wanted)
+            return
+        if _wait_for(copy) != _UNFIT:
+            # The copy served until the controller went away, or it died and its ranks with it: the controller
+            # learns of that by the end of this process, and starts a server that does not preload.
+            _kill_descendants()
+            os._exit(0)
+
+    def _import_or_leave(self, modules: Sequence[str]) -> None:
+        if not self._plugins_loaded:
+            self._plugins_loaded = True
+            self._try("pytest's plugins", lambda: load_plugins(self.spec))
+        for name in modules:
+            self._try(name, partial(importlib.import_module, name))
+
+    def _try(self, name: str, load: Callable[[], object]) -> None:
+        try:
+            load()
+        except BaseException as error:
+            # Not ours to judge: a rank that needs it will fail with the same error, in its own name.
+            self._say(ServerNote(f"preload: {name} could not be imported ({type(error).__name__}: {error})"))
+        if (reason := unfit()) is not None:
+            self._say(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
+            os._exit(_UNFIT)
+
+
+def load_plugins(spec: SessionSpec) -> None:
+    """Have pytest import its own and all installed plugins, asserts rewritten as in any session.
+
+    ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business.
+    """
+    import pytest
+
+    before = os.getcwd()
+    os.chdir(spec.directory)
+    try:
+        pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", spec.directory])
+    finally:
+        os.chdir(before)
+
+
+def unfit() -> str | None:
+    """Why ranks must not be forked from this process, in words that follow "importing it"; None: they may be."""
+    if psutil.Process().num_threads() > 1:
+        return "starts threads"
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for name in ("cuda", "xpu", "hpu", "npu", "mlu", "musa"):
+            runtime = getattr(torch, name, None)
+            if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():
+                return f"initialises the {name} runtime"
+    return None
+
+
+def reserve_port() -> socket.socket:
+    """A listening socket on a free loopback port: held from now until the world ends, so nothing can take the port."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    held.listen(1024)
+    return held
+
+
+def leave(code: int) -> None:
+    """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
+    import atexit
+
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL for a rank, its process group and every descendant that has left the group."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    _kill_group(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _wait_for(pid: int) -> int:
+    while True:
+        found, status = os.waitpid(-1, 0)
+        if found == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill_descendants() -> None:
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
+    spared = getattr(tracker, "_pid", None)  # It ends by itself, after it has removed what the ranks left.
+    while True:
+        children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, timeout=1)
+
+
+def main(descriptor: int) -> None:
+    """Serve on the socket `descriptor`; the first message is the :class:`SessionSpec`."""
+    connection = Connection(descriptor)
+    spec: SessionSpec = pickle.loads(connection.recv_bytes())
+    linux.become_subreaper()
+    # Shared by all ranks: what a killed rank leaves in shared memory is then removed when the session ends.
+    resource_tracker.ensure_running()
+    # OpenBLAS starts its threads when it is loaded, and a process with threads must not be forked.
+    given = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in (*PLAIN_PRELOAD, *spec.preload):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if given is None:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    server = _Server(connection, spec)
+    try:
+        server.serve()
+    finally:
+        _kill_descendants()
+        shutil.rmtree(spec.directory, ignore_errors=True)

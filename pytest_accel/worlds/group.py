@@ -1,0 +1,197 @@
+"""A rank's store, process group and what torch knows of them. Runs in ranks only, where torch may be imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
+
+from pytest_accel.worlds.messages import WorldSpec
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from pytest_accel.worlds.rank import RankContext
+
+HOST = "127.0.0.1"
+PATIENCE = timedelta(hours=1)
+"""For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
+
+
+def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
+    """The ``env://`` variables, and torchrun's, which code reads.
+
+    `TORCHELASTIC_USE_AGENT_STORE` says, as under torchrun, that the store at `MASTER_PORT` is served already.
+    """
+    size = str(spec.ranks)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        # Under a mask of its own a rank's device is number 0, as under torchrun's --virtual-local-rank.
+        "LOCAL_RANK": "0" if spec.visible == "rank" else str(rank),
+        "LOCAL_WORLD_SIZE": size,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"accel-{spec.world}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo"),
+    }
+
+
+def prepare(context: RankContext, listening: socket.socket) -> None:
+    """Open the world's store and, unless the mark says ``init=False``, its default process group."""
+    import torch
+    import torch.distributed as dist
+
+    spec, rank = context.spec, context.rank
+    port = listening.getsockname()[1]
+    if "OMP_NUM_THREADS" in os.environ:  # libgomp has read it before this process was forked.
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if rank == 0:
+        store = dist.TCPStore(
+            HOST, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+    else:
+        listening.close()
+        store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
+    context.store = dist.PrefixStore("accel", store)
+    device = torch.device(context.torch_device())
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+    _serve_rendezvous(context, port)
+    if spec.init:
+        backend = spec.backend or dist.get_default_backend_for_device(device)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=PATIENCE
+        )
+        context.default_group = dist.group.WORLD
+        context.kept_groups.add(dist.group.WORLD.group_name)
+
+
+def _serve_rendezvous(context: RankContext, port: int) -> None:
+    """Let the test's own ``init_process_group`` calls meet on the world's store, each under keys of its own.
+
+    torch's handler uses the same keys each time, so that a second call in one world reads the first one's addresses
+    and fails; and without the agent's store it waits out its reconnect delay, 200 ms and more a call. The registry of
+    handlers has no public way to replace one (`torch.distributed.rendezvous.register_rendezvous_handler` refuses).
+    """
+    import torch.distributed as dist
+
+    # torch.distributed has a function of the same name.
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    calls: Counter[int] = Counter()
+
+    def ours(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def handler(url: str, timeout: timedelta = PATIENCE, **options: Any) -> Iterator[Any]:
+            target = urlparse(url)
+            query = parse_qs(target.query)
+            at = str(target.port or os.environ.get("MASTER_PORT"))
+            rank = int(query.get("rank", [os.environ.get("RANK", "-1")])[0])
+            size = int(query.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
+            if at != str(port) or size != context.spec.ranks:
+                yield from original(url, timeout=timeout, **options)
+                return
+            calls[context.serial] += 1
+            store = dist.TCPStore(HOST, port, size, False, timeout, wait_for_workers=False)
+            yield dist.PrefixStore(f"init/{context.serial}/{calls[context.serial]}", store), rank, size
+
+        return handler
+
+    handlers = rendezvous._rendezvous_handlers
+    for scheme in ("env", "tcp"):
+        handlers[scheme] = ours(handlers[scheme])
+
+
+def test_store(context: RankContext, use: str) -> Store:
+    """A store whose keys are the running test's own, and apart from those of another `use`."""
+    import torch.distributed as dist
+
+    assert context.store is not None
+    return dist.PrefixStore(f"{use}/{context.serial}", context.store)
+
+
+def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
+    """A mesh over the ranks' devices, whose groups the world keeps."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    before = {group.group_name for group in _groups()}
+    mesh = init_device_mesh(torch.device(context.torch_device()).type, shape, mesh_dim_names=names)
+    context.kept_groups |= {group.group_name for group in _groups()} - before
+    return mesh
+
+
+def _groups() -> list[ProcessGroup]:
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
+    """For each group that this rank belongs to: its members' ranks and the number of collectives issued in it.
+
+    Each group numbers its collectives by itself; gloo and nccl do, other backends may not, and are left out.
+    """
+    import torch.distributed as dist
+
+    numbers = {}
+    for group in _groups():
+        try:
+            number = group._get_sequence_number_for_group()
+        except RuntimeError:
+            continue
+        numbers[group.group_name] = (tuple(dist.get_process_group_ranks(group)), number)
+    return numbers
+
+
+def harm(context: RankContext, *, may_keep_groups: bool) -> str | None:
+    """What the test did to the world's process groups that the next test must not inherit."""
+    import torch.distributed as dist
+
+    left = [group.group_name for group in _groups() if group.group_name not in context.kept_groups]
+    if context.default_group is not None and (
+        not dist.is_initialized() or dist.group.WORLD is not context.default_group
+    ):
+        return "the test destroyed or replaced the world's default process group"
+    if left and not may_keep_groups:
+        return f"process groups were left: {', '.join(left)}"
+    return None
+
+
+def _memory_of(device: str) -> Any:
+    if device.startswith("cpu"):
+        return None
+    import torch
+
+    return torch.get_device_module(device)
+
+
+def reset_peak_memory(device: str) -> None:
+    """Start counting the peak of this test."""
+    module = _memory_of(device)
+    if module is not None and hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats()
+
+
+def peak_memory(device: str) -> int | None:
+    """Bytes that torch has had allocated on `device` at most during the test; None where torch does not count."""
+    module = _memory_of(device)
+    if module is None or not hasattr(module, "max_memory_allocated"):
+        return None
+    return int(module.max_memory_allocated())

@@ -1,0 +1,217 @@
+"""What the pool, the fork server, the ranks and the drivers say to each other.
+
+Everything here is plain data that pickles. Times are `time.monotonic()` seconds, which all processes of one machine
+share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pytest_accel.hardware.device import Device
+
+When = Literal["setup", "call", "teardown"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """What every rank of a session shares: the pytest session that it is part of."""
+
+    args: tuple[str, ...]
+    """Command line of the controller, with what a rank needs changed appended to it."""
+    invocation_dir: str
+    sys_path: tuple[str, ...]
+    directory: str
+    """The session's private folder: sockets, logs and stack files of its ranks."""
+    basetemp: str
+    """The parent of every rank's base temporary directory."""
+    preload: tuple[str, ...]
+    """Modules that the fork server imports before it forks."""
+    markers: tuple[str, ...]
+    """Every mark that the controller's session knows, as its ini lines."""
+    seed: int
+    """For generators of test cases that must draw alike on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSpec:
+    """A world to start."""
+
+    world: int
+    ranks: int
+    grouped: bool
+    """Whether the ranks form a distributed world, or are one process that only has devices."""
+    backend: str | None
+    init: bool
+    kind: str
+    """The kind of device that the ranks run on."""
+    kind_argument: str | None
+    """What the session said of the kind (the `8` of ``sim:8``)."""
+    devices: tuple[Device, ...]
+    """All devices of the lease."""
+    devices_per_rank: int
+    visible: Literal["world", "rank"]
+    env: tuple[tuple[str, str], ...]
+
+    def devices_of(self, rank: int) -> tuple[Device, ...]:
+        """The devices that are `rank`'s own."""
+        first = rank * self.devices_per_rank
+        return self.devices[first : first + self.devices_per_rank]
+
+    def seen_by(self, rank: int) -> tuple[Device, ...]:
+        """The devices that `rank`'s mask shows: its own, or the world's."""
+        return self.devices if self.visible == "world" else self.devices_of(rank)
+
+
+# Controller to fork server
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorld:
+    spec: WorldSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorld:
+    world: int
+    after: float = 0.0
+    """Seconds from now; the ranks have that long to end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    modules: tuple[str, ...]
+
+
+# Fork server to controller
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStarted:
+    world: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    world: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    world: int
+    rank: int
+    status: int
+    """Exit code, or the signal's number negated (as `subprocess` has it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNote:
+    """Something that a person who asked for ``-v`` wants to know."""
+
+    text: str
+
+
+# Driver to rank
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """A test as a rank finds it: the file to collect and the names below it."""
+
+    path: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTest:
+    serial: int
+    node: NodeRef
+    next: NodeRef | None
+    """The test that this world runs next, as far as the driver knows."""
+    last: bool = False
+    """No test follows in this world: session fixtures end with this test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """End the session: session fixtures are torn down, then the process exits."""
+
+
+# Rank to driver
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The rank could not start."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    serial: int
+    when: When
+    report: dict[str, Any]
+    """The pytest report of this phase, as ``pytest_report_to_serializable`` gives it."""
+    at: float
+    exception: ExceptionSketch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRequest:
+    """The test asked for the end of the whole session (``pytest.exit``)."""
+
+    serial: int
+    reason: str
+    returncode: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraReport:
+    """A report that is not a phase's: a subtest's."""
+
+    serial: int
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionSketch:
+    """Enough of an exception to stand in for it where marks and plugins look at its type and text."""
+
+    module: str
+    qualname: str
+    text: str
+    cause: ExceptionSketch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarningSketch:
+    message: str
+    category_module: str
+    category: str
+    filename: str
+    lineno: int
+    location: tuple[str, int, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last message of a test: what it left behind in this rank."""
+
+    serial: int
+    collectives: dict[str, tuple[tuple[int, ...], int]]
+    """For each process group of the rank: its members' global ranks, and how many collectives it has issued."""
+    warnings: tuple[WarningSketch, ...] = ()
+    stale: str | None = None
+    """Text of an error in tearing down what an earlier test had left set up."""
+    harm: str | None = None
+    """Why this world should not run another test."""
+    properties: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,485 @@
+"""The one place in a session that owns leases and worlds. Lives in the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import psutil
+
+from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.needs import candidates
+from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.worlds import forkserver
+from pytest_accel.worlds.messages import (
+    KillWorld,
+    Preload,
+    RankExited,
+    Retire,
+    ServerNote,
+    SessionSpec,
+    StartFailed,
+    StartWorld,
+    WorldSpec,
+    WorldStarted,
+)
+from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.starter import Starter
+
+RETIRE_PATIENCE = 10.0
+"""Seconds that a retired world has for its session fixtures."""
+LINGER = 30.0
+"""Seconds that a world without a test keeps its devices when nobody asks for them."""
+_IDLE_RANKS = 16
+"""Warm ranks that are kept without a test, or twice the CPU slots, whichever is more."""
+
+
+class PoolError(Exception):
+    """A world could not be had; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A world, as its driver gets it."""
+
+    spec: WorldSpec
+    pids: tuple[int, ...]
+    directory: str
+
+
+Answer = Callable[["Grant | PoolError"], None]
+
+
+@dataclass(slots=True, eq=False)
+class _World:
+    spec: WorldSpec
+    shape: WorldShape
+    state: Literal["starting", "leased", "idle", "retiring", "killed"]
+    ticket: _Ticket | None = None
+    lease: Lease | None = None
+    """The lease on its devices, which lasts as long as its processes do."""
+    slots: Lease | None = None
+    """The lease on CPU slots, which lasts as long as a test runs in it."""
+    pids: tuple[int, ...] = ()
+    exits: dict[int, int] = field(default_factory=dict)
+    watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
+    idle_since: float = 0.0
+    wanted: bool = False
+    """Whether somebody waits for what it holds."""
+
+    @property
+    def ended(self) -> bool:
+        return len(self.exits) == self.spec.ranks
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    id: int
+    shape: WorldShape
+    holder: Holder
+    answer: Answer
+    driver: object
+    request: int | None = None
+    cancelled: bool = False
+    retried: bool = False
+
+
+class Pool:
+    """Leases and worlds of one session. Thread-safe; nothing waits, answers come through callbacks."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        spec: SessionSpec,
+        slots: int,
+        on_wanted: Callable[[object, int], None],
+    ) -> None:
+        """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
+
+        ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds.
+        """
+        self._machine = machine
+        self._spec = spec
+        self._slots = slots
+        self._on_wanted = on_wanted
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._brokers: dict[str, Broker] = {}
+        self._cpu = Broker((), slots, None, lambda lease: self._lease_wanted(None, lease))
+        self._worlds: dict[int, _World] = {}
+        self._tickets: dict[int, _Ticket] = {}
+        self._numbers = 0
+        self._starter: Starter | None = None
+        self._preload = True
+        self._closed = False
+        self.complaints: list[str] = []
+        """What went wrong outside of any test, such as an error in a session fixture's end."""
+        self.notes: list[str] = []
+        """What a person who asked for ``-v`` wants to know."""
+
+    # For drivers
+
+    def warm(self) -> None:
+        """Start the fork server, so that it imports while the tests are collected."""
+        with self._lock:
+            if self._starter is None and not self._closed:
+                self._starter = Starter(self._spec, self._event, self._server_ended, self._retire_lingering)
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
+        with self._lock:
+            if self._starter is not None and self._preload:
+                self._starter.send(Preload(modules))
+
+    def acquire(self, shape: WorldShape, holder: Holder, driver: object, answer: Answer) -> int:
+        """Ask for a world of `shape`; a ticket that :meth:`cancel` takes. `answer` may be called before this returns."""
+        with self._lock:
+            self.warm()
+            self._numbers += 1
+            ticket = _Ticket(self._numbers, shape, holder, answer, driver)
+            self._tickets[ticket.id] = ticket
+            if shape.need is None:
+                ticket.request = self._cpu.submit(
+                    (), 0, holder, lambda lease: self._granted(ticket, lease), slots=min(shape.ranks, self._slots)
+                )
+                return ticket.id
+            world = self._take_idle(shape)
+            if world is not None and world.lease is not None:
+                self._broker(shape.kind).describe(world.lease.id, test=holder.test)
+                self._hand_over(world, ticket)
+                return ticket.id
+            inventory = self._machine.of(shape.kind)
+            fitting = candidates(shape.need, inventory)
+            ticket.request = self._broker(shape.kind).submit(
+                [device.id for device in fitting],
+                shape.need.count,
+                holder,
+                lambda lease: self._granted(ticket, lease),
+                on_failure=lambda error: self._answer(ticket, PoolError(str(error))),
+            )
+            return ticket.id
+
+    def cancel(self, ticket_id: int) -> None:
+        """Nobody waits for this ticket any more."""
+        with self._lock:
+            ticket = self._tickets.pop(ticket_id, None)
+            if ticket is None:
+                return
+            ticket.cancelled = True
+            if ticket.request is not None:
+                broker = self._cpu if ticket.shape.need is None else self._broker(ticket.shape.kind)
+                broker.cancel(ticket.request)
+
+    def release(self, number: int, harm: str | None, noticed: frozenset[int] = frozenset()) -> None:
+        """A driver gives its world back; `harm` says why it must not run another test.
+
+        `noticed` are the ranks whose death the driver has reported in a test. A rank that died unnoticed is a
+        complaint: somewhere a test killed it, and passed.
+        """
+        with self._lock:
+            world = self._worlds.get(number)
+            if world is None or world.state != "leased":
+                return
+            for rank, status in world.exits.items():
+                if rank not in noticed:
+                    self._complain(world, rank, status, "died after its last test had passed")
+            self._release_slots(world)
+            world.ticket = None
+            if harm is not None or world.exits:
+                self._kill(world)
+            elif world.shape.fresh or self._closed:
+                self._retire(world)
+            else:
+                world.state, world.idle_since = "idle", time.monotonic()
+                if world.wanted and world.lease is not None:
+                    self._retire(world)
+                self._keep_few_idle()
+
+    def watch_exit(self, number: int, rank: int, tell: Callable[[int | None], None]) -> None:
+        """`tell` gets the rank's exit status when it has one; None where it cannot be known."""
+        with self._lock:
+            world = self._worlds.get(number)
+            if world is None:
+                status = None
+            elif rank in world.exits:
+                status = world.exits[rank]
+            else:
+                world.watchers.append((rank, tell))
+                return
+        tell(status)
+
+    def driver_lost(self, driver: object) -> None:
+        """A driver process has ended: what it waited for is withdrawn, what it held is ended."""
+        with self._lock:
+            for ticket in [ticket for ticket in self._tickets.values() if ticket.driver == driver]:
+                self.cancel(ticket.id)
+            for world in list(self._worlds.values()):
+                if world.ticket is not None and world.ticket.driver == driver:
+                    world.ticket.cancelled = True
+                    if world.state == "leased":
+                        self.release(world.spec.world, "its driver ended", frozenset(world.exits))
+
+    def close(self, *, politely: bool) -> None:
+        """End all worlds and the fork server; waits until every process is gone.
+
+        `politely`: session fixtures are torn down first, and what they raise is among the complaints.
+        """
+        with self._lock:
+            self._closed = True
+            for ticket in list(self._tickets.values()):
+                self.cancel(ticket.id)
+            for world in list(self._worlds.values()):
+                if politely and world.state == "idle":
+                    self._retire(world)
+                elif world.state not in ("retiring", "killed") or not politely:
+                    self._kill(world)
+            deadline = time.monotonic() + RETIRE_PATIENCE + 2
+            while self._worlds and self._starter is not None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            starter, self._starter = self._starter, None
+        if starter is not None:
+            starter.stop()
+        with self._lock:
+            for world in list(self._worlds.values()):
+                self._forget(world)
+            for broker in (*self._brokers.values(), self._cpu):
+                broker.close()
+        shutil.rmtree(self._spec.directory, ignore_errors=True)
+
+    # Leases
+
+    def _broker(self, kind: str) -> Broker:
+        if kind not in self._brokers:
+            devices = [device.id for device in self._machine.of(kind).devices]
+            self._brokers[kind] = Broker(devices, 0, DeviceLocks(), lambda lease: self._lease_wanted(kind, lease))
+        return self._brokers[kind]
+
+    def _lease_wanted(self, kind: str | None, lease: int) -> None:
+        """`kind` None: `lease` is one on CPU slots."""
+        with self._lock:
+            for world in list(self._worlds.values()):
+                held = world.slots if kind is None else world.lease if world.shape.kind == kind else None
+                if held is None or held.id != lease:
+                    continue
+                world.wanted = True
+                if world.state == "idle":
+                    self._retire(world)
+                elif world.state == "leased" and world.ticket is not None:
+                    self._on_wanted(world.ticket.driver, world.spec.world)
+
+    def _granted(self, ticket: _Ticket, lease: Lease) -> None:
+        with self._lock:
+            if ticket.cancelled or self._closed:
+                (self._cpu if ticket.shape.need is None else self._broker(ticket.shape.kind)).release(lease.id)
+                return
+            if ticket.shape.need is not None:
+                self._start(ticket, lease, None)
+                return
+            world = self._take_idle(ticket.shape)
+            if world is None:
+                self._start(ticket, None, lease)
+            else:
+                world.slots = lease
+                self._hand_over(world, ticket)
+
+    # Worlds
+
+    def _take_idle(self, shape: WorldShape) -> _World | None:
+        for world in self._worlds.values():
+            if world.state == "idle" and world.shape == shape and not world.exits:
+                return world
+        return None
+
+    def _hand_over(self, world: _World, ticket: _Ticket) -> None:
+        world.state, world.ticket, world.wanted = "leased", ticket, False
+        self._answer(ticket, Grant(world.spec, world.pids, self._spec.directory))
+
+    def _answer(self, ticket: _Ticket, answer: Grant | PoolError) -> None:
+        self._tickets.pop(ticket.id, None)
+        ticket.answer(answer)
+
+    def _start(self, ticket: _Ticket, lease: Lease | None, slots: Lease | None) -> None:
+        shape = ticket.shape
+        by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if lease else {}
+        devices: tuple[Device, ...] = tuple(by_id[name] for name in lease.devices) if lease else ()
+        self._numbers += 1
+        spec = WorldSpec(
+            world=self._numbers,
+            ranks=shape.ranks,
+            grouped=shape.grouped,
+            backend=shape.backend,
+            init=shape.init,
+            kind=shape.kind,
+            kind_argument=self._machine.argument(shape.kind),
+            devices=devices,
+            devices_per_rank=shape.devices_per_rank,
+            visible=shape.visible,
+            env=shape.env,
+        )
+        self._worlds[spec.world] = _World(spec, shape, "starting", ticket, lease, slots)
+        self.warm()
+        assert self._starter is not None
+        self._starter.send(StartWorld(spec))
+
+    def _kill(self, world: _World) -> None:
+        world.state = "killed"
+        self._end(world, 0.0)
+
+    def _retire(self, world: _World) -> None:
+        world.state = "retiring"
+        for rank in range(world.spec.ranks):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
+                call.connect(forkserver.socket_path(self._spec.directory, world.spec.world, rank))
+                Connection(call.detach()).send(Retire())
+        self._end(world, RETIRE_PATIENCE)
+
+    def _end(self, world: _World, after: float) -> None:
+        if world.ended or self._starter is None:
+            self._forget(world)
+        else:
+            self._starter.send(KillWorld(world.spec.world, after))
+
+    def _forget(self, world: _World) -> None:
+        """Its processes are gone."""
+        if self._worlds.pop(world.spec.world, None) is None:
+            return
+        for _, tell in world.watchers:
+            tell(None)
+        self._release_slots(world)
+        if world.lease is not None:
+            self._broker(world.shape.kind).release(world.lease.id)
+        for rank in range(world.spec.ranks):
+            for path in (forkserver.socket_path, forkserver.log_path, forkserver.stack_path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path(self._spec.directory, world.spec.world, rank))
+        self._changed.notify_all()
+
+    def _release_slots(self, world: _World) -> None:
+        slots, world.slots = world.slots, None
+        if slots is not None:
+            self._cpu.release(slots.id)
+
+    def _keep_few_idle(self) -> None:
+        idle = sorted(
+            (world for world in self._worlds.values() if world.state == "idle"), key=lambda world: world.idle_since
+        )
+        surplus = sum(world.spec.ranks for world in idle) - max(_IDLE_RANKS, 2 * self._slots)
+        for world in idle[:-1]:
+            if surplus <= 0:
+                return
+            surplus -= world.spec.ranks
+            self._retire(world)
+
+    def _retire_lingering(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            for world in list(self._worlds.values()):
+                if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
+                    self._retire(world)
+
+    def _complain(self, world: _World, rank: int, status: int, what: str) -> None:
+        from pytest_accel.worlds.autopsy import describe_exit, tail
+
+        log = tail(forkserver.log_path(self._spec.directory, world.spec.world, rank))
+        text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
+        self.complaints.append(f"{text}\n{log}" if log else text)
+
+    # The fork server's messages, in its thread
+
+    def _event(self, message: object) -> None:
+        with self._lock:
+            if isinstance(message, WorldStarted):
+                self._started(message)
+            elif isinstance(message, StartFailed):
+                self._start_failed(message)
+            elif isinstance(message, RankExited):
+                self._exited(message)
+            elif isinstance(message, ServerNote):
+                self.notes.append(message.text)
+
+    def _started(self, message: WorldStarted) -> None:
+        world = self._worlds.get(message.world)
+        if world is None or world.state != "starting" or world.ticket is None:
+            return
+        world.pids = message.pids
+        ticket = world.ticket
+        if ticket.cancelled:
+            self._kill(world)
+            return
+        if world.lease is not None:
+            processes = [(pid, created) for pid in message.pids if (created := _created(pid)) is not None]
+            self._broker(world.shape.kind).describe(world.lease.id, processes=processes)
+        self._hand_over(world, ticket)
+
+    def _start_failed(self, message: StartFailed) -> None:
+        world = self._worlds.get(message.world)
+        if world is None:
+            return
+        ticket = world.ticket
+        self._forget(world)
+        if ticket is not None:
+            self._answer(ticket, PoolError(f"the ranks could not be started:\n{message.text}"))
+
+    def _exited(self, message: RankExited) -> None:
+        world = self._worlds.get(message.world)
+        if world is None:
+            return
+        world.exits[message.rank] = message.status
+        for entry in [entry for entry in world.watchers if entry[0] == message.rank]:
+            world.watchers.remove(entry)
+            entry[1](message.status)
+        if world.state == "retiring" and message.status != 0:
+            self._complain(world, message.rank, message.status, "failed when its session ended")
+        elif world.state == "idle":
+            self._complain(world, message.rank, message.status, "died after its last test had passed")
+            self._kill(world)
+        if world.ended and world.state in ("retiring", "killed"):
+            self._forget(world)
+
+    def _server_ended(self) -> None:
+        """Every rank is ending with it: worlds at work are reported dead, worlds in the making are asked for anew."""
+        with self._lock:
+            if self._starter is None or self._closed:
+                return
+            self._starter, self._preload = None, False
+            again: list[_Ticket] = []
+            for world in list(self._worlds.values()):
+                for pid in world.pids:
+                    forkserver.kill_tree(pid)
+                if world.state == "starting" and world.ticket is not None and not world.ticket.cancelled:
+                    again.append(world.ticket)
+                if world.state == "leased":
+                    world.exits |= {rank: -9 for rank in range(world.spec.ranks) if rank not in world.exits}
+                    for rank, tell in world.watchers:
+                        tell(world.exits[rank])
+                    world.watchers.clear()
+                else:
+                    self._forget(world)
+            for ticket in again:
+                if ticket.retried:
+                    self._answer(ticket, PoolError(f"the fork server ended twice while starting a world\n{self._log()}"))
+                    continue
+                ticket.retried = True
+                self.acquire(ticket.shape, ticket.holder, ticket.driver, ticket.answer)
+
+    def _log(self) -> str:
+        from pytest_accel.worlds.autopsy import tail
+
+        return tail(os.path.join(self._spec.directory, "server.log"))
+
+
+def _created(pid: int) -> float | None:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None  # It has died already, and cannot be using a device.

@@ -1,0 +1,218 @@
+"""How a driver reaches the pool: directly in the controller, over an execnet channel in an xdist worker."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pytest_accel.leases.locks import Holder
+from pytest_accel.worlds.pool import Grant, Pool, PoolError
+from pytest_accel.worlds.shape import WorldShape
+
+
+class Port(Protocol):
+    """What a driver asks of the pool. :meth:`acquire` and :meth:`exit_status` wait, the rest does not."""
+
+    def warm(self) -> None:
+        """Tests that will need ranks are being collected."""
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Collection has imported `modules`."""
+
+    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
+        """A world of `shape`, after at most `patience` seconds; :class:`PoolError` says why there is none."""
+
+    def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
+        """Give a world back; see :meth:`Pool.release`."""
+
+    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
+        """How a dead rank ended; None where that is not known in time."""
+
+    def wanted(self, world: int) -> bool:
+        """Whether somebody waits for what `world` holds."""
+
+    def usage_error(self, text: str) -> None:
+        """The tests ask for what cannot be: the session ends with `text`."""
+
+
+class _Waits:
+    """What both ports share: waiting for answers, and the worlds that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._wanted: set[int] = set()
+
+    def wanted(self, world: int) -> bool:
+        return world in self._wanted
+
+    def on_wanted(self, world: int) -> None:
+        self._wanted.add(world)
+
+
+def _receive(answers: queue.SimpleQueue[Any], patience: float | None, give_up: Callable[[], None]) -> Grant:
+    try:
+        answer = answers.get(timeout=patience)
+    except queue.Empty:
+        give_up()
+        raise PoolError(f"no devices came free within {patience:g} s (--accel-wait)") from None
+    except BaseException:
+        give_up()
+        raise
+    if isinstance(answer, PoolError):
+        raise answer
+    assert isinstance(answer, Grant)
+    return answer
+
+
+class LocalPort(_Waits):
+    """The pool is in this process."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self._pool = pool
+        self.warm = pool.warm
+        self.preload = pool.preload
+        self.release = pool.release
+
+    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        ticket = self._pool.acquire(shape, holder, self, answers.put)
+        return _receive(answers, patience, lambda: self._pool.cancel(ticket))
+
+    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
+        answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._pool.watch_exit(world, rank, answers.put)
+        try:
+            return answers.get(timeout=patience)
+        except queue.Empty:
+            return None
+
+    def usage_error(self, text: str) -> None:
+        import pytest
+
+        raise pytest.UsageError(text)
+
+
+class Channel(Protocol):
+    """The part of `execnet.Channel` that is used."""
+
+    def send(self, item: object) -> None: ...
+
+    def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None: ...
+
+
+class RemotePort(_Waits):
+    """The pool is in xdist's controller, at the other end of `channel`."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._last = 0
+        channel.setcallback(self._receive, endmarker=None)
+
+    def warm(self) -> None:
+        self._send("warm")
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        self._send("preload", modules)
+
+    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
+        number, answers = self._expect()
+        self._send("acquire", number, shape, holder)
+        return _receive(answers, patience, lambda: self._send("cancel", number))
+
+    def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
+        self._wanted.discard(world)
+        self._send("release", world, harm, noticed)
+
+    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
+        number, answers = self._expect()
+        self._send("exit", number, world, rank)
+        try:
+            status: int | None = answers.get(timeout=patience)
+        except queue.Empty:
+            return None
+        return status
+
+    def usage_error(self, text: str) -> None:
+        self._send("usage", text)
+
+    def _expect(self) -> tuple[int, queue.SimpleQueue[Any]]:
+        with self._lock:
+            self._last += 1
+            answers = self._answers[self._last] = queue.SimpleQueue()
+            return self._last, answers
+
+    def _send(self, *message: object) -> None:
+        self._channel.send(pickle.dumps(message))
+
+    def _receive(self, data: bytes | None) -> None:
+        if data is None:
+            for answers in list(self._answers.values()):
+                answers.put(PoolError("the main pytest process has ended"))
+            return
+        kind, *values = pickle.loads(data)
+        if kind == "wanted":
+            self.on_wanted(values[0])
+        else:
+            answers = self._answers.pop(values[0], None)
+            if answers is not None:
+                answers.put(values[1])
+
+
+class PoolService:
+    """The controller's end of one worker's channel. Its callbacks run in execnet's receiver thread: they are short."""
+
+    def __init__(self, pool: Callable[[], Pool], channel: Channel, on_usage_error: Callable[[str], None]) -> None:
+        """`pool` makes the pool when it is first called, which is when a worker first needs it."""
+        self._make = pool
+        self._channel = channel
+        self._on_usage_error = on_usage_error
+        self._used = False
+        self._tickets: dict[int, int] = {}
+        channel.setcallback(self._receive, endmarker=None)
+
+    @property
+    def _pool(self) -> Pool:
+        self._used = True
+        return self._make()
+
+    def on_wanted(self, world: int) -> None:
+        self._send("wanted", world)
+
+    def _send(self, *message: object) -> None:
+        try:
+            self._channel.send(pickle.dumps(message))
+        except OSError:
+            pass  # The worker is gone; the end marker follows.
+
+    def _receive(self, data: bytes | None) -> None:
+        if data is None:
+            if self._used:
+                self._pool.driver_lost(self)
+            return
+        kind, *values = pickle.loads(data)
+        if kind == "acquire":
+            number, shape, holder = values
+            self._tickets[number] = self._pool.acquire(shape, holder, self, lambda answer: self._answer(number, answer))
+        elif kind == "cancel":
+            self._pool.cancel(self._tickets.pop(values[0], 0))
+        elif kind == "release":
+            self._pool.release(*values)
+        elif kind == "exit":
+            number, world, rank = values
+            self._pool.watch_exit(world, rank, lambda status: self._answer(number, status))
+        elif kind == "warm":
+            self._pool.warm()
+        elif kind == "preload":
+            self._pool.preload(values[0])
+        elif kind == "usage":
+            self._on_usage_error(values[0])
+
+    def _answer(self, number: int, value: object) -> None:
+        self._tickets.pop(number, None)
+        self._send("answer", number, value)

@@ -1,0 +1,289 @@
+"""A world as its driver uses it: sends a test to the ranks and gathers what becomes of it, phase by phase."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
+from pytest_accel.worlds.forkserver import log_path, socket_path, stack_path
+from pytest_accel.worlds.messages import (
+    Broken,
+    ExitRequest,
+    ExtraReport,
+    Finished,
+    NodeRef,
+    PhaseReport,
+    Ready,
+    RunTest,
+    When,
+)
+from pytest_accel.worlds.pool import Grant
+from pytest_accel.worlds.port import Port
+from pytest_accel.worlds.stacks import STACK_SIGNAL
+
+GRACE = 3.0
+"""Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
+START_PATIENCE = 120.0
+"""Seconds that a rank may take to import, configure pytest and join its process group."""
+_STALLED = 30
+"""Seconds after which a rank that has sent half a message counts as gone."""
+_EXIT_PATIENCE = 1.0
+
+Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """How one phase of a test ended on one rank."""
+
+    rank: int
+    ending: Ending
+    at: float = 0.0
+    report: PhaseReport | None = None
+    text: str = ""
+    """What is known of a rank that did not report: how it died, where it hangs."""
+    stack: str = ""
+    log: str = ""
+    """The end of what it wrote outside of pytest's capture."""
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    rank: int
+    pid: int
+    connection: Connection
+    pidfd: int | None
+    reports: dict[When, PhaseReport] = field(default_factory=dict)
+    finished: Finished | None = None
+    end: RankOutcome | None = None
+    """Set when the rank will say nothing more, whatever the phase."""
+
+    @property
+    def done(self) -> bool:
+        return self.finished is not None or self.end is not None
+
+
+class World:
+    """The ranks of a grant. Not for several threads."""
+
+    def __init__(self, grant: Grant, port: Port) -> None:
+        """Connects to the ranks; :meth:`start` waits until they are ready."""
+        self.grant = grant
+        self.harm: str | None = None
+        """Why it must not run another test; None while it may."""
+        self.exit_request: ExitRequest | None = None
+        self.extras: list[tuple[int, ExtraReport]] = []
+        self._port = port
+        self._serial = 0
+        self._ready: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._ranks: list[_Rank] = []
+        for rank, pid in enumerate(grant.pids):
+            self._ranks.append(self._connect(rank, pid))
+
+    @property
+    def number(self) -> int:
+        return self.grant.spec.world
+
+    @property
+    def size(self) -> int:
+        return self.grant.spec.ranks
+
+    def _connect(self, rank: int, pid: int) -> _Rank:
+        call = socket.socket(socket.AF_UNIX)
+        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
+        try:
+            call.connect(socket_path(self.grant.directory, self.number, rank))
+        except OSError:
+            # It is dead: the connection ends at once, and the death is found where all deaths are found.
+            call.close()
+            call, other = socket.socketpair()
+            other.close()
+        connection = Connection(call.detach())
+        pidfd = None
+        with contextlib.suppress(OSError, AttributeError):
+            pidfd = os.pidfd_open(pid)
+        found = _Rank(rank, pid, connection, pidfd)
+        self._selector.register(connection, selectors.EVENT_READ, found)
+        if pidfd is not None:
+            self._selector.register(pidfd, selectors.EVENT_READ, found)
+        return found
+
+    def start(self) -> tuple[RankOutcome, ...]:
+        """Wait until every rank can take a test; what stands in the way, by rank, else nothing."""
+        deadline = time.monotonic() + START_PATIENCE
+        while len(self._ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
+            if any(rank.end is not None for rank in self._ranks):
+                deadline = min(deadline, time.monotonic() + GRACE)
+            if not self._pump(deadline):
+                self._give_up([rank for rank in self._ranks if rank.rank not in self._ready and not rank.done])
+        return tuple(rank.end for rank in self._ranks if rank.end is not None)
+
+    def send(self, node: NodeRef, following: NodeRef | None, *, last: bool) -> None:
+        """Have every rank run the test `node`."""
+        self._serial += 1
+        self.extras.clear()
+        for rank in self._ranks:
+            rank.reports.clear()
+            rank.finished = None
+            with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
+                rank.connection.send(RunTest(self._serial, node, following, last))
+
+    def wait(self, when: When, timeout: float) -> tuple[RankOutcome, ...]:
+        """How phase `when` ended on every rank, after at most `timeout` seconds and a short grace.
+
+        Once a rank has failed or ended, the others get the grace to come to the end of the test; a rank that does
+        not is ended, and the world with it.
+        """
+        deadline = time.monotonic() + timeout
+        while not all(self._settled(rank, when) for rank in self._ranks):
+            limit = min(deadline, self._grace_end())
+            if not self._pump(limit):
+                self._give_up([rank for rank in self._ranks if not self._settled(rank, when)])
+        if self._grace_end() < float("inf"):
+            while not all(rank.done for rank in self._ranks):
+                if not self._pump(self._grace_end()):
+                    self._give_up([rank for rank in self._ranks if not rank.done])
+        return tuple(self._outcome(rank, when) for rank in self._ranks)
+
+    def finished(self) -> dict[int, Finished]:
+        """What each rank left behind, of those that came to the end of the test."""
+        return {rank.rank: rank.finished for rank in self._ranks if rank.finished is not None}
+
+    def stacks(self) -> dict[int, str]:
+        """Every living rank's stacks now."""
+        return self._take_stacks([rank for rank in self._ranks if rank.end is None])
+
+    def close(self) -> None:
+        """Give the world back to the pool."""
+        noticed = frozenset(rank.rank for rank in self._ranks if rank.end is not None)
+        for rank in self._ranks:
+            rank.connection.close()
+            if rank.pidfd is not None:
+                os.close(rank.pidfd)
+        self._selector.close()
+        self._port.release(self.number, self.harm, noticed)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank is still there, looked at now."""
+        while self._pump(0.0):
+            pass
+        return all(rank.end is None for rank in self._ranks)
+
+    # Events
+
+    def _settled(self, rank: _Rank, when: When) -> bool:
+        """Whether phase `when` can bring nothing new from `rank`."""
+        if rank.done or (when in rank.reports and when != "teardown"):
+            return True
+        setup = rank.reports.get("setup")
+        return when == "call" and setup is not None and setup.report["outcome"] != "passed"
+
+    def _grace_end(self) -> float:
+        """When the ranks that still run have had their grace; infinite while nothing is wrong."""
+        times = [
+            report.at
+            for rank in self._ranks
+            for report in rank.reports.values()
+            if report.report["outcome"] != "passed"
+        ]
+        times += [rank.end.at for rank in self._ranks if rank.end is not None]
+        return min(times) + GRACE if times else float("inf")
+
+    def _pump(self, deadline: float) -> bool:
+        """Take in what has come, waiting for it until `deadline`; False: nothing came."""
+        events = self._selector.select(max(0.0, deadline - time.monotonic()))
+        for key, _ in events:
+            rank: _Rank = key.data
+            if rank.end is not None:
+                continue
+            if key.fileobj is rank.connection:
+                self._receive(rank)
+            else:
+                self._drain(rank)
+                self._died(rank)
+        return bool(events)
+
+    def _receive(self, rank: _Rank) -> None:
+        try:
+            message = rank.connection.recv()
+        except BlockingIOError:
+            self._close(rank, "hung", "stopped in the middle of a message")
+            return
+        except (EOFError, OSError):
+            self._died(rank)
+            return
+        self._take(rank, message)
+
+    def _drain(self, rank: _Rank) -> None:
+        """What a dead rank had still sent."""
+        with contextlib.suppress(EOFError, OSError):
+            while rank.end is None and rank.connection.poll():
+                self._take(rank, rank.connection.recv())
+
+    def _take(self, rank: _Rank, message: object) -> None:
+        if isinstance(message, Ready):
+            self._ready.add(rank.rank)
+        elif isinstance(message, Broken):
+            self._close(rank, "unstarted", message.text)
+        elif isinstance(message, ExitRequest):
+            self.exit_request = self.exit_request or message
+            self._close(rank, "died", f"asked for the end of the session: {message.reason}")
+        elif isinstance(message, PhaseReport) and message.serial == self._serial:
+            rank.reports[message.when] = message
+        elif isinstance(message, ExtraReport) and message.serial == self._serial:
+            self.extras.append((rank.rank, message))
+        elif isinstance(message, Finished) and message.serial == self._serial:
+            rank.finished = message
+            self.harm = self.harm or message.harm
+
+    # Endings
+
+    def _close(self, rank: _Rank, ending: Ending, text: str, stack: str = "", at: float | None = None) -> None:
+        log = tail(log_path(self.grant.directory, self.number, rank.rank)) if ending != "hung" else ""
+        rank.end = RankOutcome(rank.rank, ending, time.monotonic() if at is None else at, None, text, stack, log)
+        self._selector.unregister(rank.connection)
+        if rank.pidfd is not None:
+            self._selector.unregister(rank.pidfd)
+        self.harm = self.harm or f"rank {rank.rank} {text}"
+
+    def _died(self, rank: _Rank) -> None:
+        if rank.end is not None:
+            return
+        now = time.monotonic()
+        status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
+        self._close(rank, "died", describe_exit(status), at=now)
+
+    def _give_up(self, pending: list[_Rank]) -> None:
+        """Take the stacks of ranks that do not come to an end, and count them as hung."""
+        stacks = self._take_stacks(pending)
+        for rank in pending:
+            stack = stacks.get(rank.rank, "")
+            self._close(rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack)
+
+    def _take_stacks(self, ranks: list[_Rank]) -> dict[int, str]:
+        pids = {rank.rank: rank.pid for rank in ranks}
+        paths = {rank.rank: stack_path(self.grant.directory, self.number, rank.rank) for rank in ranks}
+        return take_stacks(pids, paths, STACK_SIGNAL)
+
+    def _outcome(self, rank: _Rank, when: When) -> RankOutcome:
+        report = rank.reports.get(when)
+        if report is not None:
+            outcome: Ending = report.report["outcome"]
+            return RankOutcome(rank.rank, outcome, report.at, report)
+        if rank.end is not None:
+            return rank.end
+        # Its setup did not pass, so there was no call: that is no news.
+        return RankOutcome(rank.rank, "passed")
+
+

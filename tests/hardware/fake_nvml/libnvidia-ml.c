@@ -1,0 +1,205 @@
+/* A libnvidia-ml.so.1 whose machine is the text file that FAKE_NVML names, a line for each fact:
+ *
+ *   init CODE                    every init call returns CODE
+ *   refuse FUNCTION CODE         FUNCTION returns CODE: for all GPUs, or below a "gpu" line for that one
+ *   gpu UUID                     the lines that follow describe this GPU
+ *   name TEXT
+ *   memory TOTAL FREE            bytes
+ *   capability MAJOR MINOR
+ *   speed CORES MHZ
+ *   pci DOMAIN BUS DEVICE        hexadecimal
+ *   compute MODE                 as nvmlComputeMode_t
+ *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
+ *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
+ *
+ * A fact that is missing makes its call return NOT_SUPPORTED. OLD_DRIVER leaves out what old drivers do not have.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, UNKNOWN = 999 };
+enum { GPUS = 16, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1 };
+
+typedef struct Gpu {
+    char uuid[96], name[96];
+    int has_memory, has_capability, has_speed, has_pci, has_compute, in_mig, has_links;
+    unsigned long long total, free;
+    int major, minor;
+    unsigned cores, clock, domain, bus, device;
+    int compute, links[LINKS];
+    struct Gpu *slots[SLOTS];
+} Gpu;
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+
+static Gpu gpus[GPUS];
+static struct { int gpu, code; char function[64]; } refusals[REFUSALS];
+static int count, refused, init_code = UNINITIALIZED;
+
+static void read_line(const char *line) {
+    Gpu *gpu = count ? &gpus[count - 1] : NULL;
+    char word[96], uuid[96];
+    int number, link;
+    unsigned long long total;
+    if (sscanf(line, "init %d", &init_code) == 1) return;
+    if (sscanf(line, "refuse %63s %d", word, &number) == 2) {
+        refusals[refused].gpu = count - 1;
+        refusals[refused].code = number;
+        strcpy(refusals[refused++].function, word);
+    } else if (sscanf(line, "gpu %95s", word) == 1) {
+        gpu = &gpus[count++];
+        strcpy(gpu->uuid, word);
+        for (link = 0; link < LINKS; link++) gpu->links[link] = NO_LINK;
+    } else if (gpu == NULL) {
+        return;
+    } else if (sscanf(line, "name %95[^\n]", gpu->name) == 1) {
+    } else if (sscanf(line, "memory %llu %llu", &gpu->total, &gpu->free) == 2) {
+        gpu->has_memory = 1;
+    } else if (sscanf(line, "capability %d %d", &gpu->major, &gpu->minor) == 2) {
+        gpu->has_capability = 1;
+    } else if (sscanf(line, "speed %u %u", &gpu->cores, &gpu->clock) == 2) {
+        gpu->has_speed = 1;
+    } else if (sscanf(line, "pci %x %x %x", &gpu->domain, &gpu->bus, &gpu->device) == 3) {
+        gpu->has_pci = 1;
+    } else if (sscanf(line, "compute %d", &gpu->compute) == 1) {
+        gpu->has_compute = 1;
+    } else if (sscanf(line, "link %d %95s", &link, word) == 2) {
+        gpu->has_links = 1;
+        gpu->links[link] = strcmp(word, "switch") ? atoi(word) : SWITCH;
+    } else if (sscanf(line, "mig %d", &number) == 1) {
+        gpu->in_mig = 1;
+        if (number >= 0 && sscanf(line, "mig %*d %95s %llu %95[^\n]", uuid, &total, word) == 3) {
+            Gpu *part = calloc(1, sizeof(Gpu));
+            strcpy(part->uuid, uuid);
+            strcpy(part->name, word);
+            part->has_memory = 1;
+            part->total = part->free = total;
+            gpu->slots[number] = part;
+        }
+    }
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    char line[256];
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    (void)flags;
+    count = refused = 0;
+    memset(gpus, 0, sizeof gpus);
+    if (file == NULL) return UNKNOWN;
+    init_code = SUCCESS;
+    while (fgets(line, sizeof line, file)) read_line(line);
+    fclose(file);
+    return init_code;
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlInit(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) {
+    int code = init_code == SUCCESS ? SUCCESS : UNINITIALIZED;
+    init_code = UNINITIALIZED;
+    return code;
+}
+const char *nvmlErrorString(int code) { (void)code; return "an error of the fake driver"; }
+
+static int refusal(const Gpu *gpu, const char *function) {
+    int i, index = gpu >= gpus && gpu < gpus + GPUS ? (int)(gpu - gpus) : -1;
+    if (init_code != SUCCESS) return UNINITIALIZED;
+    for (i = 0; i < refused; i++)
+        if (!strcmp(refusals[i].function, function) && (refusals[i].gpu == -1 || refusals[i].gpu == index))
+            return refusals[i].code;
+    return SUCCESS;
+}
+#define ALLOWED(gpu)                              \
+    do {                                          \
+        int code = refusal((gpu), __func__);      \
+        if (code != SUCCESS) return code;         \
+    } while (0)
+
+int nvmlDeviceGetCount_v2(unsigned *out) { ALLOWED(NULL); *out = count; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
+    if (index >= (unsigned)count) return INVALID_ARGUMENT;
+    ALLOWED(&gpus[index]);
+    *out = &gpus[index];
+    return SUCCESS;
+}
+int nvmlDeviceGetUUID(Gpu *gpu, char *out, unsigned size) { ALLOWED(gpu); snprintf(out, size, "%s", gpu->uuid); return SUCCESS; }
+int nvmlDeviceGetName(Gpu *gpu, char *out, unsigned size) {
+    ALLOWED(gpu);
+    if (!gpu->name[0]) return NOT_SUPPORTED;
+    snprintf(out, size, "%s", gpu->name);
+    return SUCCESS;
+}
+static int pci_of(const Gpu *gpu, Pci *out) {
+    if (!gpu->has_pci) return NOT_SUPPORTED;
+    memset(out, 0, sizeof *out);
+    out->domain = gpu->domain;
+    out->bus = gpu->bus;
+    out->device = gpu->device;
+    snprintf(out->bus_id, sizeof out->bus_id, "%08X:%02X:%02X.0", gpu->domain & 0xffff, gpu->bus & 0xff, gpu->device & 0xff);
+    return SUCCESS;
+}
+int nvmlDeviceGetPciInfo_v3(Gpu *gpu, Pci *out) { ALLOWED(gpu); return pci_of(gpu, out); }
+int nvmlDeviceGetMemoryInfo(Gpu *gpu, unsigned long long *out) {
+    ALLOWED(gpu);
+    if (!gpu->has_memory) return NOT_SUPPORTED;
+    out[0] = gpu->total;
+    out[1] = gpu->free;
+    out[2] = gpu->total - gpu->free;
+    return SUCCESS;
+}
+int nvmlDeviceGetCudaComputeCapability(Gpu *gpu, int *major, int *minor) {
+    ALLOWED(gpu);
+    if (!gpu->has_capability) return NOT_SUPPORTED;
+    *major = gpu->major;
+    *minor = gpu->minor;
+    return SUCCESS;
+}
+int nvmlDeviceGetMaxClockInfo(Gpu *gpu, int type, unsigned *out) {
+    ALLOWED(gpu);
+    (void)type;
+    *out = gpu->clock;
+    return gpu->has_speed ? SUCCESS : NOT_SUPPORTED;
+}
+int nvmlDeviceGetComputeMode(Gpu *gpu, int *out) {
+    ALLOWED(gpu);
+    *out = gpu->compute;
+    return gpu->has_compute ? SUCCESS : NOT_SUPPORTED;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetNumGpuCores(Gpu *gpu, unsigned *out) {
+    ALLOWED(gpu);
+    *out = gpu->cores;
+    return gpu->has_speed ? SUCCESS : NOT_SUPPORTED;
+}
+int nvmlDeviceGetMigMode(Gpu *gpu, unsigned *current, unsigned *pending) {
+    ALLOWED(gpu);
+    *current = *pending = gpu->in_mig;
+    return SUCCESS;
+}
+int nvmlDeviceGetMaxMigDeviceCount(Gpu *gpu, unsigned *out) { ALLOWED(gpu); *out = gpu->in_mig ? SLOTS : 0; return SUCCESS; }
+int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, unsigned slot, Gpu **out) {
+    ALLOWED(gpu);
+    if (slot >= SLOTS || !gpu->slots[slot]) return NOT_FOUND;
+    *out = gpu->slots[slot];
+    return SUCCESS;
+}
+int nvmlDeviceGetNvLinkState(Gpu *gpu, unsigned link, unsigned *out) {
+    ALLOWED(gpu);
+    if (!gpu->has_links) return NOT_SUPPORTED;
+    if (link >= LINKS) return INVALID_ARGUMENT;
+    *out = gpu->links[link] != NO_LINK;
+    return SUCCESS;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(Gpu *gpu, unsigned link, int *out) {
+    ALLOWED(gpu);
+    *out = gpu->links[link] == SWITCH ? 2 : 0;
+    return SUCCESS;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
+    ALLOWED(gpu);
+    if (gpu->links[link] < 0 || gpu->links[link] >= count) return NOT_SUPPORTED;
+    return pci_of(&gpus[gpu->links[link]], out);
+}
+#endif

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.inventory import (
+    VENDORS,
+    Inventory,
+    KindSpec,
+    Machine,
+    check_kind,
+    describe,
+    parse_kind,
+)
+from pytest_accel.hardware.order import parse_order
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("auto", KindSpec("auto")),
+        ("none", KindSpec("none")),
+        (" cuda ", KindSpec("cuda")),
+        ("cpu", KindSpec("cpu")),
+        ("cpu:4", KindSpec("cpu", "4")),
+        ("sim:8", KindSpec("sim", "8")),
+        ("sim:a/b.toml", KindSpec("sim", "a/b.toml")),
+    ],
+)
+def test_a_kind_is_parsed_and_shows_as_it_was_written(text: str, spec: KindSpec) -> None:
+    assert parse_kind(text) == spec
+    assert str(spec) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpu",
+        "CUDA",
+        "cuda:0",
+        "auto:1",
+        "none:",
+        "cpu:",
+        "cpu:0",
+        "cpu:x",
+        "cpu:-1",
+        "sim",
+        "sim:",
+        "sim:0",
+        "sim:a.yaml",
+    ],
+)
+def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
+    message = f"--accel {text!r}: allowed are auto, none, cuda, cpu, cpu:N, sim:N, sim:FILE.toml, with N from 1"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_kind(text)
+
+
+@pytest.mark.parametrize("kind", ["rocm", "xpu", "hpu", "npu", "mps"])
+def test_a_kind_of_later_says_so(kind: str) -> None:
+    message = f"kind {kind!r} is not available yet: kinds here are cuda, cpu, sim"
+    for ask in (parse_kind, check_kind, Machine(KindSpec("none"), environ={}).of):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            ask(kind)
+
+
+@pytest.mark.parametrize("kind", ["tpu", "auto", "none", "sim:2"])
+def test_a_test_cannot_ask_for_what_is_no_kind(kind: str) -> None:
+    message = f"kind {kind!r}: allowed are cuda, cpu, sim"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_kind(kind)
+
+
+def _machine(text: str, only: str | None = None, order: str | None = None, **environ: str) -> Machine:
+    return Machine(parse_kind(text), only, None if order is None else parse_order(order), environ)
+
+
+def _ids(inventory: Inventory) -> list[str]:
+    return [device.id for device in inventory.devices]
+
+
+def test_a_session_has_the_devices_of_its_kind() -> None:
+    inventory = _machine("sim:3").session
+    assert (inventory.kind, inventory.present, inventory.visible, inventory.order) == ("sim", 3, 3, "")
+    assert _ids(inventory) == ["sim-0", "sim-1", "sim-2"]
+    assert describe(inventory) == "accel: sim, 3 devices: 3 x sim"
+
+
+def test_an_inherited_mask_narrows_and_orders() -> None:
+    inventory = _machine("sim:4", SIM_VISIBLE_DEVICES="2,0", CUDA_VISIBLE_DEVICES="1").session
+    assert _ids(inventory) == ["sim-2", "sim-0"]
+    assert inventory.inherited == {"SIM_VISIBLE_DEVICES": "2,0"}
+    assert (inventory.present, inventory.visible) == (4, 2)
+    assert describe(inventory) == "accel: sim, 2 devices: 2 x sim, SIM_VISIBLE_DEVICES=2,0 leaves 2 of 4"
+
+
+def test_an_option_narrows_further_and_counts_what_the_mask_left() -> None:
+    inventory = _machine("sim:4", "1,sim-3", SIM_VISIBLE_DEVICES="3,2,1").session
+    assert _ids(inventory) == ["sim-2", "sim-3"]
+    assert describe(inventory) == (
+        "accel: sim, 2 devices: 2 x sim, SIM_VISIBLE_DEVICES=3,2,1 leaves 3 of 4; --accel-devices 1,sim-3 leaves 2 of 3"
+    )
+
+
+def test_an_order_sorts_what_is_left() -> None:
+    inventory = _machine("sim:4", "3,1,0", "pci", SIM_VISIBLE_DEVICES="3,2,1,0").session
+    assert _ids(inventory) == ["sim-0", "sim-2", "sim-3"]
+    assert describe(inventory).startswith("accel: sim, 3 devices: 3 x sim, order pci, SIM_")
+    assert _ids(_machine("sim:3", order="2").session) == ["sim-2", "sim-0", "sim-1"]
+
+
+def test_the_indices_of_an_order_count_what_the_mask_left() -> None:
+    assert _ids(_machine("sim:4", "2,1,0", "1", SIM_VISIBLE_DEVICES="3,2,1").session) == ["sim-2", "sim-3", "sim-1"]
+    assert _ids(_machine("sim:4", "2,3", "3,2").session) == ["sim-3", "sim-2"]
+    with pytest.raises(ValueError, match=r"^--accel-order: '2' names no device; allowed are fastest, "):
+        _ = _machine("sim:2", order="2").session
+
+
+def test_a_device_that_the_mask_hides_cannot_be_named() -> None:
+    machine = _machine("sim:2", "sim-1", SIM_VISIBLE_DEVICES="sim-0")
+    with pytest.raises(ValueError, match=r"^--accel-devices: 'sim-1' names no device; allowed are 0 \(sim-0\)$"):
+        _ = machine.session
+    with pytest.raises(ValueError, match=r"^--accel-devices '': allowed are device ids or indices"):
+        _machine("sim:2", "")
+
+
+def test_a_mask_that_hides_all_is_told() -> None:
+    inventory = _machine("sim:2", SIM_VISIBLE_DEVICES="").session
+    assert inventory.devices == ()
+    assert describe(inventory) == "accel: sim, no devices, SIM_VISIBLE_DEVICES= leaves none of 2"
+
+
+def test_none_leaves_accelerators_alone() -> None:
+    inventory = _machine("none", "0", "fastest").session
+    assert (inventory.kind, inventory.devices) == ("none", ())
+    assert describe(inventory) == "accel: --accel none: accelerators are left alone (ranks run on the CPU)"
+
+
+def test_no_accelerator_is_told() -> None:
+    assert describe(Inventory("none")) == "accel: no accelerator found (ranks run on the CPU)"
+
+
+def test_header_groups_equal_devices() -> None:
+    big, small = 80 * 1024**3, 15 * 1024**3
+    devices = (
+        Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=big),
+        Device("cuda", "GPU-2", 1, "NVIDIA T4", memory=small),
+        Device("cuda", "GPU-3", 2, "NVIDIA A100", memory=big),
+    )
+    inventory = Inventory(
+        "cuda", devices, "fastest", {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 4, 3, ("GPU 4 is left out: x",)
+    )
+    assert describe(inventory) == (
+        "accel: cuda, 3 devices: 2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB), order fastest, "
+        "CUDA_VISIBLE_DEVICES=0,2,3 leaves 3 of 4; GPU 4 is left out: x"
+    )
+    assert (
+        describe(Inventory("cuda", devices[:1], present=1, visible=1)) == "accel: cuda, 1 device: NVIDIA A100 (80 GiB)"
+    )
+
+
+def test_header_tells_the_cores_of_cpu_slots() -> None:
+    slots = tuple(Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (4,)]))
+    assert describe(Inventory("cpu", slots)) == "accel: cpu, 3 devices: 2 x CPU (2 cores), CPU (1 core)"
+
+
+def test_another_kind_has_its_defaults_and_not_the_names_of_the_session() -> None:
+    machine = _machine("sim:2", "1", "1")
+    assert machine.of("sim") is machine.session
+    slots = machine.of("cpu")
+    assert slots is machine.of("cpu")
+    assert slots.kind == "cpu"
+    assert len(slots.devices) == slots.present >= 1
+    assert slots.notes == ()
+
+
+def test_sim_is_empty_unless_it_was_asked_for() -> None:
+    assert _machine("cpu:2").of("sim").devices == ()
+
+
+def test_the_machine_is_looked_into_once() -> None:
+    machine = _machine("sim:2")
+    assert machine.session is machine.session
+    assert machine.vendor("sim") is machine.vendor("sim")
+
+
+def test_a_vendor_is_made_from_the_argument_of_its_own_kind() -> None:
+    machine = _machine("cpu:3")
+    assert len(machine.vendor("cpu").discover()) == 3
+    assert machine.vendor("sim").discover() == ()
+
+
+def test_a_topology_is_found_from_another_folder_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.toml").write_text("[[device]]\nname = 'x'\n")
+    monkeypatch.chdir(tmp_path)
+    assert describe(_machine("sim:m.toml").session) == "accel: sim, 1 device: x"
+
+
+def test_the_environment_is_this_process_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIM_VISIBLE_DEVICES", "1")
+    assert _ids(Machine(parse_kind("sim:2")).session) == ["sim-1"]
+
+
+def test_every_vendor_is_made_under_its_own_name() -> None:
+    assert {name: make(None).kind for name, make in VENDORS.items()} == {name: name for name in VENDORS}

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.mask import is_index_mask, partition, read_cuda_mask, read_simple_mask, rotate, write_mask
+
+
+def _gpu(name: str, index: int = 0, parent: str | None = None) -> Device:
+    return Device(kind="cuda", id=name, index=index, name="GPU", parent=parent)
+
+
+FOUR = tuple(_gpu(f"GPU-{name}", index) for index, name in enumerate(("1111", "2222", "2233", "4444")))
+SLICED = (_gpu("GPU-1111"), _gpu("MIG-aa", 1, "GPU-2222"), _gpu("MIG-ab", 1, "GPU-2222"), _gpu("GPU-3333", 2))
+
+
+def _read(text: str | None) -> str:
+    return write_mask(read_cuda_mask(text, FOUR)).replace("GPU-", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (None, "1111,2222,2233,4444"),
+        ("", ""),
+        (" ", ""),
+        ("2,0", "2233,1111"),
+        (" 2 , 0 ", "2233,1111"),
+        ("0,2,-1,1", "1111,2233"),
+        ("-1", ""),
+        ("1,9,0", "2222"),
+        ("9,1", ""),
+        ("0,0", ""),
+        ("0,9,9", ""),
+        ("0,-1,0", "1111"),
+        ("1gpu2", "2222"),
+        ("+1", "2222"),
+        ("-0", "1111"),
+        ("0x2", "1111"),
+        ("0,", "1111"),
+        (",0", ""),
+        ("+", ""),
+        ("²", ""),
+        ("0," + "9" * 5000, "1111"),
+        ("GPU-1111,GPU-4444", "1111,4444"),
+        ("GPU-4,GPU-1", "4444,1111"),
+        ("GPU-222", "2222"),
+        ("GPU-22", ""),
+        ("GPU-1,GPU-22,GPU-4", "1111"),
+        ("GPU-1,GPU-1111", ""),
+        ("GPU-1,GPU-1", ""),
+        ("GPU-1,GPU-9,GPU-4", "1111"),
+        ("GPU-1, GPU-4", "1111"),
+        ("gpu-1111", ""),
+        ("1,GPU-2222", "2222"),
+        ("GPU-2222,1", "2222"),
+        ("all", ""),
+        ("none", ""),
+        ("NoDevFiles", ""),
+    ],
+)
+def test_a_cuda_mask_leaves(text: str | None, seen: str) -> None:
+    assert _read(text) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (None, "GPU-1111,MIG-aa,MIG-ab,GPU-3333"),
+        ("MIG-ab", "MIG-ab"),
+        ("MIG-ab,MIG-aa", "MIG-ab,MIG-aa"),
+        ("MIG-a", ""),
+        ("MIG-aa,MIG-aa", ""),
+        ("MIG-aa,GPU-1111", "MIG-aa"),
+        ("GPU-1111,MIG-aa", "GPU-1111"),
+        ("2,1", "GPU-3333,MIG-aa,MIG-ab"),
+        ("GPU-2", "MIG-aa,MIG-ab"),
+        ("MIG-zz", ""),
+    ],
+)
+def test_a_card_in_mig_mode_stands_for_its_instances(text: str | None, seen: str) -> None:
+    assert write_mask(read_cuda_mask(text, SLICED)) == seen
+
+
+def test_indices_count_the_cards_as_cuda_does() -> None:
+    cards = ["GPU-4444", "GPU-hidden", "GPU-1111"]
+    assert write_mask(read_cuda_mask("0,1,2", FOUR, cards)) == "GPU-4444,GPU-1111"
+    assert read_cuda_mask("3", FOUR, cards) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [("0", True), ("1gpu", True), ("-1", False), ("", False), ("GPU-1111", False), ("MIG-1", False), ("all", False)],
+)
+def test_a_mask_of_indices_is_told_from_others(text: str, indices: bool) -> None:
+    assert is_index_mask(text) is indices
+
+
+@given(st.lists(st.sampled_from(FOUR), unique=True))
+def test_what_is_written_is_read_back(devices: list[Device]) -> None:
+    assert read_cuda_mask(write_mask(devices), FOUR) == tuple(devices)
+    assert read_simple_mask(write_mask(devices), FOUR) == tuple(devices)
+
+
+@given(st.lists(st.sampled_from(["0", "1", "2", "3", "4", "-1", "x", "", "GPU-1", "GPU-2", "GPU-44"]), max_size=6))
+def test_what_stands_behind_the_end_of_a_list_changes_nothing(entries: list[str]) -> None:
+    text = ",".join(entries)
+    assert read_cuda_mask(f"{text},-1,0,1" if text else "-1,0,1", FOUR) == read_cuda_mask(text, FOUR)
+
+
+def test_a_written_mask_has_full_ids_and_no_spaces() -> None:
+    assert write_mask(FOUR[:2]) == "GPU-1111,GPU-2222"
+    assert write_mask([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (None, "sim-0,sim-1,sim-2"),
+        ("", ""),
+        ("sim-2, 0", "sim-2,sim-0"),
+        ("0,sim-0", ""),
+        ("1,sim-9,0", "sim-1"),
+        ("sim", ""),
+    ],
+)
+def test_a_simple_mask_leaves(text: str | None, seen: str) -> None:
+    devices = [Device(kind="sim", id=f"sim-{index}", index=index, name="sim") for index in range(3)]
+    assert write_mask(read_simple_mask(text, devices)) == seen
+
+
+@given(st.integers(0, 20), st.integers(0, 4))
+def test_rotation_gives_each_worker_all_devices_and_another_first_one(worker: int, count: int) -> None:
+    devices = FOUR[:count]
+    rotated = rotate(devices, worker)
+    assert sorted(rotated, key=lambda device: device.id) == list(devices)
+    assert rotated[:1] == (devices[worker % count :][:1] if count else ())
+
+
+def test_parts_are_disjoint_while_there_are_enough_devices() -> None:
+    assert [partition(FOUR, 2, worker, 2) for worker in range(2)] == [FOUR[:2], FOUR[2:]]
+    assert [partition(FOUR, 4, worker, 1) for worker in range(4)] == [(device,) for device in FOUR]
+
+
+def test_parts_start_over_so_that_every_worker_has_the_same_count() -> None:
+    assert [partition(FOUR[:3], 3, worker, 2) for worker in range(3)] == [
+        FOUR[:2],
+        (FOUR[2], FOUR[0]),
+        (FOUR[1], FOUR[2]),
+    ]
+    assert partition([], 3, 2, 2) == ()
+
+
+@pytest.mark.parametrize(
+    ("workers", "worker", "per_worker", "message"),
+    [
+        (2, 2, 1, "worker 2 is not one of 2 workers: allowed are 0 to 1"),
+        (2, -1, 1, "worker -1 is not one of 2 workers: allowed are 0 to 1"),
+        (2, 0, 0, "0 devices for each worker: allowed is 1 or more"),
+        (2, 0, 5, "5 devices for each worker: allowed is at most 4, all that there are"),
+    ],
+)
+def test_a_wrong_part_is_named(workers: int, worker: int, per_worker: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        partition(FOUR, workers, worker, per_worker)
+
+
+def test_masks_are_read_as_torch_reads_them(on_machine: Callable[..., int]) -> None:
+    # Two pairs of ids start alike, so that prefixes are unique, ambiguous and repeated.
+    uuids = [f"GPU-{start}-0000-0000-000000000000" for start in ("11110000", "11112222", "33330000", "33330001")]
+    code = (Path(__file__).parent / "compare_with_torch.py").read_text(encoding="utf-8")
+    assert on_machine(code, *(f"gpu {uuid}" for uuid in uuids)) > 2000

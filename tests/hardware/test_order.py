@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, Link
+from pytest_accel.hardware.order import (
+    Order,
+    apply_order,
+    by_figures,
+    by_nearness,
+    by_pci,
+    parse_names,
+    parse_order,
+    select,
+)
+from pytest_accel.hardware.sim import Sim
+
+THREE = (
+    Device("sim", "sim-0", 0, "a", memory_free=10, pci="0000:03:00.0"),
+    Device("sim", "sim-1", 1, "b", memory_free=30, pci="0000:01:00.0"),
+    Device("sim", "sim-2", 2, "c", memory_free=None, pci="0000:02:00.0"),
+)
+WORDS = "fastest, pci, free, near, "
+
+
+def _ids(devices: tuple[Device, ...]) -> str:
+    return "".join(device.id[-1] for device in devices)
+
+
+@pytest.mark.parametrize("word", ["fastest", "pci", "free", "near"])
+def test_a_word_is_an_order_and_shows_as_itself(word: str) -> None:
+    order = parse_order(f" {word} ")
+    assert str(order) == order.how == word
+
+
+def test_anything_else_is_a_list_of_names() -> None:
+    order = parse_order("2, sim-0")
+    assert order == Order("ids", ("2", "sim-0"))
+    assert str(order) == "2,sim-0"
+
+
+@pytest.mark.parametrize("text", ["", "0,,1", "0,"])
+def test_an_empty_name_is_an_error(text: str) -> None:
+    message = f"--accel-order {text!r}: allowed are {WORDS}device ids or indices with commas between them"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_order(text)
+
+
+def test_a_list_without_words_says_so() -> None:
+    message = "--accel-devices '0,': allowed are device ids or indices with commas between them"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_names("0,", "--accel-devices")
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120")]
+)
+def test_an_order_drops_no_device(text: str, ids: str) -> None:
+    assert _ids(apply_order(parse_order(text), THREE, Sim(3))) == ids
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"), [(["sim-1"], "1"), (["2", "0"], "20"), (["SIM-2"], "2"), (["sim-0", "sim-1"], "01")]
+)
+def test_names_are_ids_starts_of_them_or_indices(names: list[str], ids: str) -> None:
+    assert _ids(select(names, THREE, "--accel-devices")) == ids
+
+
+def test_a_full_id_wins_over_longer_ones_that_start_with_it() -> None:
+    assert select(["sim-1"], Sim(11).discover(), "--accel-devices")[0].index == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["3"], "'3' names no device"),
+        (["gpu"], "'gpu' names no device"),
+        (["sim-"], "'sim-' names several devices"),
+        (["sim-1", "1"], "'1' names sim-1 a second time"),
+    ],
+)
+def test_a_name_that_is_not_there_lists_what_is(names: list[str], what: str) -> None:
+    message = f"--accel-devices: {what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        select(names, THREE, "--accel-devices")
+
+
+def test_a_misspelt_order_lists_the_words_too() -> None:
+    message = f"--accel-order: 'fasted' names no device; allowed are {WORDS}0 (sim-0), 1 (sim-1), 2 (sim-2)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        apply_order(parse_order("fasted"), THREE, Sim(3))
+
+
+def test_where_nothing_is_there_an_error_says_so() -> None:
+    with pytest.raises(
+        ValueError, match=r"^--accel-devices: '0' names no device; allowed are no device: none is there$"
+    ):
+        select(["0"], (), "--accel-devices")
+
+
+def test_figures_rank_by_capability_then_speed_then_memory_then_address() -> None:
+    devices = (
+        Device("sim", "sim-0", 0, "none", pci="5"),
+        Device("sim", "sim-1", 1, "old", capability=(7, 0), speed=9.0, memory=9),
+        Device("sim", "sim-2", 2, "slow", capability=(9, 0), speed=1.0, memory=9),
+        Device("sim", "sim-3", 3, "small", capability=(9, 0), speed=2.0, memory=1),
+        Device("sim", "sim-4", 4, "big", capability=(9, 0), speed=2.0, memory=2),
+        Device("sim", "sim-5", 5, "twin", capability=(9, 0), speed=2.0, memory=2, pci="1"),
+    )
+    assert _ids(by_figures(devices)) == "543210"
+
+
+def test_devices_without_an_address_come_last_by_number() -> None:
+    devices = (Device("sim", "sim-7", 7, ""), Device("sim", "sim-3", 3, ""), Device("sim", "sim-9", 9, "", pci="9"))
+    assert _ids(by_pci(devices)) == "937"
+
+
+def _linked(pairs: set[tuple[int, int]], nodes: tuple[int | None, ...]) -> tuple[Device, ...]:
+    both = pairs | {(b, a) for a, b in pairs}
+    return tuple(
+        Device("sim", f"sim-{a}", a, "", numa=node, links=tuple(Link(f"sim-{d}", "nvlink") for c, d in both if c == a))
+        for a, node in enumerate(nodes)
+    )
+
+
+def test_linked_pairs_stand_together() -> None:
+    assert _ids(by_nearness(_linked({(0, 2), (1, 3)}, (None,) * 4))) == "0213"
+
+
+def test_a_common_node_counts_where_no_link_does() -> None:
+    assert _ids(by_nearness(_linked(set(), (0, 1, 1, 0)))) == "0312"
+
+
+def test_a_link_counts_more_than_a_common_node() -> None:
+    assert _ids(by_nearness(_linked({(0, 1)}, (0, 1, 0, 1)))) == "0132"
+
+
+@given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda pair: pair[0] < pair[1])))
+def test_nearness_keeps_every_device_and_starts_with_the_first(pairs: set[tuple[int, int]]) -> None:
+    ids = _ids(by_nearness(_linked(pairs, (None,) * 6)))
+    assert sorted(ids) == list("012345")
+    assert ids[0] == "0"

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.cpu import Cpu, affinity, cpu_quota, numa_nodes, parse_cpulist, split
+from pytest_accel.hardware.device import Device, Vendor
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def _nodes(root: Path, *cpus: str) -> None:
+    _write(root, {f"sys/devices/system/node/node{node}/cpulist": f"{text}\n" for node, text in enumerate(cpus)})
+
+
+def test_it_is_a_vendor_that_auto_never_picks() -> None:
+    vendor = Cpu()
+    assert isinstance(vendor, Vendor)
+    assert not vendor.hardware
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-3,8\n", (0, 1, 2, 3, 8)), ("5", (5,)), ("\n", ()), ("0-1,4-5", (0, 1, 4, 5))]
+)
+def test_a_cpulist_is_read(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpulist(text) == cpus
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, unique=True), st.integers(1, 600))
+def test_slots_are_equal_parts_and_share_only_where_they_must(cpus: list[int], slots: int) -> None:
+    parts = split(cpus, slots)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == slots
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    together = [cpu for part in parts for cpu in part]
+    assert set(together) == set(cpus)
+    if slots <= len(cpus):
+        assert together == cpus
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no CPU affinity on this system")
+def test_slots_are_cut_from_the_affinity(tmp_path: Path) -> None:
+    assert affinity() == tuple(sorted(os.sched_getaffinity(0)))
+    (device,) = Cpu(1, tmp_path).discover()
+    assert device == Device("cpu", "cpu-0", 0, "CPU", cores=affinity())
+
+
+def test_there_are_as_many_slots_as_asked_for_even_with_fewer_cpus(tmp_path: Path) -> None:
+    many = len(affinity()) + 2
+    devices = Cpu(many, tmp_path).discover()
+    assert [device.id for device in devices] == [f"cpu-{index}" for index in range(many)]
+    assert devices[-2].cores == devices[0].cores
+
+
+def test_without_a_count_each_node_with_allowed_cpus_is_a_slot(tmp_path: Path) -> None:
+    first, *rest = affinity()
+    _nodes(tmp_path, str(first), "100000-100003", ",".join(map(str, rest)))
+    devices = Cpu(root=tmp_path).discover()
+    assert [(device.numa, device.cores) for device in devices] == [(0, (first,)), *([(2, tuple(rest))] if rest else [])]
+
+
+def test_without_nodes_all_cpus_are_one_slot(tmp_path: Path) -> None:
+    assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()]
+
+
+def test_nodes_are_sorted_by_number_and_have_cpus(tmp_path: Path) -> None:
+    _nodes(tmp_path, *(f"{node}" if node != 1 else "" for node in range(11)))
+    assert list(numa_nodes(tmp_path)) == [0, *range(2, 11)]
+
+
+def test_a_quota_bounds_the_slots_and_leaves_one_cpu_at_least(tmp_path: Path) -> None:
+    _write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
+    assert [device.cores for device in Cpu(root=tmp_path).discover()] == [affinity()[:1]]
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/job\n"}, None),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
+        (
+            {
+                "proc/self/cgroup": "0::/slice/job\n",
+                "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/slice/cpu.max": "150000 50000\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            },
+            3.0,
+        ),
+        ({"proc/self/cgroup": "0::/../host\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2.0),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:cpuset:/docker/abc\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpuacct,cpu:/job\n0::/\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            1.0,
+        ),
+    ],
+)
+def test_the_tightest_quota_up_the_path_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    _write(tmp_path, files)
+    assert cpu_quota(tmp_path) == quota
+
+
+def test_the_mask_is_the_number_of_threads_unless_somebody_set_it() -> None:
+    slots = [Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (3,)])]
+    vendor = Cpu(3)
+    assert vendor.mask(slots, {}) == {"OMP_NUM_THREADS": "4"}
+    assert vendor.mask(slots, {"OMP_NUM_THREADS": "1"}) == {}
+    assert vendor.mask([], {}) == {}
+
+
+def test_nothing_hides_a_slot() -> None:
+    vendor = Cpu(2)
+    devices = vendor.discover()
+    assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(devices) == devices
+    assert vendor.torch_device(1) == "cpu"
+    vendor.verify(devices, {})

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.cuda import Cuda, compare
+from pytest_accel.hardware.device import Device, MaskError, Vendor
+
+OnMachine = Callable[..., Any]
+
+NO_PERMISSION, NOT_SUPPORTED, DRIVER_NOT_LOADED, UNKNOWN = 4, 3, 9, 999
+GIB = 1024**3
+
+
+def _uuid(digit: int) -> str:
+    return "-".join(str(digit) * length for length in (8, 4, 4, 4, 12))
+
+
+def _gpu(digit: int, name: str = "NVIDIA A100", gib: int = 80, bus: int | None = None, *more: str) -> tuple[str, ...]:
+    return (
+        f"gpu GPU-{_uuid(digit)}",
+        f"name {name}",
+        f"memory {gib * GIB} {gib * GIB // 2}",
+        "capability 8 0",
+        "speed 6912 1410",
+        # No real device is in this domain, so that no real file tells of its NUMA node.
+        f"pci ff00 {digit if bus is None else bus:x} 0",
+        *more,
+    )
+
+
+UNLIKE = (*_gpu(1, "NVIDIA T4", 15), *_gpu(2, "NVIDIA A100"), *_gpu(3, "NVIDIA GV100", 32))
+
+DISCOVER = """
+import dataclasses, json
+from pytest_accel.hardware.cuda import Cuda
+vendor = Cuda()
+print(json.dumps({"devices": [dataclasses.asdict(device) for device in vendor.discover()], "notes": vendor.notes}))
+"""
+
+# The digit that a UUID repeats stands for the device.
+ORDERS = """
+import json, os
+from pytest_accel.hardware.cuda import Cuda
+vendor = Cuda()
+devices = vendor.discover()
+digits = lambda chosen: "".join(device.id[-1] for device in chosen)
+print(json.dumps({
+    "devices": digits(devices),
+    "visible": digits(vendor.visible(devices, os.environ)),
+    "fastest": digits(vendor.fastest(devices)),
+    "notes": vendor.notes,
+}))
+"""
+
+
+def test_it_is_a_vendor_of_hardware() -> None:
+    vendor = Cuda()
+    assert isinstance(vendor, Vendor)
+    assert vendor.hardware
+
+
+def test_a_gpu_is_described(on_machine: OnMachine) -> None:
+    found = on_machine(DISCOVER, *_gpu(1, "NVIDIA A100-SXM4-80GB", 80, 0x3B))
+    assert found == {
+        "devices": [
+            {
+                "kind": "cuda",
+                "id": f"GPU-{_uuid(1)}",
+                "index": 0,
+                "name": "NVIDIA A100-SXM4-80GB",
+                "memory": 80 * GIB,
+                "memory_free": 40 * GIB,
+                "capability": [8, 0],
+                "pci": "ff00:3b:00.0",
+                "numa": None,
+                "links": [],
+                "parent": None,
+                "cores": [],
+                "speed": 6912 * 1410.0,
+            }
+        ],
+        "notes": [],
+    }
+
+
+def test_gpus_are_found_in_pci_order(on_machine: OnMachine) -> None:
+    found = on_machine(DISCOVER, *_gpu(1, bus=0xAF), *_gpu(2, bus=0x3B))
+    assert [(device["id"][-1], device["index"]) for device in found["devices"]] == [("2", 1), ("1", 0)]
+
+
+def test_a_machine_without_gpus_or_driver_has_none(on_machine: OnMachine) -> None:
+    assert on_machine(DISCOVER) == {"devices": [], "notes": []}
+    assert on_machine(DISCOVER, driver="none") == {"devices": [], "notes": []}
+
+
+def test_a_machine_without_driver_does_not_pay_for_the_bindings(on_machine: OnMachine) -> None:
+    code = f"{DISCOVER.replace('print', 'str')}\nimport sys\nprint(json.dumps('pynvml' in sys.modules))"
+    assert on_machine(code, driver="none") is False
+    assert on_machine(code) is True
+
+
+@pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, UNKNOWN])
+def test_a_driver_that_does_not_start_is_told(on_machine: OnMachine, code: int) -> None:
+    found = on_machine(DISCOVER, f"init {code}", *_gpu(1))
+    assert found["devices"] == []
+    assert [note.split(":")[0] for note in found["notes"]] == ["the NVIDIA driver does not answer"]
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_SUPPORTED, UNKNOWN])
+def test_every_figure_is_optional(on_machine: OnMachine, code: int) -> None:
+    figures = (
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetCudaComputeCapability",
+        "nvmlDeviceGetMaxClockInfo",
+        "nvmlDeviceGetNumGpuCores",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetNvLinkState",
+    )
+    found = on_machine(DISCOVER, *(f"refuse {figure} {code}" for figure in figures), *_gpu(1))
+    (device,) = found["devices"]
+    assert device["name"] == "NVIDIA GPU"
+    unknown = ("memory", "memory_free", "capability", "pci", "numa", "speed", "parent")
+    assert [device[figure] for figure in unknown] == [None] * len(unknown)
+    assert found["notes"] == []
+
+
+def test_an_old_driver_lacks_functions(on_machine: OnMachine) -> None:
+    (device,) = on_machine(DISCOVER, *_gpu(1), driver="old")["devices"]
+    assert (device["memory"], device["speed"], device["links"]) == (80 * GIB, None, [])
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"])
+def test_a_gpu_that_is_not_ours_is_left_out_and_told(on_machine: OnMachine, function: str) -> None:
+    found = on_machine(DISCOVER, *_gpu(1), *_gpu(2), f"refuse {function} {NO_PERMISSION}", *_gpu(3))
+    assert [device["id"][-1] for device in found["devices"]] == ["1", "3"]
+    assert [note.split(":")[0] for note in found["notes"]] == ["GPU 1 is left out"]
+
+
+def test_a_driver_that_does_not_count_has_no_gpus(on_machine: OnMachine) -> None:
+    assert on_machine(DISCOVER, f"refuse nvmlDeviceGetCount_v2 {UNKNOWN}", *_gpu(1))["devices"] == []
+
+
+def test_a_prohibited_gpu_is_left_out_but_cuda_counts_it(on_machine: OnMachine) -> None:
+    facts = (*_gpu(1), *_gpu(2, "NVIDIA A100", 80, 2, "compute 2"), *_gpu(3, "NVIDIA A100", 80, 3, "compute 3"))
+    found = on_machine(ORDERS, *facts, CUDA_VISIBLE_DEVICES="2,1")
+    assert found["devices"] == "13"
+    assert found["visible"] == "3"
+    assert found["notes"] == [f"NVIDIA A100 (GPU-{_uuid(2)}) is left out: its compute mode is PROHIBITED"]
+
+
+def test_mig_instances_are_devices_and_their_card_is_not(on_machine: OnMachine) -> None:
+    mig = (
+        "refuse nvmlDeviceGetMemoryInfo 0",
+        f"mig 5 MIG-{_uuid(6)} {10 * GIB} NVIDIA A100 MIG 1g.10gb",
+        f"mig 0 MIG-{_uuid(5)} {20 * GIB} NVIDIA A100 MIG 2g.20gb",
+    )
+    found = on_machine(
+        DISCOVER, *_gpu(1), *_gpu(2, "NVIDIA A100", 80, 2, *mig), *_gpu(3, "NVIDIA A100", 80, 3, "mig -1")
+    )
+    told = [
+        (one["id"], one["parent"], one["name"], one["memory"], one["pci"], one["capability"])
+        for one in found["devices"]
+    ]
+    card, capability = f"GPU-{_uuid(2)}", [8, 0]
+    assert told[1:] == [
+        (f"MIG-{_uuid(5)}", card, "NVIDIA A100 MIG 2g.20gb", 20 * GIB, "ff00:02:00.0", capability),
+        (f"MIG-{_uuid(6)}", card, "NVIDIA A100 MIG 1g.10gb", 10 * GIB, "ff00:02:00.0", capability),
+    ]
+    assert told[0][0] == f"GPU-{_uuid(1)}"
+    assert found["notes"] == [f"NVIDIA A100 (GPU-{_uuid(3)}) is left out: it is in MIG mode and has no instance"]
+
+
+def test_nvlinks_are_found_from_the_far_end(on_machine: OnMachine) -> None:
+    found = on_machine(
+        DISCOVER,
+        *_gpu(1, "NVIDIA A100", 80, 9, "link 0 2", "link 1 2"),
+        *_gpu(2),
+        *_gpu(3, "NVIDIA A100", 80, 3, "link 4 0", "link 5 0"),
+    )
+    ends = {one["id"][-1]: [(link["peer"][-1], link["via"]) for link in one["links"]] for one in found["devices"]}
+    assert ends == {"1": [("3", "nvlink")] * 2, "2": [], "3": [("1", "nvlink")] * 2}
+
+
+def test_gpus_on_an_nvswitch_are_all_linked(on_machine: OnMachine) -> None:
+    switched = [fact for digit in (1, 2, 3) for fact in _gpu(digit, "NVIDIA H100", 80, digit, "link 0 switch")]
+    found = on_machine(DISCOVER, *switched, *_gpu(4))
+    ends = {one["id"][-1]: "".join(link["peer"][-1] for link in one["links"]) for one in found["devices"]}
+    assert ends == {"1": "23", "2": "13", "3": "12", "4": ""}
+
+
+def test_the_numa_node_is_the_one_of_the_bus(on_machine: OnMachine, tmp_path: Path) -> None:
+    for bus, node in (("ff00:01:00.0", "1\n"), ("ff00:02:00.0", "-1\n")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "numa_node").write_text(node)
+    code = DISCOVER.replace("Cuda()", f"Cuda(sysfs=Path({str(tmp_path)!r}))")
+    found = on_machine(f"from pathlib import Path\n{code}", *_gpu(1), *_gpu(2), *_gpu(3))
+    assert [device["numa"] for device in found["devices"]] == [1, None, None]
+
+
+def _cuda_order(*digits: int) -> str:
+    return ",".join(str(digit) * 32 for digit in digits)
+
+
+def test_the_order_of_the_cuda_driver_counts(on_machine: OnMachine) -> None:
+    found = on_machine(ORDERS, *UNLIKE, driver="cuda", FAKE_CUDA=_cuda_order(2, 1, 3), CUDA_VISIBLE_DEVICES="0,2")
+    assert found == {"devices": "123", "visible": "23", "fastest": "213", "notes": []}
+
+
+def test_indices_by_pci_need_no_driver(on_machine: OnMachine) -> None:
+    found = on_machine(
+        ORDERS,
+        *UNLIKE,
+        driver="cuda",
+        FAKE_CUDA=_cuda_order(2, 1, 3),
+        CUDA_VISIBLE_DEVICES="0,2",
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+    )
+    assert found["visible"] == "13"
+
+
+def test_without_cuda_the_figures_rank_and_indices_count_by_pci_with_a_note(on_machine: OnMachine) -> None:
+    found = on_machine(ORDERS, *UNLIKE, CUDA_VISIBLE_DEVICES="1,0")
+    assert found["visible"] == "21"
+    assert found["fastest"] == "231"
+    assert found["notes"] == ["CUDA_VISIBLE_DEVICES=1,0 was read in PCI order, for CUDA could not be asked for its own"]
+
+
+def test_a_driver_that_refuses_is_no_driver(on_machine: OnMachine) -> None:
+    found = on_machine(ORDERS, *UNLIKE, driver="cuda", CUDA_VISIBLE_DEVICES="1,0")
+    assert (found["visible"], found["fastest"], len(found["notes"])) == ("21", "231", 1)
+
+
+def test_an_order_that_lacks_a_device_is_not_used_to_rank(on_machine: OnMachine) -> None:
+    found = on_machine(ORDERS, *UNLIKE, driver="cuda", FAKE_CUDA=_cuda_order(1, 2))
+    assert found["fastest"] == "231"
+
+
+def test_uuids_mean_the_same_in_every_order(on_machine: OnMachine) -> None:
+    mask = f"GPU-{_uuid(3)},GPU-{_uuid(1)[:4]}"
+    assert on_machine(ORDERS, *UNLIKE, CUDA_VISIBLE_DEVICES=mask) == {
+        "devices": "123",
+        "visible": "31",
+        "fastest": "231",
+        "notes": [],
+    }
+
+
+def test_an_instance_that_the_driver_counts_stands_for_its_card(on_machine: OnMachine) -> None:
+    mig = (f"mig 0 MIG-{_uuid(5)} {GIB} x", f"mig 1 MIG-{_uuid(6)} {GIB} x")
+    facts = (*_gpu(1, "NVIDIA T4", 15), *_gpu(2, "NVIDIA A100", 80, 2, *mig))
+    found = on_machine(ORDERS, *facts, driver="cuda", FAKE_CUDA=_cuda_order(5, 1), CUDA_VISIBLE_DEVICES="0")
+    assert (found["devices"], found["visible"]) == ("156", "56")
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "b")])
+def test_the_driver_is_asked_once_and_only_where_gpus_differ(names: tuple[str, str]) -> None:
+    asked: list[bool] = []
+
+    def order() -> tuple[str, ...]:
+        asked.append(True)
+        return ("2", "1")
+
+    devices = tuple(Device("cuda", f"GPU-{n}", n, name) for n, name in enumerate(names, 1))
+    vendor = Cuda(driver_order=order)
+    unlike = len(set(names)) == 2
+    for _ in range(2):
+        assert vendor.fastest(devices) == (devices[::-1] if unlike else devices)
+        assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": "0"}) == (devices[1:] if unlike else devices[:1])
+    assert asked == [True] * unlike
+
+
+def test_no_mask_is_all_in_pci_order() -> None:
+    devices = tuple(Device("cuda", f"GPU-{n}", n, f"{n}") for n in range(2))
+    assert Cuda(driver_order=lambda: ("1", "0")).visible(devices, {}) == devices
+
+
+def test_a_mask_is_written_in_uuids() -> None:
+    vendor = Cuda()
+    devices = [Device("cuda", f"GPU-{n}", n, "x") for n in (2, 1)]
+    assert vendor.mask(devices, {"CUDA_VISIBLE_DEVICES": "0,1"}) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    assert vendor.mask([], {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert vendor.torch_device(3) == "cuda:3"
+
+
+@pytest.mark.parametrize(
+    ("ids", "seen"),
+    [
+        ([], []),
+        (["GPU-ab", "GPU-cd"], ["AB", "cd"]),
+        (["GPU-ab"], ["GPU-ab"]),
+        (["GPU-ab"], ["?"]),
+        (["MIG-12"], ["ab"]),
+    ],
+)
+def test_a_process_that_sees_its_devices_is_verified(ids: list[str], seen: list[str]) -> None:
+    compare(ids, seen, {})
+
+
+@pytest.mark.parametrize(
+    ("ids", "seen"),
+    [(["GPU-ab"], []), ([], ["ab"]), (["GPU-ab", "GPU-cd"], ["cd", "ab"]), (["MIG-12"], ["ab", "cd"])],
+)
+def test_a_process_that_sees_others_is_not(ids: list[str], seen: list[str]) -> None:
+    with pytest.raises(MaskError):
+        compare(ids, seen, {})
+
+
+def test_a_mask_error_prints_both_and_the_environment() -> None:
+    message = (
+        "the process should see 2 cuda devices (GPU-ab, GPU-cd) but sees 1 (ab); "
+        "environment: CUDA_DEVICE_ORDER='PCI_BUS_ID' CUDA_VISIBLE_DEVICES='0'"
+    )
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
+        compare(["GPU-ab", "GPU-cd"], ["ab"], environ)
+    message = "the process should see 0 cuda devices (none) but sees 1 (?); environment: no CUDA_ variable; why"
+    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
+        compare([], ["?"], {}, "; why")
+
+
+def test_torch_without_cuda_sees_nothing_and_says_why(on_machine: OnMachine) -> None:
+    code = """
+import json, torch
+from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.device import MaskError
+vendor = Cuda()
+devices = vendor.discover()
+vendor.verify((), {})
+try:
+    vendor.verify(devices, {})
+    text = "verified"
+except MaskError as error:
+    text = str(error)
+print(json.dumps(["built with" if torch.version.cuda else "built without", text]))
+"""
+    built, text = on_machine(code, *_gpu(1))
+    if built == "built with":
+        pytest.skip("this torch has CUDA")
+    assert text == (
+        f"the process should see 1 cuda devices (GPU-{_uuid(1)}) but sees 0 (none); "
+        "environment: no CUDA_ variable; this torch was built without CUDA"
+    )
+
+
+def test_auto_finds_the_gpus_of_the_machine(on_machine: OnMachine) -> None:
+    code = """
+import json
+from pytest_accel.hardware.inventory import Machine, describe, parse_kind
+print(json.dumps(describe(Machine(parse_kind("auto")).session)))
+"""
+    two = (*_gpu(1), *_gpu(2))
+    assert on_machine(code, *two) == "accel: cuda, 2 devices: 2 x NVIDIA A100 (80 GiB)"
+    assert (
+        on_machine(code, *two, CUDA_VISIBLE_DEVICES="")
+        == "accel: cuda, no devices, CUDA_VISIBLE_DEVICES= leaves none of 2"
+    )
+    assert on_machine(code) == "accel: no accelerator found (ranks run on the CPU)"
+    assert on_machine(code, f"init {DRIVER_NOT_LOADED}") == (
+        "accel: the NVIDIA driver does not answer: Driver Not Loaded (ranks run on the CPU)"
+    )
+
+
+def test_discovery_imports_no_torch_and_starts_no_cuda(on_machine: OnMachine) -> None:
+    state = "['torch' in sys.modules, open('/proc/self/maps').read().count('libcuda.so')]"
+    code = f"{ORDERS.replace('print', 'str')}\nimport sys\nprint(json.dumps({state}))"
+    assert on_machine(code, *UNLIKE, driver="cuda", FAKE_CUDA=_cuda_order(1, 2, 3)) == [False, 0]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.hardware.device import Device, Link, MaskError, Vendor
+from pytest_accel.hardware.sim import Sim, read_topology
+
+TOPOLOGY = """
+[[device]]
+name = "Big"
+memory = "80GiB"
+capability = "9.0"
+numa = 0
+pci = "0000:02:00.0"
+speed = 2.5
+links = [{to = 1, via = "nvlink"}]
+
+[[device]]
+memory = 16_000_000_000
+pci = "0000:01:00.0"
+
+[[device]]
+links = [{to = 0, via = "pcie"}, {to = 1, via = "numa"}]
+"""
+
+
+def _topology(folder: Path, text: str) -> Path:
+    file = folder / "machine.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_it_is_a_vendor_that_auto_never_picks() -> None:
+    vendor = Sim(2)
+    assert isinstance(vendor, Vendor)
+    assert not vendor.hardware
+
+
+def test_a_count_makes_plain_devices() -> None:
+    assert Sim(2).discover() == (Device("sim", "sim-0", 0, "sim"), Device("sim", "sim-1", 1, "sim"))
+    assert Sim(0).discover() == ()
+
+
+def test_a_file_describes_each_device_and_a_link_holds_in_both_directions(tmp_path: Path) -> None:
+    assert read_topology(_topology(tmp_path, TOPOLOGY)) == (
+        Device(
+            kind="sim",
+            id="sim-0",
+            index=0,
+            name="Big",
+            memory=80 * 1024**3,
+            memory_free=80 * 1024**3,
+            capability=(9, 0),
+            pci="0000:02:00.0",
+            numa=0,
+            links=(Link("sim-1", "nvlink"), Link("sim-2", "pcie")),
+            speed=2.5,
+        ),
+        Device(
+            kind="sim",
+            id="sim-1",
+            index=1,
+            name="sim",
+            memory=16_000_000_000,
+            memory_free=16_000_000_000,
+            pci="0000:01:00.0",
+            links=(Link("sim-0", "nvlink"), Link("sim-2", "numa")),
+        ),
+        Device(kind="sim", id="sim-2", index=2, name="sim", links=(Link("sim-0", "pcie"), Link("sim-1", "numa"))),
+    )
+
+
+def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_figures(tmp_path: Path) -> None:
+    vendor = Sim(file=_topology(tmp_path, TOPOLOGY))
+    assert [device.id for device in vendor.discover()] == ["sim-1", "sim-0", "sim-2"]
+    assert [device.id for device in vendor.fastest(vendor.discover())] == ["sim-0", "sim-1", "sim-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[device]", "is no TOML file: "),
+        ("", "allowed are [[device]] tables, and nothing else"),
+        ("device = 3", "allowed are [[device]] tables, and nothing else"),
+        ("[[device]]\n[other]", "allowed are [[device]] tables, and nothing else"),
+        (
+            "[[device]]\n[[device]]\nmem = 1",
+            "unknown key 'mem': allowed are name, memory, capability, numa, pci, speed, links",
+        ),
+        ("[[device]]\nname = 3", "device 0, key 'name': 3: allowed is a string"),
+        ("[[device]]\nmemory = '4G'", "device 0, key 'memory': memory '4G': allowed are a positive number with KiB"),
+        ("[[device]]\ncapability = 9.0", "device 0, key 'capability': capability 9.0: allowed is a string of numbers"),
+        ("[[device]]\nnuma = -1", "device 0, key 'numa': -1: allowed is a whole number from 0"),
+        ("[[device]]\nspeed = 'x'", "device 0, key 'speed': 'x': allowed is a number"),
+        (
+            "[[device]]\n[[device]]\nlinks = [{to = 1, via = 'nvlink'}]",
+            "device 1, key 'links': {'to': 1, 'via': 'nvlink'}: allowed are {to = N, via = V} "
+            "with N the number of another device (0) and V one of nvlink, numa, pcie",
+        ),
+        ("[[device]]\n[[device]]\nlinks = [{to = 0, via = 'x'}]", "{'to': 0, 'via': 'x'}: allowed are {to"),
+        (
+            "[[device]]\n[[device]]\nlinks = [{to = false, via = 'pcie'}]",
+            "{'to': False, 'via': 'pcie'}: allowed are {to",
+        ),
+        (
+            "[[device]]\nlinks = 3",
+            "3: allowed are {to = N, via = V} with N the number of another device (there is none)",
+        ),
+    ],
+)
+def test_a_wrong_file_names_itself_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    file = _topology(tmp_path, text)
+    with pytest.raises(ValueError, match=rf"^sim topology {re.escape(str(file))}.*{re.escape(message)}"):
+        Sim(file=file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "none.toml"
+    message = f"sim topology {file}: cannot be read: No such file or directory"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Sim(file=file)
+
+
+def test_the_mask_hides_and_orders() -> None:
+    vendor = Sim(3)
+    devices = vendor.discover()
+    chosen = (devices[2], devices[0])
+    assert vendor.mask(chosen, {}) == {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}
+    assert vendor.visible(devices, {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}) == chosen
+    assert vendor.visible(devices, {}) == devices
+    assert vendor.torch_device(1) == "cpu"
+
+
+def test_a_process_is_verified_against_its_environment() -> None:
+    vendor = Sim(3)
+    devices = vendor.discover()
+    vendor.verify(devices, {})
+    vendor.verify(devices[1:], {"SIM_VISIBLE_DEVICES": "sim-1,sim-2"})
+    vendor.verify((), {"SIM_VISIBLE_DEVICES": ""})
+    message = (
+        "the process should see 1 sim devices (sim-1) but sees 2 (sim-1,sim-0); "
+        "environment: SIM_VISIBLE_DEVICES 'sim-1,sim-0'"
+    )
+    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
+        vendor.verify(devices[1:2], {"SIM_VISIBLE_DEVICES": "sim-1,sim-0"})
+    message = (
+        "the process should see 0 sim devices (none) but sees 3 (sim-0,sim-1,sim-2); "
+        "environment: SIM_VISIBLE_DEVICES unset"
+    )
+    with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
+        vendor.verify((), {})
+
+
+def test_the_order_of_a_mask_is_verified_too() -> None:
+    vendor = Sim(2)
+    with pytest.raises(MaskError):
+        vendor.verify(vendor.discover(), {"SIM_VISIBLE_DEVICES": "1,0"})

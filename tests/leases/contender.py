@@ -1,0 +1,58 @@
+"""A session of its own: takes leases again and again and writes down what it got, for `test_contention.py`."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from queue import Queue
+
+from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.locks import DeviceLocks, Holder
+
+
+def hold(folder: Path, device: str, process: int, created: float) -> None:
+    """Take one device, say so, and never give it back."""
+    broker = Broker((device,), 0, DeviceLocks(folder), lambda _: None)
+    granted: Queue[Lease] = Queue()
+    broker.submit((device,), 1, Holder.here("killed"), granted.put)
+    broker.describe(granted.get().id, processes=[(process, created)] if process else [])
+    print("held", flush=True)
+    sys.stdin.read()
+
+
+def contend(folder: Path, log: Path, devices: tuple[str, ...], rounds: int, seed: int) -> None:
+    """Take `rounds` leases of one or more devices, two at a time."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
+    generator = random.Random(seed)
+    granted: Queue[Lease] = Queue()
+
+    def note(word: str, lease: Lease) -> None:
+        for device in lease.devices:
+            os.write(descriptor, f"{word} {device} {os.getpid()}.{lease.id}\n".encode())
+
+    def on_grant(lease: Lease) -> None:
+        note("got", lease)
+        granted.put(lease)
+
+    broker = Broker(devices, 0, DeviceLocks(folder), lambda _: None)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(rounds + 1):
+        if number < rounds:
+            count = generator.randint(1, len(devices))
+            broker.submit(generator.sample(devices, k=len(devices)), count, Holder.here("contender"), on_grant)
+        if number:
+            lease = granted.get()
+            note("back", lease)
+            broker.release(lease.id)
+    broker.close()
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["hold", folder, device, process, created]:
+            hold(Path(folder), device, int(process), float(created))
+        case ["contend", folder, log, devices, rounds, seed]:
+            contend(Path(folder), Path(log), tuple(devices.split(",")), int(rounds), int(seed))

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.locks import DeviceLocks, Holder, LockFolderError
+
+ME = Holder.here("tests/test_x.py::test_one")
+DEVICES = ("a", "b", "c", "d")
+PATIENCE = 30.0
+"""Seconds after which something that should come is given up; nothing waits so long when all is well."""
+
+Session = Callable[..., Broker]
+
+
+@pytest.fixture
+def wishes() -> Queue[int]:
+    return Queue()
+
+
+@pytest.fixture
+def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
+    """Makes brokers that share one lock folder, and closes them."""
+    brokers: list[Broker] = []
+    before = set(threading.enumerate())
+
+    def make(*, locks: bool = True, slots: int = 4, on_wanted: Callable[[int], None] = wishes.put) -> Broker:
+        brokers.append(Broker(DEVICES, slots, DeviceLocks(tmp_path / "locks") if locks else None, on_wanted))
+        return brokers[-1]
+
+    yield make
+    for broker in brokers:
+        broker.close()
+    assert set(threading.enumerate()) <= before
+    assert not list((tmp_path / "locks").glob("wants/*"))
+
+
+def test_granted_before_submit_returns(session: Session) -> None:
+    broker = session()
+    leases: list[Lease] = []
+    broker.submit(("c", "a", "b"), 2, ME, leases.append, slots=3)
+    assert [(lease.devices, lease.slots) for lease in leases] == [(("a", "b"), 3)]
+    broker.submit(DEVICES, 1, ME, leases.append, prefer=["d"])
+    assert leases[1].devices == ("d",)
+
+
+@pytest.mark.parametrize("locks", [False, True])
+def test_a_release_grants_to_the_one_that_waits(session: Session, locks: bool) -> None:
+    broker = session(locks=locks)
+    leases: list[Lease] = []
+    for _ in range(3):
+        broker.submit(DEVICES, 2, ME, leases.append)
+    assert [lease.devices for lease in leases] == [("a", "b"), ("c", "d")]
+    broker.release(leases[1].id)
+    assert leases[2].devices == ("c", "d")
+    broker.release(leases[1].id)
+    broker.submit(DEVICES, 1, ME, leases.append)
+    assert len(leases) == 3, "giving a lease back twice gives nothing twice"
+
+
+def test_slots_are_bounded_and_touch_no_lock(session: Session, tmp_path: Path) -> None:
+    threads = threading.active_count()
+    broker = session(slots=4)
+    leases: list[Lease] = []
+    broker.submit((), 0, ME, leases.append, slots=3)
+    broker.submit((), 0, ME, leases.append, slots=2)
+    broker.submit((), 0, ME, leases.append, slots=1)
+    assert [lease.slots for lease in leases] == [3]
+    broker.release(leases[0].id)
+    assert [lease.slots for lease in leases] == [3, 2, 1]
+    assert [path.name for path in (tmp_path / "locks").iterdir()] == ["wants"]
+    assert threading.active_count() == threads
+
+
+def test_a_cancelled_request_makes_way(session: Session) -> None:
+    broker = session(locks=False)
+    leases: list[Lease] = []
+    first = broker.submit(DEVICES, 3, ME, leases.append)
+    large = broker.submit(DEVICES, 2, ME, leases.append)
+    broker.submit(DEVICES, 1, ME, leases.append)
+    assert [lease.devices for lease in leases] == [("a", "b", "c")]
+    assert broker.cancel(large)
+    assert [lease.devices for lease in leases] == [("a", "b", "c"), ("d",)]
+    assert not broker.cancel(large)
+    assert not broker.cancel(first)
+
+
+def test_callbacks_may_call_the_broker(session: Session) -> None:
+    broker = session()
+    done: list[Lease] = []
+
+    def use(lease: Lease) -> None:
+        done.append(lease)
+        broker.release(lease.id)
+
+    held: list[Lease] = []
+    broker.submit(DEVICES, 4, ME, held.append)
+    for _ in range(5):
+        broker.submit(DEVICES, 3, ME, use)
+    assert done == []
+    broker.release(held[0].id)
+    assert len(done) == 5
+
+
+def test_a_callback_that_raises_costs_nobody_else_a_lease(session: Session) -> None:
+    broker = session(locks=False)
+    leases: list[Lease] = []
+
+    def broken(lease: Lease) -> None:
+        raise OSError("gone")
+
+    broker.submit(DEVICES, 4, ME, leases.append)
+    broker.submit(DEVICES, 1, ME, broken)
+    broker.submit(DEVICES, 1, ME, leases.append)
+    with pytest.raises(OSError, match="gone"):
+        broker.release(leases[0].id)
+    assert leases[1].devices == ("b",)
+
+
+def test_leases_that_others_wait_for_are_named_once(session: Session, wishes: Queue[int]) -> None:
+    broker = session(locks=False)
+    leases: list[Lease] = []
+    broker.submit(("a",), 1, ME, leases.append)
+    broker.submit(("b",), 1, ME, leases.append)
+    broker.submit(("c",), 1, ME, leases.append)
+    assert wishes.empty()
+    broker.submit(("a", "b"), 1, ME, leases.append)
+    assert [wishes.get(), wishes.get()] == [leases[0].id, leases[1].id]
+    broker.submit(("a", "b"), 2, ME, leases.append)
+    assert wishes.empty()
+    broker.release(leases[0].id)
+    assert wishes.get() == leases[3].id
+    assert wishes.empty()
+
+
+def test_no_more_is_asked_back_than_needed(session: Session) -> None:
+    asked: list[int] = []
+
+    def give_back(lease: int) -> None:
+        asked.append(lease)
+        broker.release(lease)
+
+    broker = session(locks=False, on_wanted=give_back)
+    leases: list[Lease] = []
+    for device in DEVICES:
+        broker.submit((device,), 1, ME, leases.append)
+    broker.submit(DEVICES, 2, ME, leases.append)
+    assert leases[4].devices == ("a", "b")
+    assert asked == [leases[0].id, leases[1].id]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "count", "slots", "match"),
+    [
+        (("a", "x"), 1, 0, r"candidates \['x'\] are not among"),
+        (("a", "b"), 3, 0, "count=3: must be from 0 to the number of candidates, 2"),
+        (("a", "a"), 2, 0, "count=2: .*candidates, 1"),
+        (("a",), -1, 0, "count=-1"),
+        ((), 0, 5, "slots=5: must be from 0 to the session's 4"),
+        (("a",), 0, 0, "count=0 and slots=0"),
+    ],
+)
+def test_what_can_never_be_granted_is_an_error(
+    session: Session, candidates: tuple[str, ...], count: int, slots: int, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        session().submit(candidates, count, ME, print, slots=slots)
+
+
+def test_closing_gives_everything_back(session: Session) -> None:
+    one, two = session(), session()
+    leases: list[Lease] = []
+    one.submit(DEVICES, 4, ME, leases.append)
+    waiting = one.submit(DEVICES, 1, ME, leases.append)
+    one.close()
+    two.submit(DEVICES, 4, ME, leases.append)
+    assert len(leases) == 2
+    one.release(leases[0].id)
+    one.describe(leases[0].id, test="late")
+    assert not one.cancel(waiting)
+    with pytest.raises(RuntimeError, match="closed"):
+        one.submit(DEVICES, 1, ME, leases.append)
+
+
+def test_what_another_session_gives_back_is_granted(session: Session) -> None:
+    one, two = session(), session()
+    mine: list[Lease] = []
+    several: Queue[Lease] = Queue()
+    single: Queue[Lease] = Queue()
+    one.submit(("a", "b", "c"), 3, ME, mine.append)
+    two.submit(("a", "b", "d"), 3, ME, several.put)
+    two.submit(("c",), 1, ME, single.put)
+    assert several.empty()
+    assert single.empty()
+    one.release(mine[0].id)
+    assert several.get(timeout=PATIENCE).devices == ("a", "b", "d")
+    assert single.get(timeout=PATIENCE).devices == ("c",)
+
+
+def test_a_device_that_another_session_once_had_is_granted_at_once(session: Session) -> None:
+    one, two = session(), session()
+    leases: list[Lease] = []
+    one.submit(("a",), 1, ME, leases.append)
+    assert two.cancel(two.submit(("a",), 1, ME, leases.append))
+    one.release(leases[0].id)
+    two.submit(("a",), 1, ME, leases.append)
+    assert len(leases) == 2
+
+
+def test_the_holder_learns_that_another_session_waits(session: Session, wishes: Queue[int]) -> None:
+    leases: Queue[Lease] = Queue()
+    other_wishes: Queue[int] = Queue()
+    one, two = session(), session(on_wanted=other_wishes.put)
+    one.submit(("a",), 1, ME, leases.put)
+    one.submit(("b",), 1, ME, leases.put)
+    kept, wanted = leases.get(), leases.get()
+    two.submit(("b",), 1, ME, leases.put)
+    assert wishes.get(timeout=PATIENCE) == wanted.id
+    one.release(wanted.id)
+    assert leases.get(timeout=PATIENCE).devices == ("b",)
+    assert other_wishes.empty()
+    two.submit(("a",), 1, ME, leases.put)
+    assert wishes.get(timeout=PATIENCE) == kept.id
+
+
+def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session, wishes: Queue[int]) -> None:
+    one, two = session(), session()
+    order: Queue[str] = Queue()
+    grants: Queue[Lease] = Queue()
+    mine: list[Lease] = []
+    one.submit(("a", "b"), 2, ME, mine.append)
+
+    def got(who: str) -> Callable[[Lease], None]:
+        def note(lease: Lease) -> None:
+            order.put(who)
+            grants.put(lease)
+
+        return note
+
+    two.submit(("a", "b"), 2, ME, got("other session"))
+    # That it is wanted is known: from here on the wish of the other session stands.
+    assert wishes.get(timeout=PATIENCE) == mine[0].id
+    one.submit(("a",), 1, ME, got("same session, later"))
+    one.release(mine[0].id)
+    assert order.get(timeout=PATIENCE) == "other session"
+    two.release(grants.get().id)
+    assert order.get(timeout=PATIENCE) == "same session, later"
+
+
+def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:
+    one, two = session(), session()
+    leases: Queue[Lease] = Queue()
+    one.submit(("a",), 1, ME, leases.put)
+    first = leases.get()
+    request = two.submit(("a",), 1, ME, leases.put)
+    assert wishes.get(timeout=PATIENCE) == first.id
+    one.submit(("a",), 1, ME, leases.put)
+    assert two.cancel(request)
+    one.release(first.id)
+    assert leases.get(timeout=PATIENCE).devices == ("a",)
+
+
+def test_others_see_what_a_lease_is_used_for(session: Session, tmp_path: Path) -> None:
+    broker, others = session(), DeviceLocks(tmp_path / "locks")
+    leases: list[Lease] = []
+    broker.submit(("a", "b"), 2, ME, leases.append)
+    shown = others.holder("b")
+    assert shown is not None
+    assert shown.since > ME.since
+    broker.describe(leases[0].id, test="tests/test_x.py::test_two")
+    broker.describe(leases[0].id, processes=[(1, 2.0)])
+    shown = others.holder("b")
+    assert shown is not None
+    assert (shown.test, shown.processes) == ("tests/test_x.py::test_two", ((1, 2.0),))
+
+
+def break_lock(folder: Path, device: str) -> None:
+    with suppress(FileNotFoundError):
+        (folder / f"{device}.lock").unlink()
+    (folder / f"{device}.lock").mkdir()
+
+
+def test_a_folder_that_cannot_be_used_fails_the_request(session: Session, tmp_path: Path) -> None:
+    broker = session()
+    break_lock(tmp_path / "locks", "b")
+    leases: list[Lease] = []
+    errors: list[Exception] = []
+    with pytest.raises(LockFolderError, match=r"b\.lock"):
+        broker.submit(("a", "b"), 2, ME, leases.append)
+    broker.submit(("a", "b"), 2, ME, leases.append, on_failure=errors.append)
+    assert [type(error) for error in errors] == [LockFolderError]
+    broker.submit(("a",), 1, ME, leases.append)
+    assert [lease.devices for lease in leases] == [("a",)], "what was locked for the failed request is free again"
+
+
+def test_a_request_that_waits_for_another_session_fails_too(session: Session, tmp_path: Path) -> None:
+    one, two = session(), session()
+    leases: list[Lease] = []
+    errors: Queue[Exception] = Queue()
+    one.submit(("a",), 1, ME, leases.append)
+    two.submit(("a",), 1, ME, leases.append, on_failure=errors.put)
+    break_lock(tmp_path / "locks", "a")
+    one.release(leases[0].id)
+    assert isinstance(errors.get(timeout=PATIENCE), LockFolderError)
+    assert len(leases) == 1

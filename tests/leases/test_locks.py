@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.leases.locks import VARIABLE, DeviceLocks, Holder, LockFolderError, default_folder, file_name
+
+ME = Holder.here("tests/test_x.py::test_one")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "locks"
+
+
+Make = Callable[[], DeviceLocks]
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Make]:
+    """Makes what one session has of the locks, and closes it."""
+    made: list[DeviceLocks] = []
+
+    def one() -> DeviceLocks:
+        made.append(DeviceLocks(folder))
+        return made[-1]
+
+    yield one
+    for locks in made:
+        locks.close()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def created(process: subprocess.Popen[bytes]) -> float:
+    return psutil.Process(process.pid).create_time()
+
+
+def test_one_session_at_a_time(make: Make) -> None:
+    one, two = make(), make()
+    assert one.try_acquire("GPU-1", ME)
+    assert not two.try_acquire("GPU-1", ME)
+    assert two.try_acquire("GPU-2", ME)
+    one.release("GPU-1")
+    assert two.try_acquire("GPU-1", ME)
+    two.close()
+    assert one.try_acquire("GPU-1", ME)
+    assert one.try_acquire("GPU-2", ME)
+    one.close()
+
+
+def test_the_holder_is_known_while_it_holds(folder: Path, make: Make, child: subprocess.Popen[bytes]) -> None:
+    one, two = make(), make()
+    assert two.holder("GPU-1") is None
+    one.try_acquire("GPU-1", ME)
+    assert two.holder("GPU-1") == one.holder("GPU-1") == ME
+    changed = replace(ME, test="t::x", processes=((child.pid, created(child)),))
+    one.update("GPU-1", changed)
+    assert two.holder("GPU-1") == changed
+    one.update("GPU-1", ME)
+    assert two.holder("GPU-1") == ME
+    one.release("GPU-1")
+    assert two.holder("GPU-1") is None
+    assert (folder / "GPU-1.lock").read_bytes() == b""
+
+
+def test_what_a_dead_session_left_written_names_no_holder(
+    folder: Path, make: Make, child: subprocess.Popen[bytes]
+) -> None:
+    one, two = make(), make()
+    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    one.release("GPU-1")
+    assert "test_one" in (folder / "GPU-1.lock").read_text()
+    assert two.holder("GPU-1") is None
+
+
+def test_not_while_a_process_of_the_last_lease_lives(make: Make, child: subprocess.Popen[bytes]) -> None:
+    one, two = make(), make()
+    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    one.release("GPU-1")
+    assert not two.try_acquire("GPU-1", ME)
+    assert not one.try_acquire("GPU-1", ME)
+    child.kill()
+    # Dead, and a zombie as long as nobody asks for its exit status: that must not keep the device.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    assert two.try_acquire("GPU-1", ME)
+    two.close()
+
+
+def test_another_process_with_the_same_pid_is_another_process(make: Make, child: subprocess.Popen[bytes]) -> None:
+    locks = make()
+    locks.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
+    locks.release("GPU-1")
+    assert locks.try_acquire("GPU-1", ME)
+    locks.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage\xff", b"[]", b'{"pid": 1}', b'{"pid":1,"user":"u","test":"t","since":0,"processes":[[1]]}', b"[" * 9999],
+)
+def test_content_that_makes_no_sense_stops_nobody(folder: Path, make: Make, content: bytes) -> None:
+    one, two = make(), make()
+    (folder / "GPU-1.lock").write_bytes(content)
+    assert one.try_acquire("GPU-1", ME)
+    (folder / "GPU-1.lock").write_bytes(content)
+    shown = two.holder("GPU-1")
+    assert shown is not None
+    assert shown.pid == 0
+    one.close()
+
+
+def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> None:
+    before = os.umask(0o077)
+    try:
+        locks = make()
+        locks.try_acquire("GPU-1", ME)
+        locks.want({"GPU-2": 1.0})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((folder / "wants").stat().st_mode) == 0o1777
+    assert stat.S_IMODE((folder / "GPU-1.lock").stat().st_mode) == 0o666
+    (want,) = (folder / "wants").iterdir()
+    assert stat.S_IMODE(want.stat().st_mode) == 0o644
+    locks.close()
+    assert sorted(path.name for path in folder.rglob("*")) == ["GPU-1.lock", "wants"]
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_planted_symbolic_link_is_refused(folder: Path, make: Make, tmp_path: Path, dangling: bool) -> None:
+    target = tmp_path / "precious"
+    if not dangling:
+        target.write_text("precious")
+    locks = make()
+    (folder / "GPU-1.lock").symlink_to(target)
+    with pytest.raises(LockFolderError, match=rf"GPU-1\.lock.*{VARIABLE}"):
+        locks.try_acquire("GPU-1", ME)
+    assert target.exists() != dangling
+    assert dangling or target.read_text() == "precious"
+    (folder / "GPU-1.lock").unlink()
+    assert locks.try_acquire("GPU-1", ME)
+    locks.close()
+
+
+def test_a_planted_pipe_is_refused_at_once(folder: Path, make: Make) -> None:
+    locks = make()
+    os.mkfifo(folder / "GPU-1.lock")
+    with pytest.raises(LockFolderError, match="not a regular file"):
+        locks.try_acquire("GPU-1", ME)
+
+
+def test_a_lock_that_cannot_be_described_is_not_kept(make: Make) -> None:
+    one, two = make(), make()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(LockFolderError, match="File too large"):
+            one.try_acquire("GPU-1", ME)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert two.try_acquire("GPU-1", ME)
+
+
+def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LockFolderError, match=r"locks: not a directory"):
+        DeviceLocks(folder)
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LockFolderError, match=rf"missing/locks: No such file.*{VARIABLE}"):
+        DeviceLocks(tmp_path / "missing" / "locks")
+
+
+def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
+    locked = open_folder / "locks"
+    locked.mkdir()
+    locked.chmod(0o555)
+    found = as_another_user(
+        "import sys, pathlib; from pytest_accel.leases.locks import *\n"
+        "try: DeviceLocks(pathlib.Path(sys.argv[1]))\n"
+        "except LockFolderError as error: print(error)",
+        str(locked),
+    )
+    assert f"{locked}: not writable for this user" in found
+
+
+def test_the_folder_is_made_again_when_something_cleaned_it_away(folder: Path, make: Make) -> None:
+    locks = make()
+    (folder / "wants").rmdir()
+    folder.rmdir()
+    assert locks.rivals() == {}
+    assert locks.try_acquire("GPU-1", ME)
+    locks.want({"GPU-1": 1.0})
+    assert make().wanted("GPU-1")
+    locks.close()
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert default_folder() == Path(tempfile.gettempdir()) / "pytest-accel-locks"
+    monkeypatch.setenv(VARIABLE, "/named/folder")
+    assert default_folder() == Path("/named/folder")
+
+
+def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
+    one, two, three = (make() for _ in range(3))
+    one.want({"GPU-1": 20.0, "GPU-2": 20.0})
+    two.want({"GPU-1": 10.0})
+    assert three.rivals() == {"GPU-1": 10.0, "GPU-2": 20.0}
+    assert one.rivals() == {"GPU-1": 10.0}
+    assert two.wanted("GPU-2")
+    assert not one.wanted("GPU-2")
+    two.want({"GPU-3": 10.0})
+    assert one.rivals() == {"GPU-3": 10.0}
+    two.want({})
+    assert three.rivals() == {"GPU-1": 20.0, "GPU-2": 20.0}
+    one.close()
+    two.close()
+    assert three.rivals() == {}
+    assert list((folder / "wants").iterdir()) == []
+
+
+@pytest.mark.parametrize("off", [-10.0, 10.0])
+def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Make, off: float) -> None:
+    one, two = make(), make()
+    one.want({"GPU-1": 1.0})
+    (want,) = (folder / "wants").iterdir()
+    os.utime(want, (time.time() + off,) * 2)
+    assert not two.wanted("GPU-1")
+    assert want.exists()
+    os.utime(want, (time.time() - 100,) * 2)
+    assert not two.wanted("GPU-1")
+    assert not want.exists(), "a session that died leaves no file for ever"
+    one.close()
+
+
+def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make) -> None:
+    locks = make()
+    for number, content in enumerate(["garbage", "[]", '{"GPU-1": "soon"}', '{"GPU-1": null}', json.dumps([[]])]):
+        (folder / "wants" / f"{number}.json").write_text(content)
+    (folder / "wants" / "link.json").symlink_to(folder / "wants" / "0.json")
+    assert locks.rivals() == {}
+
+
+def test_a_lock_file_that_was_deleted_makes_no_second_lock(folder: Path, make: Make) -> None:
+    one, two = make(), make()
+    one.try_acquire("GPU-1", ME)
+    one.release("GPU-1")
+    (folder / "GPU-1.lock").unlink()
+    assert two.try_acquire("GPU-1", ME)
+    assert not one.try_acquire("GPU-1", ME)
+    two.release("GPU-1")
+    assert one.try_acquire("GPU-1", ME)
+
+
+FORK = """
+import os, sys, pathlib
+from pytest_accel.leases.locks import DeviceLocks, Holder
+locks = DeviceLocks(pathlib.Path(sys.argv[1]))
+assert locks.try_acquire("GPU-1", Holder.here("forks"))
+if os.fork() == 0:
+    print("forked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_forked_process_keeps_no_lock(folder: Path, make: Make) -> None:
+    command = [sys.executable, "-c", FORK, str(folder)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == b"forked\n"
+        locks = make()
+        assert not locks.try_acquire("GPU-1", ME)
+        session.kill()
+        session.wait()
+        assert locks.try_acquire("GPU-1", ME)
+        session.communicate()
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_file_names_are_safe_and_distinct(one: str, two: str) -> None:
+    name = file_name(one)
+    assert set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+    assert not name.startswith(".")
+    assert len(name) <= 120
+    assert (name == file_name(two)) == (one == two)
+
+
+def test_file_names_keep_what_can_be_kept() -> None:
+    assert file_name("GPU-8f2c0a5e-1") == "GPU-8f2c0a5e-1"
+    assert file_name("0000:3b:00.0").startswith("0000_3b_00_0.")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def as_another_user(script: str, *arguments: str) -> str:
+    """What `script` prints when another user runs it; only root can ask for that."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to run a process as another user")
+    # It becomes the other user after the import: the interpreter may lie where only root can read.
+    drop = (
+        "import os, pwd, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
+        "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
+    )
+    command = [sys.executable, "-c", drop + script, *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+TAKE = """
+import sys, pathlib
+from pytest_accel.leases.locks import DeviceLocks, Holder
+locks = DeviceLocks(pathlib.Path(sys.argv[1]))
+print(locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs")), locks.wanted("GPU-1"))
+locks.want({"GPU-1": 1.0})
+locks.close()
+"""
+
+
+def test_two_users_share_the_folder(open_folder: Path) -> None:
+    folder = open_folder / "locks"
+    open_folder.chmod(0o1777)
+    assert as_another_user(TAKE, str(folder)) == "False True False"
+    mine = DeviceLocks(folder)
+    assert (folder / "GPU-1.lock").stat().st_uid != os.getuid()
+    assert mine.try_acquire("GPU-1", ME)
+    mine.want({"GPU-1": 2.0})
+    assert as_another_user(TAKE, str(folder)) == "True False True"
+    mine.close()
+    assert as_another_user(TAKE, str(folder)) == "False True False"

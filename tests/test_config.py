@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel import config as accel_config
+from pytest_accel.config import Settings, environment_variable
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
+NAMES = [
+    "accel",
+    *(f"accel_{name}" for name in ("devices", "order", "require", "strict", "wait", "timeout", "fresh", "per_worker")),
+]
+"""The settings that the command line, the environment and an ini file can give."""
+KINDS = "cuda, rocm, xpu, hpu, npu, mps, mlu, musa, tpu, neuron, cpu, sim"
+REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
+SWITCH = "one of 1, true, yes, on, 0, false, no, off"
+SECONDS = "a finite number of seconds"
+DEVICES = "indices or ids of devices with commas between them"
+ORDER = "fastest, pci, free, near, or ids with commas between them"
+ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
+PRELOAD = "auto, none, or names of modules"
+
+# Option, text, the field of the settings and what it becomes: the same on the command line, in the environment and in
+# an ini file.
+GOOD = [
+    ("accel", "sim:8", "accel", "sim:8"),
+    ("accel_devices", "0,2", "devices", "0,2"),
+    ("accel_order", "pci", "order", "pci"),
+    ("accel_require", "cuda:4", "require", (("cuda", 4),)),
+    ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
+    ("accel_wait", "0", "wait", 0.0),
+    ("accel_wait", "1.5", "wait", 1.5),
+    ("accel_timeout", "20", "timeout", 20.0),
+    ("accel_per_worker", "2", "per_worker", 2),
+]
+SWITCHES = [("accel_strict", "strict"), ("accel_fresh", "fresh")]
+BAD = [
+    ("accel_require", "cuda", REQUIRE),
+    ("accel_require", "cuda:0", REQUIRE),
+    ("accel_require", "cuda:two", REQUIRE),
+    ("accel_require", "gpu:2", REQUIRE),
+    ("accel_require", "cuda:1,cuda:2", REQUIRE),
+    ("accel_require", "cuda:1,", REQUIRE),
+    ("accel_wait", "-1", f"{SECONDS} >= 0"),
+    ("accel_wait", "nan", f"{SECONDS} >= 0"),
+    ("accel_timeout", "0", f"{SECONDS} > 0"),
+    ("accel_timeout", "inf", f"{SECONDS} > 0"),
+    ("accel_per_worker", "0", "an int >= 1"),
+]
+# What pytest itself cannot convert for an ini file, where the text of the error is partly pytest's.
+UNCONVERTIBLE = [
+    ("accel_wait", "soon", f"{SECONDS} >= 0"),
+    ("accel_timeout", "5s", f"{SECONDS} > 0"),
+    ("accel_per_worker", "1.5", "an int >= 1"),
+]
+EMPTY = [("accel", ACCEL), ("accel_devices", DEVICES), ("accel_order", ORDER), ("accel_require", REQUIRE)]
+
+
+class Probe:
+    """The part of the plugin that is tested here: it adds the options and reads them."""
+
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        accel_config.add_options(parser)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        accel_config.settings(config)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs within these tests know the parts that are tested here and nothing else."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in [name for name in os.environ if name == "PYTEST_ACCEL" or name.startswith("PYTEST_ACCEL_")]:
+        monkeypatch.delenv(name)
+
+
+def settings(pytester: pytest.Pytester, *args: str) -> Settings:
+    pytester.plugins = [Probe()]
+    return accel_config.settings(pytester.parseconfig(*args))
+
+
+def refusal(pytester: pytest.Pytester, *args: str) -> str:
+    with pytest.raises(pytest.UsageError) as caught:
+        settings(pytester, *args)
+    return str(caught.value)
+
+
+def flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+def ini(pytester: pytest.Pytester, option: str, text: str) -> None:
+    pytester.makeini(f"[pytest]\n{option} = {text}\n")
+
+
+def test_defaults(pytester: pytest.Pytester) -> None:
+    assert settings(pytester) == Settings(
+        accel="auto",
+        devices=None,
+        order="fastest",
+        require=(),
+        strict=False,
+        wait=None,
+        timeout=300.0,
+        fresh=False,
+        per_worker=None,
+        info=False,
+        preload=("auto",),
+    )
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().strict = True  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
+def test_command_line(pytester: pytest.Pytester, option: str, text: str, field: str, value: Any) -> None:
+    assert settings(pytester, flag(option), text) == dataclasses.replace(Settings(), **{field: value})
+
+
+@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
+def test_environment(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    text: str,
+    field: str,
+    value: Any,
+) -> None:
+    monkeypatch.setenv(environment_variable(option), text)
+    assert settings(pytester) == dataclasses.replace(Settings(), **{field: value})
+
+
+@pytest.mark.parametrize(("option", "text", "field", "value"), GOOD)
+def test_ini(pytester: pytest.Pytester, option: str, text: str, field: str, value: Any) -> None:
+    ini(pytester, option, text)
+    assert settings(pytester) == dataclasses.replace(Settings(), **{field: value})
+
+
+def test_names_of_the_variables() -> None:
+    assert environment_variable(accel_config.ACCEL) == "PYTEST_ACCEL"
+    assert environment_variable(accel_config.PER_WORKER) == "PYTEST_ACCEL_PER_WORKER"
+
+
+@pytest.mark.parametrize(("option", "field"), SWITCHES)
+def test_switches(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, field: str) -> None:
+    assert getattr(settings(pytester, flag(option)), field) is True
+    ini(pytester, option, "true")
+    assert getattr(settings(pytester), field) is True
+    monkeypatch.setenv(environment_variable(option), "No")
+    assert getattr(settings(pytester), field) is False
+    monkeypatch.setenv(environment_variable(option), "ON")
+    assert getattr(settings(pytester), field) is True
+
+
+def test_info(pytester: pytest.Pytester) -> None:
+    assert settings(pytester, "--accel-info").info is True
+
+
+def test_command_line_before_environment_before_ini(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    ini(pytester, "accel_order", "pci")
+    assert settings(pytester).order == "pci"
+    monkeypatch.setenv("PYTEST_ACCEL_ORDER", "free")
+    assert settings(pytester).order == "free"
+    assert settings(pytester, "--accel-order", "near").order == "near"
+
+
+def test_an_empty_variable_is_unset(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    ini(pytester, "accel_order", "pci")
+    monkeypatch.setenv("PYTEST_ACCEL_ORDER", " ")
+    assert settings(pytester).order == "pci"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("none", ()),
+        ("auto", ("auto",)),
+        ("auto numpy", ("auto", "numpy")),
+        ("numpy, torch.nn numpy", ("numpy", "torch.nn")),
+    ],
+)
+def test_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str, value: tuple[str, ...]) -> None:
+    ini(pytester, "accel_preload", text)
+    assert settings(pytester).preload == value
+    ini(pytester, "accel_preload", "none")
+    monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
+    assert settings(pytester).preload == value
+
+
+@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py"])
+def test_bad_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
+    assert refusal(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
+def test_native_toml(pytester: pytest.Pytester) -> None:
+    pytester.makepyprojecttoml(
+        """
+        [tool.pytest]
+        accel = "sim:8"
+        accel_require = "sim:2,cpu:1"
+        accel_strict = true
+        accel_wait = 5
+        accel_timeout = 2.5
+        accel_per_worker = 2
+        accel_preload = ["auto", "numpy"]
+        """
+    )
+    assert settings(pytester) == Settings(
+        accel="sim:8",
+        require=(("sim", 2), ("cpu", 1)),
+        strict=True,
+        wait=5.0,
+        timeout=2.5,
+        per_worker=2,
+        preload=("auto", "numpy"),
+    )
+
+
+@pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE])
+def test_bad_command_line(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
+    lines = refusal(pytester, f"{flag(option)}={text}").splitlines()
+    assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got {text!r}") for line in lines)
+
+
+@pytest.mark.parametrize(("option", "text", "allowed"), [*BAD, *UNCONVERTIBLE, ("accel_strict", "maybe", SWITCH)])
+def test_bad_environment(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str, text: str, allowed: str
+) -> None:
+    variable = environment_variable(option)
+    monkeypatch.setenv(variable, text)
+    assert refusal(pytester) == f"environment variable {variable}: must be {allowed}, got {text!r}"
+
+
+@pytest.mark.parametrize(("option", "text", "allowed"), BAD)
+def test_bad_ini(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
+    ini(pytester, option, text)
+    message = refusal(pytester)
+    assert message.startswith(f"ini option {option}: must be {allowed}, got ")
+    # A number is shown as pytest has read it: -1.0.
+    assert text in message
+
+
+@pytest.mark.parametrize(("option", "text", "allowed"), [*UNCONVERTIBLE, ("accel_fresh", "maybe", SWITCH)])
+def test_ini_that_pytest_cannot_convert(pytester: pytest.Pytester, option: str, text: str, allowed: str) -> None:
+    ini(pytester, option, text)
+    message = refusal(pytester)
+    assert message.startswith(f"ini option {option}: must be {allowed}: ")
+    assert text in message
+
+
+@pytest.mark.parametrize(("option", "allowed"), EMPTY)
+def test_empty(pytester: pytest.Pytester, option: str, allowed: str) -> None:
+    lines = refusal(pytester, f"{flag(option)}=").splitlines()
+    assert any(line.endswith(f"error: argument {flag(option)}: must be {allowed}, got ''") for line in lines)
+    ini(pytester, option, "")
+    assert refusal(pytester) == f"ini option {option}: must be {allowed}, got ''"
+
+
+def test_a_value_that_is_overridden_is_not_read(pytester: pytest.Pytester) -> None:
+    ini(pytester, "accel_timeout", "0")
+    assert settings(pytester, "--accel-timeout", "7").timeout == 7.0
+
+
+@pytest.fixture
+def probe_options(pytester: pytest.Pytester) -> tuple[str, ...]:
+    """Arguments that load the tested part of the plugin into a run of its own."""
+    pytester.makepyfile(
+        accel_probe="""
+        from pytest_accel.config import add_options, settings
+
+        def pytest_addoption(parser):
+            add_options(parser)
+
+        def pytest_configure(config):
+            settings(config)
+        """,
+        test_it="def test_it(): pass",
+    )
+    pytester.syspathinsert()
+    return ("-p", "accel_probe")
+
+
+def test_bad_values_end_a_run_as_a_usage_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, probe_options: tuple[str, ...]
+) -> None:
+    assert pytester.runpytest_inprocess(*probe_options).ret == pytest.ExitCode.OK
+    result = pytester.runpytest_inprocess(*probe_options, "--accel-timeout", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*error: argument --accel-timeout: must be a finite number of seconds > 0, got '0'")
+    monkeypatch.setenv("PYTEST_ACCEL_TIMEOUT", "0")
+    result = pytester.runpytest_inprocess(*probe_options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        "ERROR: environment variable PYTEST_ACCEL_TIMEOUT: must be a finite number of seconds > 0, got '0'"
+    )
+
+
+def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
+    shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
+    for option in [*map(flag, NAMES), "--accel-info"]:
+        assert f"\n  {option}" in shown
+    for name in [*NAMES, "accel_preload"]:
+        assert f"\n  {name} (" in shown
+
+
+def test_the_reference_names_every_option() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    for name in NAMES:
+        row = rf"\n\| \[`{flag(name)}[ `].* \| `{environment_variable(name)}` \| `{name}`"
+        assert re.search(row, text)
+    assert "\n| | `PYTEST_ACCEL_PRELOAD` | [`accel_preload`]" in text
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
+def test_the_ini_examples_of_the_reference_say_the_same(pytester: pytest.Pytester) -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    for language, file in (("ini", "pytest.ini"), ("toml", "pyproject.toml")):
+        (snippet,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        (pytester.path / file).write_text(snippet, encoding="utf-8")
+        assert settings(pytester) == Settings(order="pci", timeout=60.0, preload=("auto", "numpy"))
+        (pytester.path / file).unlink()

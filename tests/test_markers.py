@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.device import DeviceNeed, Share
+from pytest_accel.markers import (
+    MARKER_LINES,
+    MarkError,
+    MarkFinder,
+    Marks,
+    RankNeed,
+    Requirement,
+    requirement,
+    world_sizes,
+)
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
+GIB = 1024**3
+KINDS = "cuda, rocm, xpu, hpu, npu, mps, mlu, musa, tpu, neuron, cpu, sim"
+DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
+DISTRIBUTED_ARGUMENTS = "world_size, backend, device, devices_per_rank, init, timeout, fresh, visible, env"
+MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
+SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
+SIZES = "an int >= 1 or a non-empty list of them"
+SECONDS = "a finite number of seconds > 0 or None"
+ENV = "a mapping of variable names (str) to values (str) or None"
+
+
+def devices(*args: Any, **kwargs: Any) -> pytest.Mark:
+    return pytest.mark.devices.with_args(*args, **kwargs).mark
+
+
+def distributed(*args: Any, **kwargs: Any) -> pytest.Mark:
+    return pytest.mark.distributed.with_args(*args, **kwargs).mark
+
+
+def refusal(marks: Marks, world_size: Any = None) -> str:
+    with pytest.raises(MarkError) as caught:
+        requirement(marks, world_size)
+    return str(caught.value)
+
+
+def test_no_mark_is_no_requirement() -> None:
+    # A parameter called world_size is nobody's business where there is no mark.
+    assert requirement(Marks()) is None
+    assert requirement(Marks(), 3) is None
+
+
+@pytest.mark.parametrize(
+    ("mark", "need"),
+    [
+        (devices(), DeviceNeed(1)),
+        (devices(3), DeviceNeed(3)),
+        (devices(n=3), DeviceNeed(3)),
+        (devices(kind="sim"), DeviceNeed(1, kind="sim")),
+        (devices(memory="40GiB"), DeviceNeed(1, memory=40 * GIB)),
+        (devices(memory=1000), DeviceNeed(1, memory=1000)),
+        (devices(capability="9.0"), DeviceNeed(1, capability=(9, 0))),
+        (devices(name="*H100*"), DeviceNeed(1, name="*H100*")),
+        (devices(share=0.25), DeviceNeed(1, share=Share(fraction=0.25))),
+        (devices(share=1), DeviceNeed(1, share=Share(fraction=1.0))),
+        (devices(share="8GiB"), DeviceNeed(1, share=Share(bytes=8 * GIB))),
+        (devices(2, near="nvlink"), DeviceNeed(2, near="nvlink")),
+        (devices(kind=None, memory=None, capability=None, name=None, share=None, near=None), DeviceNeed(1)),
+    ],
+)
+def test_devices(mark: pytest.Mark, need: DeviceNeed) -> None:
+    assert requirement(Marks(mark)) == Requirement(need, None)
+
+
+def test_fresh_devices() -> None:
+    assert requirement(Marks(devices(fresh=True))) == Requirement(DeviceNeed(1), None, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("mark", "need"),
+    [
+        (distributed(), RankNeed(2)),
+        (distributed(4), RankNeed(4)),
+        (distributed(world_size=1), RankNeed(1)),
+        (distributed(backend="gloo"), RankNeed(2, backend="gloo")),
+        (distributed(device="cpu"), RankNeed(2, device="cpu")),
+        (distributed(devices_per_rank=2), RankNeed(2, devices_per_rank=2)),
+        (distributed(init=False), RankNeed(2, init=False)),
+        (distributed(visible="rank"), RankNeed(2, visible="rank")),
+        (distributed(env={"B": "", "A": "1"}), RankNeed(2, env=(("A", "1"), ("B", "")))),
+        (distributed(backend=None, device=None, timeout=None, env=None), RankNeed(2)),
+    ],
+)
+def test_distributed(mark: pytest.Mark, need: RankNeed) -> None:
+    assert requirement(Marks(None, mark)) == Requirement(None, need)
+
+
+def test_timeout_and_fresh_of_distributed() -> None:
+    assert requirement(Marks(None, distributed(timeout=3, fresh=True))) == Requirement(
+        None, RankNeed(2), timeout=3.0, fresh=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("marks", "need"),
+    [
+        (Marks(devices(), distributed()), Requirement(DeviceNeed(1), RankNeed(2))),
+        (Marks(devices(2), distributed(4)), Requirement(DeviceNeed(2), RankNeed(4, devices_per_rank=2))),
+        (
+            Marks(devices(2), distributed(devices_per_rank=2)),
+            Requirement(DeviceNeed(2), RankNeed(2, devices_per_rank=2)),
+        ),
+        # An n that is not given contradicts nothing.
+        (
+            Marks(devices(memory=1), distributed(devices_per_rank=2)),
+            Requirement(DeviceNeed(2, memory=1), RankNeed(2, devices_per_rank=2)),
+        ),
+        (
+            Marks(devices(kind="cuda"), distributed()),
+            Requirement(DeviceNeed(1, kind="cuda"), RankNeed(2, device="cuda")),
+        ),
+        (
+            Marks(devices(), distributed(device="cuda")),
+            Requirement(DeviceNeed(1, kind="cuda"), RankNeed(2, device="cuda")),
+        ),
+        (
+            Marks(devices(kind="sim"), distributed(device="sim")),
+            Requirement(DeviceNeed(1, kind="sim"), RankNeed(2, device="sim")),
+        ),
+        (Marks(devices(fresh=True), distributed()), Requirement(DeviceNeed(1), RankNeed(2), fresh=True)),
+        (Marks(devices(), distributed(fresh=True)), Requirement(DeviceNeed(1), RankNeed(2), fresh=True)),
+    ],
+)
+def test_both_marks(marks: Marks, need: Requirement) -> None:
+    assert requirement(marks) == need
+
+
+@pytest.mark.parametrize(
+    ("marks", "text"),
+    [
+        (
+            Marks(devices(kind="cuda"), distributed(device="cpu")),
+            "@pytest.mark.devices(kind='cuda') with @pytest.mark.distributed(device='cpu'): "
+            "kind and device both describe each rank here and must be equal, got 'cuda' and 'cpu'",
+        ),
+        (
+            Marks(devices(4), distributed(devices_per_rank=2)),
+            "@pytest.mark.devices(n=4) with @pytest.mark.distributed(devices_per_rank=2): "
+            "n and devices_per_rank both describe each rank here and must be equal, got 4 and 2",
+        ),
+    ],
+)
+def test_marks_that_contradict_each_other(marks: Marks, text: str) -> None:
+    assert refusal(marks) == text
+
+
+def values(argument: str, allowed: str, *bad: object) -> list[tuple[str, str, object]]:
+    return [(argument, allowed, value) for value in bad]
+
+
+@pytest.mark.parametrize(
+    ("argument", "allowed", "value"),
+    [
+        *values("n", "an int >= 1", 0, -1, True, 1.0, "2", None, [2]),
+        *values("kind", f"one of {KINDS} or None", "gpu", "CUDA", "auto", "", 3),
+        *values("memory", MEMORY, 0, -1, True, 1.5, "40", "40 parsecs", "", [1]),
+        *values("capability", 'a version such as "9.0" or None', 9.0, 9, "nine", "", "9.", (9, 0)),
+        *values("name", 'a non-empty pattern such as "*H100*" or None', "", " ", 100),
+        *values("share", SHARE, 0, 0.0, -0.5, 1.01, 2, True, float("nan"), "half", [0.5]),
+        *values("near", "one of nvlink, numa, pcie or None", "infiniband", "", 1),
+        *values("fresh", "True or False", 1, "yes", None),
+    ],
+)
+def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> None:
+    assert (
+        refusal(Marks(devices(**{argument: value})))
+        == f"@pytest.mark.devices({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "allowed", "value"),
+    [
+        *values("world_size", SIZES, 0, -2, True, 2.0, "2", None, [], (), [2, 0], [2, True], [[2]], {2}),
+        *values("backend", "a non-empty str or None", "", " ", 1),
+        *values("device", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
+        *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
+        *values("init", "True or False", 0, "no", None),
+        *values("timeout", SECONDS, 0, -1, True, float("inf"), float("nan"), 10**400, "10"),
+        *values("fresh", "True or False", 1, None),
+        *values("visible", "one of world, rank", "all", None, 1),
+        *values("env", ENV, [("A", "1")], "A=1", {"A": 1}, {1: "A"}, {"": "1"}, {"A=B": "1"}, {"A": "\0"}),
+    ],
+)
+def test_bad_argument_of_distributed(argument: str, allowed: str, value: object) -> None:
+    assert (
+        refusal(Marks(None, distributed(**{argument: value})))
+        == f"@pytest.mark.distributed({argument}={value!r}): {argument} must be {allowed}, got {value!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("marks", "text"),
+    [
+        (
+            Marks(devices(0)),
+            "@pytest.mark.devices(n=0): n must be an int >= 1, got 0",
+        ),
+        (
+            Marks(devices(1, 2)),
+            "@pytest.mark.devices(1, 2): at most one argument may be positional, n, got 2",
+        ),
+        (
+            Marks(devices(1, n=2)),
+            "@pytest.mark.devices(1, n=2): n must be given once, got it twice",
+        ),
+        (
+            Marks(devices(count=2)),
+            f"@pytest.mark.devices(count=2): there is no argument count, allowed are {DEVICES_ARGUMENTS}",
+        ),
+        (
+            Marks(devices(), distributed(2, "gloo")),
+            "@pytest.mark.distributed(2, 'gloo'): at most one argument may be positional, world_size, got 2",
+        ),
+        (
+            Marks(None, distributed(nprocs=2)),
+            f"@pytest.mark.distributed(nprocs=2): there is no argument nprocs, allowed are {DISTRIBUTED_ARGUMENTS}",
+        ),
+        (
+            Marks(None, distributed([2, 4, 2])),
+            "@pytest.mark.distributed(world_size=[2, 4, 2]): world_size must name each size once, got [2, 4, 2]",
+        ),
+    ],
+)
+def test_bad_calls(marks: Marks, text: str) -> None:
+    assert refusal(marks) == text
+
+
+def test_world_sizes() -> None:
+    assert world_sizes(distributed()) is None
+    assert world_sizes(distributed(4)) is None
+    assert world_sizes(distributed([1, 2])) == [1, 2]
+    assert world_sizes(distributed(world_size=(4,))) == [4]
+    with pytest.raises(MarkError, match="must name each size once"):
+        world_sizes(distributed([1, 1]))
+
+
+def test_a_list_takes_its_size_from_the_parameter() -> None:
+    found = requirement(Marks(None, distributed([1, 4], backend="gloo")), 4)
+    assert found == Requirement(None, RankNeed(4, backend="gloo"))
+
+
+def test_a_list_without_a_parameter() -> None:
+    assert refusal(Marks(None, distributed([1, 2]))) == (
+        "@pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only on functions, classes and modules of "
+        "plain pytest tests, name one world size here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mark", "param", "text"),
+    [
+        (distributed(), 4, "(world_size=2): the test's own parameter world_size must be 2 as in the mark, got 4"),
+        (
+            distributed([1, 2]),
+            True,
+            "(world_size=[1, 2]): the test's own parameter world_size must be 1 or 2 as in the mark, got True",
+        ),
+        (distributed(2), "2", "(world_size=2): the test's own parameter world_size must be 2 as in the mark, got '2'"),
+    ],
+)
+def test_a_parameter_that_contradicts_the_mark(mark: pytest.Mark, param: object, text: str) -> None:
+    assert refusal(Marks(None, mark), param) == f"@pytest.mark.distributed{text}"
+
+
+def test_a_parameter_that_repeats_the_mark() -> None:
+    assert requirement(Marks(None, distributed(3)), 3) == Requirement(None, RankNeed(3))
+
+
+def test_registration_lines_give_the_signatures() -> None:
+    devices_line, distributed_line = MARKER_LINES
+    assert devices_line.startswith(
+        "devices(n=1, *, kind=None, memory=None, capability=None, name=None, share=None, near=None, fresh=False): "
+    )
+    assert distributed_line.startswith(
+        "distributed(world_size=2, *, backend=None, device=None, devices_per_rank=1, init=True, timeout=None, "
+        "fresh=False, visible='world', env=None): "
+    )
+
+
+CONFTEST = """
+import pytest
+from pytest_accel.markers import MARKER_LINES, MarkFinder, world_sizes
+
+finder = MarkFinder()
+
+def pytest_configure(config):
+    for line in MARKER_LINES:
+        config.addinivalue_line("markers", line)
+
+def pytest_generate_tests(metafunc):
+    mark = finder.find(metafunc.definition).distributed
+    if mark is not None and (sizes := world_sizes(mark)) is not None:
+        metafunc.parametrize("world_size", sizes, ids=[f"world_size={size}" for size in sizes])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs within these tests know the parts that are tested here and nothing else."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def collect(pytester: pytest.Pytester, tests: str, hooks: str = "") -> list[pytest.Item]:
+    pytester.makeconftest(CONFTEST + hooks)
+    pytester.makepyfile(test_it="import pytest, unittest\n" + tests)
+    items, _ = pytester.inline_genitems("--strict-markers")
+    return items
+
+
+def first_arguments(pytester: pytest.Pytester, tests: str, hooks: str = "") -> dict[str, tuple[Any, Any]]:
+    """What the closest marks of each test say of n and world_size (None: no such mark), by the test's name."""
+    finder = MarkFinder()
+    found = {item.name: finder.find(item) for item in collect(pytester, tests, hooks)}
+    return {
+        name: (devices and devices.args[0], distributed and distributed.args[0])
+        for name, (devices, distributed) in found.items()
+    }
+
+
+def test_the_closest_mark_counts(pytester: pytest.Pytester) -> None:
+    tests = """
+pytestmark = pytest.mark.devices(1)
+
+def test_of_module(): pass
+
+@pytest.mark.devices(2)
+def test_of_function(): pass
+
+@pytest.mark.distributed(2)
+class TestClass:
+    def test_of_class(self): pass
+
+    @pytest.mark.distributed(3)
+    def test_of_method(self): pass
+
+    class TestInner:
+        def test_of_outer_class(self): pass
+
+@pytest.mark.devices(3)
+class TestOther(TestClass):
+    @pytest.mark.distributed(4)
+    class TestInner:
+        def test_of_inner_class(self): pass
+
+def test_of_module_again(): pass
+"""
+    assert first_arguments(pytester, tests) == {
+        "test_of_module": (1, None),
+        "test_of_function": (2, None),
+        "test_of_class": (3, 2),
+        "test_of_method": (3, 3),
+        "test_of_outer_class": (1, 2),
+        "test_of_inner_class": (3, 4),
+        "test_of_module_again": (1, None),
+    }
+
+
+def test_a_class_is_closer_than_its_bases(pytester: pytest.Pytester) -> None:
+    tests = """
+@pytest.mark.devices(1)
+@pytest.mark.distributed(2)
+class Base: pass
+
+@pytest.mark.devices(2)
+class TestDerived(Base):
+    def test_it(self): pass
+"""
+    assert first_arguments(pytester, tests) == {"test_it": (2, 2)}
+
+
+def test_a_parameter_is_closer_than_its_function(pytester: pytest.Pytester) -> None:
+    tests = """
+@pytest.mark.devices(1)
+@pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.devices(4))])
+@pytest.mark.distributed(2)
+def test_it(x): pass
+"""
+    assert first_arguments(pytester, tests) == {"test_it[1]": (1, 2), "test_it[2]": (4, 2)}
+
+
+def test_the_lowest_decorator_counts(pytester: pytest.Pytester) -> None:
+    tests = """
+@pytest.mark.devices(2)
+@pytest.mark.devices(1)
+def test_it(): pass
+"""
+    assert first_arguments(pytester, tests) == {"test_it": (1, None)}
+
+
+def test_unittest(pytester: pytest.Pytester) -> None:
+    tests = """
+@pytest.mark.distributed(2)
+class TestCase(unittest.TestCase):
+    def test_of_class(self): pass
+
+    @pytest.mark.distributed(3)
+    @pytest.mark.devices(1)
+    def test_of_method(self): pass
+"""
+    assert first_arguments(pytester, tests) == {"test_of_class": (None, 2), "test_of_method": (1, 3)}
+
+
+def test_marks_that_hooks_add(pytester: pytest.Pytester) -> None:
+    tests = """
+def test_plain(): pass
+
+@pytest.mark.devices(1)
+def test_marked(): pass
+"""
+    hooks = """
+def pytest_itemcollected(item):
+    item.add_marker(pytest.mark.distributed(2))
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.devices(5))
+        item.add_marker(pytest.mark.distributed(3), append=False)
+        item.parent.add_marker(pytest.mark.devices(6))
+"""
+    assert first_arguments(pytester, tests, hooks) == {"test_plain": (5, 3), "test_marked": (1, 3)}
+
+
+def test_a_mark_that_a_hook_adds_after_a_test_was_looked_up(pytester: pytest.Pytester) -> None:
+    (item,) = collect(pytester, "def test_it(): pass")
+    finder = MarkFinder()
+    assert finder.find(item) == Marks()
+    item.add_marker(pytest.mark.devices(2))
+    assert finder.find(item) == Marks(devices(2))
+
+
+def test_lists_parametrize_functions_classes_and_modules(pytester: pytest.Pytester) -> None:
+    tests = """
+pytestmark = pytest.mark.distributed([1, 2])
+
+def test_module(world_size): pass
+
+@pytest.mark.distributed([4])
+class TestClass:
+    def test_class(self, world_size): pass
+
+    @pytest.mark.parametrize("x", "ab")
+    @pytest.mark.distributed([3, 5], backend="gloo")
+    def test_method(self, x, world_size): pass
+
+    @pytest.mark.distributed(7)
+    def test_single(self, world_size): pass
+"""
+    finder = MarkFinder()
+    sizes = {}
+    for item in collect(pytester, tests):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        need = requirement(finder.find(item), params.get("world_size"))
+        assert need is not None
+        assert need.ranks is not None
+        sizes[item.name] = need.ranks.world_size
+    assert sizes == {
+        "test_module[world_size=1]": 1,
+        "test_module[world_size=2]": 2,
+        "test_class[world_size=4]": 4,
+        "test_method[world_size=3-a]": 3,
+        "test_method[world_size=3-b]": 3,
+        "test_method[world_size=5-a]": 5,
+        "test_method[world_size=5-b]": 5,
+        "test_single": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("tests", "hooks"),
+    [
+        ("class TestCase(unittest.TestCase):\n    @pytest.mark.distributed([1, 2])\n    def test_it(self): pass", ""),
+        (
+            "@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.distributed([1, 2]))])\n"
+            "def test_it(x): pass",
+            "",
+        ),
+        (
+            "def test_it(): pass",
+            "def pytest_itemcollected(item):\n    item.add_marker(pytest.mark.distributed([1, 2]))\n",
+        ),
+    ],
+    ids=["unittest", "param", "hook"],
+)
+def test_lists_that_cannot_parametrize(pytester: pytest.Pytester, tests: str, hooks: str) -> None:
+    (item,) = collect(pytester, tests, hooks)
+    assert "name one world size here" in refusal(MarkFinder().find(item))
+
+
+def test_pytest_shows_the_marks(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    shown = pytester.runpytest_inprocess("--markers").stdout.str()
+    for line in MARKER_LINES:
+        signature, sentence = line.split(": ", 1)
+        assert f"@pytest.mark.{signature}: {sentence}\n" in shown
+
+
+def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)
+    finder = MarkFinder()
+    needs = {}
+    for item in collect(pytester, "\n".join(snippets)):
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        needs[item.name] = requirement(finder.find(item), params.get("world_size"))
+    assert needs["test_sampler[world_size=4]"] == Requirement(None, RankNeed(4, backend="gloo"))
+    assert needs["test_four_ranks_with_two_devices_each"] == Requirement(
+        DeviceNeed(2, memory=16 * GIB), RankNeed(4, devices_per_rank=2)
+    )
+    assert len(needs) == 10
+    assert None not in needs.values()
+
+
+def test_the_reference_names_every_argument_and_kind() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+    for argument in f"{DEVICES_ARGUMENTS}, {DISTRIBUTED_ARGUMENTS}".split(", "):
+        assert f"\n| `{argument}` |" in text
+    assert f"\n{', '.join(f'`{kind}`' for kind in KINDS.split(', '))}\n" in text

@@ -1,0 +1,226 @@
+"""What must hold of the package as a whole: what is installed, what importing it costs, and who may know whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pytest_accel"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+MAX_LINES = 400
+
+FLOORS = {
+    "hardware": ("leases", "worlds", "items", "fixtures", "plugin"),
+    "leases": ("worlds", "items", "fixtures", "plugin"),
+    "worlds": ("items", "fixtures", "plugin"),
+}
+"""Each floor, and what it must not know."""
+
+VENDORS = {f"hardware/{kind}.py" for kind in ("cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu", "sim")}
+"""Their `verify` asks torch, in a rank, what the rank sees."""
+
+RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module imports, with its full dotted path."""
+
+    name: str
+    line: int
+    deferred: bool
+    """It happens when a function is called, not when the module is imported."""
+    typing_only: bool
+    """Only a type checker reads it."""
+
+    def is_of(self, package: str) -> bool:
+        return self.name == package or self.name.startswith(package + ".")
+
+
+def imports(source: str, package: str) -> list[Import]:
+    """Everything that `source`, a module directly in `package`, imports; `import_module("x")` counts too."""
+    return list(_walk(ast.parse(source), package, deferred=False, typing_only=False))
+
+
+def _walk(node: ast.AST, package: str, *, deferred: bool, typing_only: bool) -> Iterator[Import]:
+    match node:
+        case ast.Import(names=names):
+            for alias in names:
+                yield Import(alias.name, node.lineno, deferred, typing_only)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+            origin = ".".join([*above, *([module] if module else [])])
+            for alias in names:
+                yield Import(f"{origin}.{alias.name}", node.lineno, deferred, typing_only)
+        case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(name)), *_]):
+            if called in {"import_module", "__import__"}:
+                yield Import(name, node.lineno, deferred, typing_only)
+    if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        for guarded in node.body:
+            yield from _walk(guarded, package, deferred=deferred, typing_only=True)
+        for other in node.orelse:
+            yield from _walk(other, package, deferred=deferred, typing_only=typing_only)
+        return
+    deferred = deferred or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, package, deferred=deferred, typing_only=typing_only)
+
+
+def each_import() -> Iterator[tuple[str, Import]]:
+    """Every import of the package, with its module's path below `pytest_accel`."""
+    for path in MODULES:
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        for found in imports(path.read_text(encoding="utf-8"), package):
+            yield path.relative_to(PACKAGE).as_posix(), found
+
+
+def is_unpublished(name: str) -> bool:
+    """A name of pytest's or xdist's that they do not publish and may move in any release."""
+    parts = name.split(".")
+    if parts[0] == "_pytest":
+        return True
+    if parts[0] == "pytest":
+        return any(part.startswith("_") and not part.startswith("__") for part in parts)
+    # xdist publishes the functions of its top level; its modules are its own.
+    return parts[0] == "xdist" and len(parts) > 1 and not parts[1].startswith(("is_xdist_", "get_xdist_"))
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_pytest_finds_the_plugin() -> None:
+    found = [point for point in entry_points(group="pytest11") if point.name == "accel"]
+    assert [point.value for point in found] == ["pytest_accel.plugin"], "is pytest-accel installed here?"
+
+
+def test_importing_the_plugin_does_not_import_torch() -> None:
+    code = "import sys, pytest_accel.plugin; print(sorted({'torch', 'numpy', 'pynvml'} & sys.modules.keys()))"
+    assert run_python(code) == "[]"
+
+
+def test_importing_any_module_does_not_import_torch() -> None:
+    names = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in MODULES
+        if path.name != "__main__.py"
+    )
+    code = f"""
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        raise SystemExit(f"importing {{name}} imports torch")
+"""
+    run_python(code)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that a release would upload, built by the project's own backend."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_package_typed_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert shipped == {path.relative_to(ROOT).as_posix() for path in [*MODULES, PACKAGE / "py.typed"]}
+
+
+def test_the_wheel_leaves_the_choice_of_torch_to_the_user(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    version = run_python("import pytest_accel; print(pytest_accel.__version__)")
+    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("pytest-accel", version, "MIT")
+    assert "torch" in metadata.get_all("Requires-Dist", [])
+
+
+def test_floors_know_nothing_of_the_floors_above() -> None:
+    wrong = [
+        f"{module}:{found.line} imports {found.name}"
+        for module, found in each_import()
+        for above in FLOORS.get(module.split("/")[0], ())
+        if found.is_of(f"pytest_accel.{above}")
+    ]
+    assert wrong == []
+
+
+def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
+    wrong = [
+        f"{module}:{found.line} imports {found.name}"
+        for module, found in each_import()
+        if found.is_of("torch") and not found.typing_only
+        if not found.deferred or module not in RUNS_IN_A_RANK | VENDORS
+    ]
+    assert wrong == []
+
+
+def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
+    wrong = [
+        f"{module}:{found.line} imports {found.name}"
+        for module, found in each_import()
+        if is_unpublished(found.name) and not found.typing_only and module != "shims.py"
+    ]
+    assert wrong == []
+
+
+def test_modules_are_short() -> None:
+    lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_the_reader_of_imports_misses_none() -> None:
+    """The rules above are as good as the list of imports that they judge."""
+    source = """
+import torch.distributed as dist
+from . import sibling
+from .sub import name
+from ..leases import broker
+if TYPE_CHECKING:
+    import typed
+else:
+    import untyped
+class C:
+    import at_class
+    def method(self):
+        if True:
+            from deep import down
+        importlib.import_module("dynamic.one")
+try:
+    import tried
+except ImportError:
+    __import__("fallback")
+"""
+    assert [(i.name, i.deferred, i.typing_only) for i in imports(source, "pytest_accel.worlds")] == [
+        ("torch.distributed", False, False),
+        ("pytest_accel.worlds.sibling", False, False),
+        ("pytest_accel.worlds.sub.name", False, False),
+        ("pytest_accel.leases.broker", False, False),
+        ("typed", False, True),
+        ("untyped", False, False),
+        ("at_class", False, False),
+        ("deep.down", True, False),
+        ("dynamic.one", True, False),
+        ("tried", False, False),
+        ("fallback", False, False),
+    ]
