@@ -11,6 +11,7 @@ use it inside a rank; it also forks one process a request and warns of every orp
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -127,6 +128,9 @@ class _Server:
             self.connection.send(message)
 
     def _start(self, spec: WorldSpec) -> None:
+        # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
+        # pages (gc.freeze's documentation; pytest alone collects five times when a session ends).
+        gc.freeze()
         running = self.worlds[spec.world] = _Running()
         listeners: list[socket.socket] = []
         store = None

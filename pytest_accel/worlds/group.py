@@ -105,9 +105,9 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
             if at != str(port) or size != context.spec.ranks:
                 yield from original(url, timeout=timeout, **options)
                 return
-            calls[context.serial] += 1
+            calls[context.tests] += 1
             store = dist.TCPStore(HOST, port, size, False, timeout, wait_for_workers=False)
-            yield dist.PrefixStore(f"init/{context.serial}/{calls[context.serial]}", store), rank, size
+            yield dist.PrefixStore(f"init/{context.tests}/{calls[context.tests]}", store), rank, size
 
         return handler
 
@@ -121,7 +121,7 @@ def test_store(context: RankContext, use: str) -> Store:
     import torch.distributed as dist
 
     assert context.store is not None
-    return dist.PrefixStore(f"{use}/{context.serial}", context.store)
+    return dist.PrefixStore(f"{use}/{context.tests}", context.store)
 
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:

@@ -301,8 +301,10 @@ class Pool:
         return None
 
     def _hand_over(self, world: _World, ticket: _Ticket) -> None:
-        world.state, world.ticket, world.wanted = "leased", ticket, False
+        world.state, world.ticket = "leased", ticket
         self._answer(ticket, Grant(world.spec, world.pids, self._spec.directory))
+        if world.wanted:  # Said while it was being started, and said only once.
+            self._on_wanted(ticket.driver, world.spec.world)
 
     def _answer(self, ticket: _Ticket, answer: Grant | PoolError) -> None:
         self._tickets.pop(ticket.id, None)

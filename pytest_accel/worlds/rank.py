@@ -74,7 +74,8 @@ class RankContext:
         self.session = session
         self.spec = spec
         self.rank = rank
-        self.serial = 0
+        self.tests = 0
+        """How many tests this world has begun, whoever drove them: the same number on every rank."""
         self.store: Store | None = None
         self.default_group: ProcessGroup | None = None
         self.kept_groups: set[str] = set()
@@ -103,7 +104,7 @@ class RankContext:
     @property
     def shared_directory(self) -> Path:
         """A folder of the running test, the same in every rank."""
-        return Path(self.session.basetemp, f"w{self.spec.world}-shared", str(self.serial))
+        return Path(self.session.basetemp, f"w{self.spec.world}-shared", str(self.tests))
 
 
 def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socket, store: socket.socket | None) -> int:
@@ -122,7 +123,9 @@ def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socke
     code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
-    return int(code) if not plugin.retired or code != pytest.ExitCode.NO_TESTS_COLLECTED else 0
+    # A retired rank's tests have been judged one by one; a session that cannot end raises.
+    judged = (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
+    return 0 if plugin.retired and code in judged else int(code)
 
 
 def _redirect_output(path: str) -> None:
@@ -173,6 +176,7 @@ class RankPlugin:
         self._collected: list[pytest.Item] = []
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         self._errors: list[str] = []
+        self._serial = 0
         self._left: tuple[pytest.Item, list[Any]] | None = None
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
@@ -268,7 +272,8 @@ class RankPlugin:
     # One test
 
     def _run(self, session: pytest.Session, request: RunTest) -> None:
-        self.context.serial = request.serial
+        self.context.tests += 1
+        self._serial = request.serial
         group.reset_peak_memory(self.context.torch_device())
         stale = None
         try:
@@ -367,11 +372,10 @@ class RankPlugin:
         config = self._config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
-        serial = self.context.serial
         if data.get("$report_type") != "TestReport":
-            self._send(ExtraReport(serial, data))
+            self._send(ExtraReport(self._serial, data))
             return
-        message = PhaseReport(serial, report.when or "call", data, time.monotonic(), self._sketch)
+        message = PhaseReport(self._serial, report.when or "call", data, time.monotonic(), self._sketch)
         self._sketch = None
         if report.when == "teardown":
             self._held = message  # Warnings are known only when the protocol has ended.
