@@ -47,8 +47,11 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
 
 
 def _plugin_packages() -> set[str]:
+    """All that comes with pytest plugins, as pytest rewrites the whole distribution (hypothesis and its plugin are two)."""
     entries = metadata.entry_points(group="pytest11")
-    return {entry.value.partition(":")[0].partition(".")[0] for entry in entries}
+    named = {entry.value.partition(":")[0].partition(".")[0] for entry in entries}
+    files = [path for entry in entries if entry.dist is not None for path in entry.dist.files or ()]
+    return named | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
 
 
 def _is_installed(name: str, rootpath: Path) -> bool:

@@ -149,6 +149,34 @@ class Broker:
             calls = self._settle()
         self._deliver(calls)
 
+    def pass_on(self, lease_id: int, request_id: int) -> bool:
+        """Give a lease of devices as it is to the request that has waited longest, in place of release and grant.
+
+        So a process that is warm on the devices can serve the next one. False, and nothing happens, if another request
+        waits longer, here or in another session, or the lease is not what the request is for. `on_grant` is not called.
+        """
+        with self._lock:
+            held = self._held.get(lease_id)
+            waiting = next(iter(self._waiting.values()), None)
+            if held is None or waiting is None or waiting.request.id != request_id:
+                return False
+            devices = held.lease.devices
+            if len(devices) != waiting.request.count or not set(devices) <= set(waiting.request.candidates):
+                return False
+            if self._locks is not None:
+                rivals = self._locks.rivals()
+                if any(rivals.get(device, math.inf) < waiting.since for device in devices):
+                    return False
+            del self._waiting[request_id]
+            held.told = False
+            held.holder = replace(waiting.holder, since=time.time(), processes=held.holder.processes)
+            if self._locks is not None:
+                for device in devices:
+                    self._locks.update(device, held.holder)
+            calls = self._settle()
+        self._deliver(calls)
+        return True
+
     def describe(
         self, lease_id: int, *, processes: Sequence[tuple[int, float]] | None = None, test: str | None = None
     ) -> None:

@@ -10,6 +10,7 @@ use it inside a rank; it also forks one process a request and warns of every orp
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -22,6 +23,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,6 +180,7 @@ class _Server:
             leave(code)
 
     def _become_child(self) -> None:
+        disown_exit_functions()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -289,10 +292,17 @@ def reserve_port() -> socket.socket:
     return held
 
 
+def disown_exit_functions() -> None:
+    """Leave to the process that this one was copied from what it has to do at its end; what is to come is our own."""
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    # Set with the first finalizer of a process: the next one registers anew.
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+
+
 def leave(code: int) -> None:
     """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
-    import atexit
-
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

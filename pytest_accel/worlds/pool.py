@@ -201,7 +201,7 @@ class Pool:
                 self._retire(world)
             else:
                 world.state, world.idle_since = "idle", time.monotonic()
-                if world.wanted and world.lease is not None:
+                if world.wanted and world.lease is not None and not self._pass_on(world):
                     self._retire(world)
                 self._keep_few_idle()
 
@@ -305,6 +305,18 @@ class Pool:
         self._answer(ticket, Grant(world.spec, world.pids, self._spec.directory))
         if world.wanted:  # Said while it was being started, and said only once.
             self._on_wanted(ticket.driver, world.spec.world)
+
+    def _pass_on(self, world: _World) -> bool:
+        """Hand a world that others wait for to the one whose turn it is, if that one wants a world like it."""
+        assert world.lease is not None
+        world.wanted = False
+        for ticket in self._tickets.values():
+            if ticket.shape == world.shape and ticket.request is not None:
+                if self._broker(world.shape.kind).pass_on(world.lease.id, ticket.request):
+                    self._hand_over(world, ticket)
+                    return True
+                return False
+        return False
 
     def _answer(self, ticket: _Ticket, answer: Grant | PoolError) -> None:
         self._tickets.pop(ticket.id, None)
