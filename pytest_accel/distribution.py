@@ -30,9 +30,7 @@ class XdistHooks:
         vendor = machine.vendor(machine.session.kind)
         per_worker = self._session.settings.per_worker
         for number, spec in enumerate(specs):
-            mine = (
-                rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
-            )
+            mine = rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
             changes = vendor.mask(mine, {})
             spec.env.update({name: value for name, value in changes.items() if value is not None})
 

@@ -154,7 +154,7 @@ def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
     def call(obj: Any) -> list[Any]:
         nonlocal calls
         calls += 1
-        store.set(f"{calls}/{context.rank}", pickle.dumps(obj))
+        store.set(f"{calls}/{context.rank}", pickle.dumps(obj))  # type: ignore[arg-type]
         return [pickle.loads(store.get(f"{calls}/{rank}")) for rank in range(context.spec.ranks)]
 
     return call

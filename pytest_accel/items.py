@@ -99,7 +99,9 @@ class MarkedItem:
         timeout = self.requirement.timeout or self._driver.settings.timeout
         try:
             outcomes = world.wait(when, timeout)
-        except BaseException as error:  # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
+        except (
+            BaseException
+        ) as error:  # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
             stacks = world.stacks() if not isinstance(error, KeyboardInterrupt) else {}
             for rank, stack in stacks.items():
                 self.item.add_report_section(when, f"stacks [rank {rank}]", stack)
@@ -178,7 +180,7 @@ class MarkedItem:
             return
         report.sections.extend(judged.sections)
         if judged.wasxfail is not None and not report.failed:
-            report.wasxfail = judged.wasxfail  # type: ignore[attr-defined]
+            report.wasxfail = judged.wasxfail
         if judged.longrepr is None or report.passed:
             return
         if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
@@ -330,9 +332,7 @@ def _replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> No
         category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
         if not (isinstance(category, type) and issubclass(category, Warning)):
             category = UserWarning
-        message = warnings.WarningMessage(
-            category(sketch.message), category, sketch.filename, sketch.lineno
-        )
+        message = warnings.WarningMessage(category(sketch.message), category, sketch.filename, sketch.lineno)
         item.ihook.pytest_warning_recorded.call_historic(
             kwargs={
                 "warning_message": message,

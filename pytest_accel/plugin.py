@@ -27,7 +27,7 @@ from pytest_accel.fixtures import (
 )
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.stash import MARKED, RANK, SESSION
+from pytest_accel.stash import RANK, SESSION
 
 __all__ = [
     "accel",

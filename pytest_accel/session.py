@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from pytest_accel.stash import MARKED
 if TYPE_CHECKING:
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.items import Driver, MarkedItem
+    from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
 
@@ -44,9 +45,14 @@ class AccelSession:
         """Set from a worker's channel: the tests ask for what cannot be."""
 
     @property
+    def worker_input(self) -> dict[str, Any] | None:
+        """What xdist's controller has handed to this worker; None in a process that is none."""
+        return getattr(self.config, "workerinput", None)
+
+    @property
     def is_worker(self) -> bool:
         """Whether this process is an xdist worker."""
-        return hasattr(self.config, "workerinput")
+        return self.worker_input is not None
 
     @cached_property
     def machine(self) -> Machine:
@@ -54,9 +60,9 @@ class AccelSession:
         from pytest_accel.hardware.inventory import Machine, parse_kind
         from pytest_accel.hardware.order import parse_order
 
-        if self.is_worker:
-            machine: Machine = pickle.loads(self.config.workerinput["accel_machine"])
-            return machine
+        if self.worker_input is not None:
+            given: Machine = pickle.loads(self.worker_input["accel_machine"])
+            return given
         settings = self.settings
         try:
             order = parse_order(settings.order) if settings.order else None
@@ -81,8 +87,8 @@ class AccelSession:
         if self._port is None:
             from pytest_accel.worlds.port import LocalPort, RemotePort
 
-            if self.is_worker:
-                self._port = RemotePort(self.config.workerinput["accel_channel"])
+            if self.worker_input is not None:
+                self._port = RemotePort(self.worker_input["accel_channel"])
             else:
                 self._port = LocalPort(self.pool)
         return self._port
@@ -184,7 +190,7 @@ def cpu_slots() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
-def _session_spec(config: pytest.Config, settings: Settings):  # type: ignore[no-untyped-def]
+def _session_spec(config: pytest.Config, settings: Settings) -> SessionSpec:
     from pytest_accel.shims import base_temporary_directory
     from pytest_accel.worlds.messages import SessionSpec
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pytest_accel.session import AccelSession
     from pytest_accel.worlds.rank import RankContext
 
-SESSION = pytest.StashKey["AccelSession"]()
+SESSION: pytest.StashKey[AccelSession] = pytest.StashKey()
 """On the config of a driver or controller."""
-RANK = pytest.StashKey["RankContext"]()
+RANK: pytest.StashKey[RankContext] = pytest.StashKey()
 """On the config of a rank."""
-MARKED = pytest.StashKey["MarkedItem"]()
+MARKED: pytest.StashKey[MarkedItem] = pytest.StashKey()
 """On an item that runs in a world."""

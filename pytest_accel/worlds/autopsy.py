@@ -32,7 +32,9 @@ def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
     return text.strip("\n")
 
 
-def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, patience: float = 1.0) -> dict[int, str]:
+def take_stacks(
+    pids: dict[int, int], paths: dict[int, str], stack_signal: int, patience: float = 1.0
+) -> dict[int, str]:
     """The Python stacks of all threads of the processes `pids`, by rank; empty text for one that did not answer.
 
     The handler is faulthandler's, written in C: it needs no GIL, so it answers out of a native call that holds it.

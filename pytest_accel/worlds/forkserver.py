@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import psutil
 
@@ -157,27 +158,24 @@ class _Server:
             for held in (*listeners, *([store] if store else [])):
                 held.close()
 
-    def _fork(
-        self, spec: WorldSpec, rank: int, listeners: Sequence[socket.socket], store: socket.socket | None
-    ) -> int:
+    def _fork(self, spec: WorldSpec, rank: int, listeners: Sequence[socket.socket], store: socket.socket | None) -> int:
         server = os.getpid()
         pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            linux.die_with_parent(server)
-            self._become_child()
-            for other, listener in enumerate(listeners):
-                if other != rank:
-                    listener.close()
-            from pytest_accel.worlds import rank as rank_module
+        if not pid:
+            code = 1
+            try:
+                linux.die_with_parent(server)
+                self._become_child()
+                for other, listener in enumerate(listeners):
+                    if other != rank:
+                        listener.close()
+                from pytest_accel.worlds import rank as rank_module
 
-            code = rank_module.run(self.spec, spec, rank, listeners[rank], store)
-        except BaseException:
-            traceback.print_exc()
-        finally:
+                code = rank_module.run(self.spec, spec, rank, listeners[rank], store)
+            except BaseException:
+                traceback.print_exc()
             leave(code)
+        return pid
 
     def _become_child(self) -> None:
         disown_exit_functions()
@@ -301,7 +299,7 @@ def disown_exit_functions() -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()

@@ -78,8 +78,9 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=PATIENCE
         )
-        context.default_group = dist.group.WORLD
-        context.kept_groups.add(dist.group.WORLD.group_name)
+        context.default_group = world = dist.group.WORLD
+        assert world is not None
+        context.kept_groups.add(world.group_name)
 
 
 def _serve_rendezvous(context: RankContext, port: int) -> None:
@@ -150,13 +151,13 @@ def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
     """
     import torch.distributed as dist
 
-    numbers = {}
+    numbers: dict[str, tuple[tuple[int, ...], int]] = {}
     for group in _groups():
         try:
-            number = group._get_sequence_number_for_group()
+            number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:
             continue
-        numbers[group.group_name] = (tuple(dist.get_process_group_ranks(group)), number)
+        numbers[str(group.group_name)] = (tuple(dist.get_process_group_ranks(group)), number)
     return numbers
 
 

@@ -142,7 +142,7 @@ class Pool:
                 self._starter.send(Preload(modules))
 
     def acquire(self, shape: WorldShape, holder: Holder, driver: object, answer: Answer) -> int:
-        """Ask for a world of `shape`; a ticket that :meth:`cancel` takes. `answer` may be called before this returns."""
+        """Ask for a world of `shape`; gives a ticket for :meth:`cancel`. `answer` may be called before this returns."""
         with self._lock:
             self.warm()
             self._numbers += 1
@@ -481,7 +481,9 @@ class Pool:
                     self._forget(world)
             for ticket in again:
                 if ticket.retried:
-                    self._answer(ticket, PoolError(f"the fork server ended twice while starting a world\n{self._log()}"))
+                    self._answer(
+                        ticket, PoolError(f"the fork server ended twice while starting a world\n{self._log()}")
+                    )
                     continue
                 ticket.retried = True
                 self.acquire(ticket.shape, ticket.holder, ticket.driver, ticket.answer)

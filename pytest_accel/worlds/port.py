@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import threading
@@ -159,9 +160,9 @@ class RemotePort(_Waits):
         if kind == "wanted":
             self.on_wanted(values[0])
         else:
-            answers = self._answers.pop(values[0], None)
-            if answers is not None:
-                answers.put(values[1])
+            number, answer = values
+            if number in self._answers:
+                self._answers.pop(number).put(answer)
 
 
 class PoolService:
@@ -185,10 +186,8 @@ class PoolService:
         self._send("wanted", world)
 
     def _send(self, *message: object) -> None:
-        try:
+        with contextlib.suppress(OSError):  # The worker is gone; the end marker follows.
             self._channel.send(pickle.dumps(message))
-        except OSError:
-            pass  # The worker is gone; the end marker follows.
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:

@@ -64,10 +64,9 @@ class Starter:
 
     def stop(self) -> None:
         """End the server, which ends every process that came from it."""
-        with contextlib.suppress(OSError):
-            # Not close(): the thread may be waiting on the descriptor.
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)
+        # Not close(): the thread may be waiting on the descriptor.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(_END_PATIENCE)
         except subprocess.TimeoutExpired:

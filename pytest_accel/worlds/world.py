@@ -8,7 +8,6 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Literal
@@ -269,7 +268,9 @@ class World:
         stacks = self._take_stacks(pending)
         for rank in pending:
             stack = stacks.get(rank.rank, "")
-            self._close(rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack)
+            self._close(
+                rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack
+            )
 
     def _take_stacks(self, ranks: list[_Rank]) -> dict[int, str]:
         pids = {rank.rank: rank.pid for rank in ranks}
@@ -285,5 +286,3 @@ class World:
             return rank.end
         # Its setup did not pass, so there was no call: that is no news.
         return RankOutcome(rank.rank, "passed")
-
-

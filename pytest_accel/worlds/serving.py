@@ -1,0 +1,331 @@
+"""The pytest session inside a rank, and how it serves a driver.
+
+The session is a real one, with the controller's arguments, so that fixtures, parametrization, plugins and assertion
+rewriting are the real ones. It collects nothing by itself: a file is collected when a test of it is first asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import traceback
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.stash import RANK
+from pytest_accel.worlds import group
+from pytest_accel.worlds.messages import (
+    Broken,
+    ExceptionSketch,
+    ExitRequest,
+    ExtraReport,
+    Finished,
+    NodeRef,
+    PhaseReport,
+    Ready,
+    Retire,
+    RunTest,
+    WarningSketch,
+)
+from pytest_accel.worlds.sketches import sketch, sketch_warning
+
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank import RankContext
+
+_WRITES_A_FILE = ("xmlpath", "htmlpath", "log_file", "report_log", "json_report_file", "pastebin", "csv_path")
+"""Options by which a session writes a file for all: the driver's business."""
+_CHANGES_THE_RUN = (
+    "lf",
+    "failedfirst",
+    "newfirst",
+    "stepwise",
+    "stepwise_skip",
+    "usepdb",
+    "trace",
+    "setupshow",
+    "maxfail",
+    "numprocesses",
+)
+_JUDGES_IN_THE_DRIVER = ("rerunfailures", "timeout", "lfplugin", "nfplugin", "stepwiseplugin")
+"""Plugins that decide about a test as a whole, and would decide once more in every rank."""
+_LONGEST_SECTION = 1 << 20
+"""Characters of captured output that a report carries; the rest is cut out of the middle."""
+
+
+class RankPlugin:
+    """Makes a pytest session serve a driver."""
+
+    def __init__(self, context: RankContext, listener: socket.socket, store: socket.socket | None) -> None:
+        self.context = context
+        self.served = False
+        self.retired = False
+        self._listener = listener
+        self._store_socket = store
+        self._connection: Connection | None = None
+        self._collected: list[pytest.Item] = []
+        self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
+        self._errors: list[str] = []
+        self._serial = 0
+        self._left: tuple[pytest.Item, list[Any]] | None = None
+        self._sketch: ExceptionSketch | None = None
+        self._warnings: list[WarningSketch] = []
+        self._held: PhaseReport | None = None
+
+    # The session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        config.stash[RANK] = self.context
+        option = config.option
+        for name in _WRITES_A_FILE:
+            if getattr(option, name, None):
+                setattr(option, name, None)
+        for name in _CHANGES_THE_RUN:
+            if getattr(option, name, None):
+                setattr(option, name, 0)
+        if hasattr(option, "dist"):
+            option.dist, option.tx = "no", []
+        config.pluginmanager.set_blocked("terminalreporter")
+        for name in _JUDGES_IN_THE_DRIVER:
+            config.pluginmanager.set_blocked(name)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        known = set(config.getini("markers"))
+        for line in self.context.session.markers:
+            if line not in known:
+                config.addinivalue_line("markers", line)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        session.items = []
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._collected = list(items)  # Before -k, --lf and others deselect: the driver has made that choice.
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._errors.append(f"{report.nodeid}: {report.longreprtext}")
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        self._errors.append(str(excrepr))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        try:
+            self._prepare()
+        except Exception:
+            self.refuse(traceback.format_exc())
+            return True
+        self.served = True
+        while not self.retired:
+            connection = self._accept()
+            self._send(Ready())
+            self._serve(session, connection)
+        return True
+
+    def refuse(self, text: str) -> None:
+        """Tell the driver why this rank cannot run anything."""
+        self.served = True
+        with contextlib.suppress(OSError):
+            self._accept().send(Broken("\n".join([text, *self._errors])))
+
+    def _prepare(self) -> None:
+        context, spec = self.context, self.context.spec
+        if context.seen:
+            context.vendor.verify(context.seen, os.environ)
+        if spec.grouped:
+            assert self._store_socket is not None
+            group.prepare(context, self._store_socket)
+
+    def _accept(self) -> Connection:
+        driver, _ = self._listener.accept()
+        self._connection = Connection(driver.detach())
+        return self._connection
+
+    def _serve(self, session: pytest.Session, connection: Connection) -> None:
+        """Until this driver gives the world back, by closing its connection, or the pool retires it."""
+        while True:
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                connection.close()
+                return
+            if isinstance(message, Retire):
+                self.retired = True
+                return
+            self._run(session, message)
+
+    # One test
+
+    def _run(self, session: pytest.Session, request: RunTest) -> None:
+        self.context.tests += 1
+        self._serial = request.serial
+        group.reset_peak_memory(self.context.torch_device())
+        stale = None
+        try:
+            item = self._find(session, request.node)
+            following = self._following(session, request)
+            stale = self._drop_stale(item)
+        except Exception:
+            self._report_no_test(request)
+            return
+        session.items, session.testscollected = [item], 1
+        try:
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except pytest.exit.Exception as request_to_exit:
+            self._send(ExitRequest(request.serial, str(request_to_exit.msg), request_to_exit.returncode))
+            return
+        except KeyboardInterrupt:
+            self._send(ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None))
+            return
+        self._left = None if following is None else (following, _common(item, following))
+        self._finish(request, stale)
+
+    def _finish(self, request: RunTest, stale: str | None) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send(held)
+        warnings, self._warnings = self._warnings, []
+        same_file = request.next is not None and request.next.path == request.node.path
+        self._send(
+            Finished(
+                request.serial,
+                collectives=group.collectives(),
+                warnings=tuple(warnings),
+                stale=stale,
+                harm=group.harm(self.context, may_keep_groups=same_file) if self.context.spec.grouped else None,
+                properties=self._properties(),
+            )
+        )
+
+    def _properties(self) -> dict[str, Any]:
+        peak = group.peak_memory(self.context.torch_device())
+        return {} if peak is None else {"peak_memory": peak}
+
+    def _report_no_test(self, request: RunTest) -> None:
+        """The test cannot be had here: an error of its setup, never silence."""
+        text = "\n".join([traceback.format_exc(), *self._errors])
+        self._send(Broken(text))
+
+    def _find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
+        if node.path not in self._files:
+            self._errors.clear()
+            self._collected = []
+            with contextlib.suppress(pytest.UsageError):
+                session.perform_collect([node.path])
+            for item in self._collected:
+                _leave_xfail_to_the_driver(item)
+                _draw_alike(item, self.context.session.seed)
+            if self._errors:
+                raise LookupError(f"{node.path} could not be collected in this rank")
+            self._files[node.path] = {names_of(item): item for item in self._collected}
+        found = self._files[node.path].get(node.names)
+        if found is None:
+            here = ", ".join("::".join(names) for names in self._files[node.path]) or "none"
+            raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
+        return found
+
+    def _following(self, session: pytest.Session, request: RunTest) -> pytest.Item | None:
+        """What pytest is told comes next, which decides the fixtures that outlive the test."""
+        if request.last:
+            return None
+        if request.next is not None and request.next.path == request.node.path:
+            return self._find(session, request.next)
+        return _Later.from_parent(session, name="later")
+
+    def _drop_stale(self, item: pytest.Item) -> str | None:
+        """Tear down what was kept for a test that did not come."""
+        left, self._left = self._left, None
+        if left is None or all(node in item.listchain() for node in left[1]):
+            return None
+        try:
+            item.ihook.pytest_runtest_teardown(item=left[0], nextitem=item)
+        except Exception:
+            return f"in tearing down what was kept for {left[0].nodeid}:\n{traceback.format_exc()}"
+        return None
+
+    # What the test reports
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._sketch = sketch(call.excinfo.value) if call.excinfo is not None and report.failed else None
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        config = self._config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
+        if data.get("$report_type") != "TestReport":
+            self._send(ExtraReport(self._serial, data))
+            return
+        message = PhaseReport(self._serial, report.when, data, time.monotonic(), self._sketch)
+        self._sketch = None
+        if report.when == "teardown":
+            self._held = message  # Warnings are known only when the protocol has ended.
+        else:
+            self._send(message)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._config = session.config
+
+    def pytest_warning_recorded(
+        self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
+    ) -> None:
+        if when == "runtest":
+            self._warnings.append(sketch_warning(warning_message, location))
+
+    def _send(self, message: object) -> None:
+        assert self._connection is not None
+        with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
+            self._connection.send(message)
+
+
+class _Later(pytest.Item):
+    """Stands for "some other test of this session": only what belongs to the session outlives the one before it."""
+
+    def runtest(self) -> None:
+        """Nothing: it is never run."""
+
+
+def names_of(item: pytest.Item) -> tuple[str, ...]:
+    """The parts of a test's id that lie below its file."""
+    return tuple(item.nodeid.split("::")[1:])
+
+
+def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
+    """The collectors that stay set up between two tests."""
+    later = following.listchain()
+    return [node for node in item.listchain() if node in later]
+
+
+def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
+    for node in item.listchain():
+        node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]
+
+
+def _draw_alike(item: pytest.Item, seed: int) -> None:
+    """Ranks that draw different hypothesis examples would not meet in their collectives."""
+    function: Any = getattr(item, "obj", None)
+    if getattr(function, "is_hypothesis_test", False):
+        import hypothesis
+
+        hypothesis.seed(seed)(getattr(function, "__func__", function))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_SECTION:
+        return text
+    half = _LONGEST_SECTION // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
