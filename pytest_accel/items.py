@@ -14,7 +14,7 @@ from pytest_accel.leases.locks import Holder
 from pytest_accel.markers import Requirement
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, WarningSketch, When
-from pytest_accel.worlds.pool import PoolError
+from pytest_accel.worlds.roster import PoolError
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.world import World
 

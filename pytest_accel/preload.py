@@ -47,7 +47,7 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
 
 
 def _plugin_packages() -> set[str]:
-    """All that comes with pytest plugins: pytest rewrites whole distributions (hypothesis's plugin is a module of its own)."""
+    """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
     entries = metadata.entry_points(group="pytest11")
     named = {entry.value.partition(":")[0].partition(".")[0] for entry in entries}
     files = [path for entry in entries if entry.dist is not None for path in entry.dist.files or ()]

@@ -9,17 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Literal
 
 import psutil
 
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.needs import candidates
-from pytest_accel.leases.broker import Broker, Lease
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.broker import Lease
+from pytest_accel.leases.brokers import Brokers
+from pytest_accel.leases.locks import Holder
 from pytest_accel.worlds import forkserver
 from pytest_accel.worlds.messages import (
     KillWorld,
@@ -33,6 +33,7 @@ from pytest_accel.worlds.messages import (
     WorldSpec,
     WorldStarted,
 )
+from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.starter import Starter
 
@@ -42,56 +43,6 @@ LINGER = 30.0
 """Seconds that a world without a test keeps its devices when nobody asks for them."""
 _IDLE_RANKS = 16
 """Warm ranks that are kept without a test, or twice the CPU slots, whichever is more."""
-
-
-class PoolError(Exception):
-    """A world could not be had; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A world, as its driver gets it."""
-
-    spec: WorldSpec
-    pids: tuple[int, ...]
-    directory: str
-
-
-Answer = Callable[["Grant | PoolError"], None]
-
-
-@dataclass(slots=True, eq=False)
-class _World:
-    spec: WorldSpec
-    shape: WorldShape
-    state: Literal["starting", "leased", "idle", "retiring", "killed"]
-    ticket: _Ticket | None = None
-    lease: Lease | None = None
-    """The lease on its devices, which lasts as long as its processes do."""
-    slots: Lease | None = None
-    """The lease on CPU slots, which lasts as long as a test runs in it."""
-    pids: tuple[int, ...] = ()
-    exits: dict[int, int] = field(default_factory=dict)
-    watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
-    idle_since: float = 0.0
-    wanted: bool = False
-    """Whether somebody waits for what it holds."""
-
-    @property
-    def ended(self) -> bool:
-        return len(self.exits) == self.spec.ranks
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    id: int
-    shape: WorldShape
-    holder: Holder
-    answer: Answer
-    driver: object
-    request: int | None = None
-    cancelled: bool = False
-    retried: bool = False
 
 
 class Pool:
@@ -114,10 +65,11 @@ class Pool:
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._brokers: dict[str, Broker] = {}
-        self._cpu = Broker((), slots, None, lambda lease: self._lease_wanted(None, lease))
-        self._worlds: dict[int, _World] = {}
-        self._tickets: dict[int, _Ticket] = {}
+        self._brokers = Brokers(
+            lambda kind: [device.id for device in machine.of(kind).devices], slots, self._lease_wanted
+        )
+        self._worlds: dict[int, PooledWorld] = {}
+        self._tickets: dict[int, Ticket] = {}
         self._numbers = 0
         self._starter: Starter | None = None
         self._preload = True
@@ -141,32 +93,15 @@ class Pool:
             if self._starter is not None and self._preload:
                 self._starter.send(Preload(modules))
 
-    def acquire(self, shape: WorldShape, holder: Holder, driver: object, answer: Answer) -> int:
+    def acquire(
+        self, shape: WorldShape, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
+    ) -> int:
         """Ask for a world of `shape`; gives a ticket for :meth:`cancel`. `answer` may be called before this returns."""
         with self._lock:
             self.warm()
             self._numbers += 1
-            ticket = _Ticket(self._numbers, shape, holder, answer, driver)
-            self._tickets[ticket.id] = ticket
-            if shape.need is None:
-                ticket.request = self._cpu.submit(
-                    (), 0, holder, lambda lease: self._granted(ticket, lease), slots=min(shape.ranks, self._slots)
-                )
-                return ticket.id
-            world = self._take_idle(shape)
-            if world is not None and world.lease is not None:
-                self._broker(shape.kind).describe(world.lease.id, test=holder.test)
-                self._hand_over(world, ticket)
-                return ticket.id
-            inventory = self._machine.of(shape.kind)
-            fitting = candidates(shape.need, inventory)
-            ticket.request = self._broker(shape.kind).submit(
-                [device.id for device in fitting],
-                shape.need.count,
-                holder,
-                lambda lease: self._granted(ticket, lease),
-                on_failure=lambda error: self._answer(ticket, PoolError(str(error))),
-            )
+            ticket = Ticket(self._numbers, shape, holder, answer, driver)
+            self._request(ticket)
             return ticket.id
 
     def cancel(self, ticket_id: int) -> None:
@@ -177,8 +112,7 @@ class Pool:
                 return
             ticket.cancelled = True
             if ticket.request is not None:
-                broker = self._cpu if ticket.shape.need is None else self._broker(ticket.shape.kind)
-                broker.cancel(ticket.request)
+                self._brokers.of(ticket.broker).cancel(ticket.request)
 
     def release(self, number: int, harm: str | None, noticed: frozenset[int] = frozenset()) -> None:
         """A driver gives its world back; `harm` says why it must not run another test.
@@ -252,17 +186,10 @@ class Pool:
         with self._lock:
             for world in list(self._worlds.values()):
                 self._forget(world)
-            for broker in (*self._brokers.values(), self._cpu):
-                broker.close()
+            self._brokers.close()
         shutil.rmtree(self._spec.directory, ignore_errors=True)
 
     # Leases
-
-    def _broker(self, kind: str) -> Broker:
-        if kind not in self._brokers:
-            devices = [device.id for device in self._machine.of(kind).devices]
-            self._brokers[kind] = Broker(devices, 0, DeviceLocks(), lambda lease: self._lease_wanted(kind, lease))
-        return self._brokers[kind]
 
     def _lease_wanted(self, kind: str | None, lease: int) -> None:
         """`kind` None: `lease` is one on CPU slots."""
@@ -277,10 +204,34 @@ class Pool:
                 elif world.state == "leased" and world.ticket is not None:
                     self._on_wanted(world.ticket.driver, world.spec.world)
 
-    def _granted(self, ticket: _Ticket, lease: Lease) -> None:
+    def _request(self, ticket: Ticket) -> None:
+        """A warm world for `ticket`, or a place in the queue for what a new one needs."""
+        shape, holder = ticket.shape, ticket.holder
+        self._tickets[ticket.id] = ticket
+        granted = partial(self._granted, ticket)
+        if shape.need is None:
+            slots = min(shape.ranks, self._slots)
+            ticket.request = self._brokers.of(None).submit((), 0, holder, granted, slots=slots)
+            return
+        broker = self._brokers.of(shape.kind)
+        world = self._take_idle(shape)
+        if world is not None and world.lease is not None:
+            broker.describe(world.lease.id, test=holder.test)
+            self._hand_over(world, ticket)
+            return
+        fitting = [device.id for device in candidates(shape.need, self._machine.of(shape.kind))]
+        ticket.request = broker.submit(
+            fitting,
+            shape.need.count,
+            holder,
+            granted,
+            on_failure=lambda error: self._answer(ticket, PoolError(str(error))),
+        )
+
+    def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
             if ticket.cancelled or self._closed:
-                (self._cpu if ticket.shape.need is None else self._broker(ticket.shape.kind)).release(lease.id)
+                self._brokers.of(ticket.broker).release(lease.id)
                 return
             if ticket.shape.need is not None:
                 self._start(ticket, lease, None)
@@ -294,35 +245,35 @@ class Pool:
 
     # Worlds
 
-    def _take_idle(self, shape: WorldShape) -> _World | None:
+    def _take_idle(self, shape: WorldShape) -> PooledWorld | None:
         for world in self._worlds.values():
             if world.state == "idle" and world.shape == shape and not world.exits:
                 return world
         return None
 
-    def _hand_over(self, world: _World, ticket: _Ticket) -> None:
+    def _hand_over(self, world: PooledWorld, ticket: Ticket) -> None:
         world.state, world.ticket = "leased", ticket
         self._answer(ticket, Grant(world.spec, world.pids, self._spec.directory))
         if world.wanted:  # Said while it was being started, and said only once.
             self._on_wanted(ticket.driver, world.spec.world)
 
-    def _pass_on(self, world: _World) -> bool:
+    def _pass_on(self, world: PooledWorld) -> bool:
         """Hand a world that others wait for to the one whose turn it is, if that one wants a world like it."""
         assert world.lease is not None
         world.wanted = False
         for ticket in self._tickets.values():
             if ticket.shape == world.shape and ticket.request is not None:
-                if self._broker(world.shape.kind).pass_on(world.lease.id, ticket.request):
+                if self._brokers.of(world.shape.kind).pass_on(world.lease.id, ticket.request):
                     self._hand_over(world, ticket)
                     return True
                 return False
         return False
 
-    def _answer(self, ticket: _Ticket, answer: Grant | PoolError) -> None:
+    def _answer(self, ticket: Ticket, answer: Grant | PoolError) -> None:
         self._tickets.pop(ticket.id, None)
         ticket.answer(answer)
 
-    def _start(self, ticket: _Ticket, lease: Lease | None, slots: Lease | None) -> None:
+    def _start(self, ticket: Ticket, lease: Lease | None, slots: Lease | None) -> None:
         shape = ticket.shape
         by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if lease else {}
         devices: tuple[Device, ...] = tuple(by_id[name] for name in lease.devices) if lease else ()
@@ -340,16 +291,16 @@ class Pool:
             visible=shape.visible,
             env=shape.env,
         )
-        self._worlds[spec.world] = _World(spec, shape, "starting", ticket, lease, slots)
+        self._worlds[spec.world] = PooledWorld(spec, shape, "starting", ticket, lease, slots)
         self.warm()
         assert self._starter is not None
         self._starter.send(StartWorld(spec))
 
-    def _kill(self, world: _World) -> None:
+    def _kill(self, world: PooledWorld) -> None:
         world.state = "killed"
         self._end(world, 0.0)
 
-    def _retire(self, world: _World) -> None:
+    def _retire(self, world: PooledWorld) -> None:
         world.state = "retiring"
         for rank in range(world.spec.ranks):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
@@ -357,13 +308,13 @@ class Pool:
                 Connection(call.detach()).send(Retire())
         self._end(world, RETIRE_PATIENCE)
 
-    def _end(self, world: _World, after: float) -> None:
+    def _end(self, world: PooledWorld, after: float) -> None:
         if world.ended or self._starter is None:
             self._forget(world)
         else:
             self._starter.send(KillWorld(world.spec.world, after))
 
-    def _forget(self, world: _World) -> None:
+    def _forget(self, world: PooledWorld) -> None:
         """Its processes are gone."""
         if self._worlds.pop(world.spec.world, None) is None:
             return
@@ -371,17 +322,17 @@ class Pool:
             tell(None)
         self._release_slots(world)
         if world.lease is not None:
-            self._broker(world.shape.kind).release(world.lease.id)
+            self._brokers.of(world.shape.kind).release(world.lease.id)
         for rank in range(world.spec.ranks):
             for path in (forkserver.socket_path, forkserver.log_path, forkserver.stack_path):
                 with contextlib.suppress(OSError):
                     os.unlink(path(self._spec.directory, world.spec.world, rank))
         self._changed.notify_all()
 
-    def _release_slots(self, world: _World) -> None:
+    def _release_slots(self, world: PooledWorld) -> None:
         slots, world.slots = world.slots, None
         if slots is not None:
-            self._cpu.release(slots.id)
+            self._brokers.of(None).release(slots.id)
 
     def _keep_few_idle(self) -> None:
         idle = sorted(
@@ -401,7 +352,7 @@ class Pool:
                 if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
                     self._retire(world)
 
-    def _complain(self, world: _World, rank: int, status: int, what: str) -> None:
+    def _complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         from pytest_accel.worlds.autopsy import describe_exit, tail
 
         log = tail(forkserver.log_path(self._spec.directory, world.spec.world, rank))
@@ -432,7 +383,7 @@ class Pool:
             return
         if world.lease is not None:
             processes = [(pid, created) for pid in message.pids if (created := _created(pid)) is not None]
-            self._broker(world.shape.kind).describe(world.lease.id, processes=processes)
+            self._brokers.of(world.shape.kind).describe(world.lease.id, processes=processes)
         self._hand_over(world, ticket)
 
     def _start_failed(self, message: StartFailed) -> None:
@@ -466,7 +417,7 @@ class Pool:
             if self._starter is None or self._closed:
                 return
             self._starter, self._preload = None, False
-            again: list[_Ticket] = []
+            again: list[Ticket] = []
             for world in list(self._worlds.values()):
                 for pid in world.pids:
                     forkserver.kill_tree(pid)
@@ -486,7 +437,7 @@ class Pool:
                     )
                     continue
                 ticket.retried = True
-                self.acquire(ticket.shape, ticket.holder, ticket.driver, ticket.answer)
+                self._request(ticket)
 
     def _log(self) -> str:
         from pytest_accel.worlds.autopsy import tail

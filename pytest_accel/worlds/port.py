@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pytest_accel.leases.locks import Holder
-from pytest_accel.worlds.pool import Grant, Pool, PoolError
+from pytest_accel.worlds.pool import Pool
+from pytest_accel.worlds.roster import Grant, PoolError
 from pytest_accel.worlds.shape import WorldShape
 
 

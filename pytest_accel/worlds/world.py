@@ -25,8 +25,8 @@ from pytest_accel.worlds.messages import (
     RunTest,
     When,
 )
-from pytest_accel.worlds.pool import Grant
 from pytest_accel.worlds.port import Port
+from pytest_accel.worlds.roster import Grant
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 GRACE = 3.0

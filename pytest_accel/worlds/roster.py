@@ -1,0 +1,73 @@
+"""What the pool knows of the worlds that it has, and of the drivers that wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_accel.leases.broker import Lease
+from pytest_accel.leases.locks import Holder
+from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.shape import WorldShape
+
+
+class PoolError(Exception):
+    """A world could not be had; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A world, as its driver gets it."""
+
+    spec: WorldSpec
+    pids: tuple[int, ...]
+    directory: str
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A driver that waits for a world, or has it."""
+
+    id: int
+    shape: WorldShape
+    holder: Holder
+    answer: Callable[[Grant | PoolError], None]
+    driver: object
+    request: int | None = None
+    """Its number at the broker, while it waits there."""
+    cancelled: bool = False
+    retried: bool = False
+    """Whether the fork server has already ended once while starting its world."""
+
+    @property
+    def broker(self) -> str | None:
+        """The kind whose broker it waits at; None: that of the CPU slots."""
+        return None if self.shape.need is None else self.shape.kind
+
+
+@dataclass(slots=True, eq=False)
+class PooledWorld:
+    """A world that has processes, or is about to."""
+
+    spec: WorldSpec
+    shape: WorldShape
+    state: Literal["starting", "leased", "idle", "retiring", "killed"]
+    ticket: Ticket | None = None
+    lease: Lease | None = None
+    """The lease on its devices, which lasts as long as its processes do."""
+    slots: Lease | None = None
+    """The lease on CPU slots, which lasts as long as a test runs in it."""
+    pids: tuple[int, ...] = ()
+    exits: dict[int, int] = field(default_factory=dict)
+    """Exit status by rank, of those that have ended."""
+    watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
+    """Who wants to know how a rank ends."""
+    idle_since: float = 0.0
+    wanted: bool = False
+    """Whether somebody waits for what it holds."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether every process is gone."""
+        return len(self.exits) == self.spec.ranks

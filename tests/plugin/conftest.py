@@ -1,0 +1,113 @@
+"""Whole pytest sessions, each a process of its own with suites of its own, and what they said of each test."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
+_LINES = (
+    re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_WORDS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
+)
+_PATIENCE = 150.0
+"""Seconds after which a session counts as hung; none takes a tenth of it."""
+_INI = """
+[pytest]
+accel = sim:4
+filterwarnings = error
+"""
+_FOREIGN = re.compile(
+    "PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|[A-Z]+_VISIBLE_DEVICES$|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS)$"
+)
+"""What an outer session, or a launcher around it, may have set."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A session that has ended."""
+
+    ret: int
+    text: str
+    errors: str
+    words: dict[str, list[str]]
+    """What ``-v`` said of each test, in the order in which it was said."""
+
+    def word(self, test: str) -> str:
+        """The one word for `test`, which may be given by the end of its id."""
+        found = [words for name, words in self.words.items() if name == test or name.endswith(f"::{test}")]
+        assert len(found) == 1, f"{test}: {len(found)} tests of this name in\n{self.text}"
+        return " ".join(found[0])
+
+    def count(self) -> dict[str, int]:
+        """How many tests were given each word."""
+        counts: dict[str, int] = {}
+        for words in self.words.values():
+            for word in words:
+                counts[word] = counts.get(word, 0) + 1
+        return counts
+
+    def failure(self, test: str) -> str:
+        """The part of the text under the headline of `test`."""
+        found = re.search(rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ .* _+|=+ .* =+)$)", self.text, re.M | re.S)
+        assert found is not None, f"no failure of {test} in\n{self.text}"
+        return found[1]
+
+
+class Suite:
+    """A folder with test files, and pytest sessions in it."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.path = pytester.path
+        self._pytester = pytester
+        self._ini = _INI
+        if importlib.util.find_spec("pytest_asyncio") is not None:
+            self._ini += "asyncio_default_fixture_loop_scope = function\n"
+
+    def ini(self, text: str) -> None:
+        """Add lines to the ini file."""
+        self._ini += textwrap.dedent(text).strip("\n") + "\n"
+
+    def write(self, name: str, text: str) -> Path:
+        """Make a file."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def read(self, name: str) -> list[str]:
+        """The lines of a file that tests have written; none where there is no file."""
+        path = self.path / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def run(self, *args: str, shuffle: bool = False, quiet: bool = False) -> Run:
+        """Run a session to its end."""
+        (self.path / "pytest.ini").write_text(self._ini)
+        common = [] if shuffle else ["-p", "no:randomly"]
+        result = self._pytester.runpytest_subprocess(*common, *([] if quiet else ["-v"]), *args, timeout=_PATIENCE)
+        text = result.stdout.str()
+        words: dict[str, list[str]] = {}
+        for pattern in _LINES:
+            for match in pattern.finditer(text):
+                words.setdefault(match["test"], []).append(match["word"])
+        assert "INTERNALERROR" not in text
+        return Run(int(result.ret), text, result.stderr.str(), words)
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Suite:
+    """An empty folder, and sessions that share no lock with any other."""
+    for name in os.environ:
+        if _FOREIGN.match(name):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("COLUMNS", "220")
+    return Suite(pytester)
+
+

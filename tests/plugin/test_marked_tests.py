@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import pytest
+from conftest import Suite
+
+
+def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:
+    suite.write(
+        "test_marks.py",
+        """
+        import os
+        import unittest
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_function(world_size):
+            assert world_size == 2
+
+
+        @pytest.mark.devices
+        def test_bare_mark(devices):
+            assert len(devices) == 1
+
+
+        @pytest.mark.distributed(2)
+        class TestClass:
+            def test_inherits(self, world_size):
+                assert world_size == 2
+
+            @pytest.mark.distributed(3)
+            def test_closer_mark_wins(self, world_size):
+                assert world_size == 3
+
+            @pytest.mark.devices(2)
+            def test_both_marks(self, world_size, devices):
+                assert (world_size, len(devices)) == (2, 4)
+
+
+        class TestDerived(TestClass):
+            pass
+
+
+        @pytest.mark.parametrize(
+            "expected",
+            [
+                pytest.param(1, marks=pytest.mark.distributed(1), id="one"),
+                pytest.param(3, marks=pytest.mark.distributed(3), id="three"),
+                pytest.param(None, id="none"),
+            ],
+        )
+        def test_parameter(request, expected):
+            if expected is None:
+                with pytest.raises(pytest.fail.Exception, match="needs @pytest.mark.distributed"):
+                    request.getfixturevalue("world_size")
+            else:
+                assert request.getfixturevalue("world_size") == expected
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("number", [10, 20])
+        def test_other_parameters(number, rank, gather):
+            assert gather(number + rank) == [number, number + 1]
+
+
+        @pytest.mark.distributed([1, 2, 4])
+        @pytest.mark.parametrize("letter", ["a", "b"])
+        def test_sizes(world_size, letter, gather):
+            assert gather(letter) == [letter] * world_size
+
+
+        @pytest.mark.distributed([2, 3])
+        @pytest.mark.parametrize("world_size", [2, 3])
+        def test_own_parameter(request, world_size):
+            assert int(os.environ["WORLD_SIZE"]) == world_size
+
+
+        @pytest.mark.distributed([1, 3])
+        class TestSizes:
+            def test_in_class(self, world_size):
+                assert int(os.environ["WORLD_SIZE"]) == world_size
+
+
+        @pytest.mark.distributed(2)
+        class TestCase(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                cls.made_in = int(os.environ["RANK"])
+
+            def setUp(self):
+                self.rank = int(os.environ["RANK"])
+                self.addCleanup(self.log, "cleanup")
+
+            def tearDown(self):
+                self.log("tearDown")
+
+            def log(self, word):
+                with open(f"unittest.{self.rank}.log", "a") as file:
+                    print(word, self.id().rpartition(".")[2], file=file)
+
+            def test_in_ranks(self):
+                self.assertEqual(self.made_in, self.rank)
+
+            def test_fails(self):
+                self.assertEqual(self.rank, 0, "only rank 0 is right")
+
+            @unittest.skip("not now")
+            def test_skipped(self):
+                raise AssertionError
+
+            @unittest.expectedFailure
+            def test_expected(self):
+                raise AssertionError
+
+            @pytest.mark.distributed(3)
+            def test_closer(self):
+                self.assertEqual(os.environ["WORLD_SIZE"], "3")
+
+
+        def test_unmarked():
+            assert "WORLD_SIZE" not in os.environ
+        """,
+    )
+    suite.write(
+        "test_module.py",
+        """
+        import pytest
+
+        pytestmark = [pytest.mark.distributed(2), pytest.mark.devices(2)]
+
+
+        def test_module_mark(world_size, devices):
+            assert (world_size, len(devices)) == (2, 4)
+
+
+        def test_device_order(rank, device, devices):
+            assert device == devices[2 * rank]
+        """,
+    )
+    run = suite.run()
+    failed = {name for name, words in run.words.items() if words == ["FAILED"]}
+    assert failed == {"test_marks.py::TestCase::test_fails"}
+    assert "rank 1: AssertionError: 1 != 0 : only rank 0 is right" in run.text
+    assert run.word("TestCase::test_skipped") == "SKIPPED"
+    assert run.word("TestCase::test_expected") == "XFAIL"
+    ids = {name.rpartition("::")[2] for name in run.words}
+    assert {f"test_sizes[{letter}-world_size={size}]" for letter in "ab" for size in (1, 2, 4)} < ids
+    assert {"test_in_class[world_size=1]", "test_in_class[world_size=3]"} < ids
+    assert {"test_own_parameter[2]", "test_own_parameter[3]"} < ids
+    for rank in (0, 1):
+        assert {"tearDown test_in_ranks", "cleanup test_in_ranks"} < set(suite.read(f"unittest.{rank}.log"))
+    assert run.count() == {"PASSED": len(ids) - 3 + 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1} | {
+        "PASSED": sum(words == ["PASSED"] for words in run.words.values())
+    }
+
+
+def test_hooks_of_a_conftest_add_marks(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        def pytest_itemcollected(item):
+            if "collected" in item.name:
+                item.add_marker(pytest.mark.distributed(2))
+
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "early" in item.name:
+                    item.add_marker(pytest.mark.distributed(3))
+                if "closer" in item.name:
+                    item.add_marker(pytest.mark.distributed(1), append=False)
+        """,
+    )
+    suite.write(
+        "late/conftest.py",
+        """
+        import pytest
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if "late" in item.name:
+                    item.add_marker("devices")
+        """,
+    )
+    suite.write(
+        "late/test_hooks.py",
+        """
+        import pytest
+
+
+        def test_collected(world_size):
+            assert world_size == 2
+
+
+        def test_early(world_size):
+            assert world_size == 3
+
+
+        @pytest.mark.distributed(2)
+        def test_closer(world_size):
+            assert world_size == 1
+
+
+        def test_late(devices):
+            assert len(devices) == 1
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 4}, run.text
+
+
+_WRONG = """
+import unittest
+
+import pytest
+
+
+@pytest.mark.devices(0)
+def test_number():
+    raise AssertionError("ran")
+
+
+@pytest.mark.distributed(2, visible="all")
+def test_word():
+    raise AssertionError("ran")
+
+
+@pytest.mark.distributed(2, wrld=1)
+def test_unknown():
+    raise AssertionError("ran")
+
+
+@pytest.mark.distributed([2, 0])
+def test_list():
+    raise AssertionError("ran")
+
+
+@pytest.mark.distributed([1, 2])
+class TestCase(unittest.TestCase):
+    def test_sizes(self):
+        raise AssertionError("ran")
+
+
+@pytest.mark.devices(kind="cuda")
+@pytest.mark.distributed(2, device="cpu")
+def test_contradiction():
+    raise AssertionError("ran")
+
+
+@pytest.mark.devices(share=0.5)
+def test_share():
+    raise AssertionError("ran")
+
+
+@pytest.mark.devices(2, near="nvlink")
+def test_near():
+    raise AssertionError("ran")
+
+
+def test_right():
+    raise AssertionError("ran")
+"""
+
+
+@pytest.mark.parametrize("how", [(), ("-n2",), ("--collect-only",)], ids=["plain", "xdist", "collect-only"])
+def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> None:
+    suite.write("test_wrong.py", _WRONG)
+    run = suite.run(*how)
+    said = run.text + run.errors
+    assert run.ret == pytest.ExitCode.USAGE_ERROR, said
+    for text in (
+        "test_wrong.py::test_number: @pytest.mark.devices(n=0): n must be an int >= 1, got 0",
+        "test_wrong.py::test_word: @pytest.mark.distributed(visible='all'): visible must be one of world, rank, got 'all'",
+        "test_wrong.py::test_unknown: @pytest.mark.distributed: unknown argument wrld",
+        "test_wrong.py::test_list: @pytest.mark.distributed(world_size=[2, 0]): world_size must be an int >= 1",
+        "test_wrong.py::TestCase::test_sizes: @pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only",
+        "test_wrong.py::test_contradiction: @pytest.mark.devices(kind='cuda')",
+        "test_wrong.py::test_share: ",
+        "test_wrong.py::test_near: ",
+    ):
+        assert said.count(text) == 1, f"{text}\n--- is not once in ---\n{said}"
+    assert "share" in said
+    assert "not available" in said
+    assert "Traceback" not in said
+    assert "AssertionError" not in said
