@@ -78,7 +78,9 @@ class AccelSession:
         if self._pool is None:
             from pytest_accel.worlds.pool import Pool
 
-            self._pool = Pool(self.machine, _session_spec(self.config, self.settings), cpu_slots(), _on_wanted)
+            self._pool = Pool(
+                self.machine, _session_spec(self.config, self.settings, self.machine), cpu_slots(), _on_wanted
+            )
         return self._pool
 
     @property
@@ -190,7 +192,7 @@ def cpu_slots() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
-def _session_spec(config: pytest.Config, settings: Settings) -> SessionSpec:
+def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     from pytest_accel.shims import base_temporary_directory
     from pytest_accel.worlds.messages import SessionSpec
 
@@ -212,6 +214,9 @@ def _session_spec(config: pytest.Config, settings: Settings) -> SessionSpec:
         basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
         preload=tuple(name for name in settings.preload if name != "auto"),
         markers=tuple(config.getini("markers")),
+        hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
+        if machine.session.present
+        else (),
         seed=random.SystemRandom().randrange(1 << 32),
     )
 

@@ -30,6 +30,8 @@ class SessionSpec:
     """Modules that the fork server imports before it forks."""
     markers: tuple[str, ...]
     """Every mark that the controller's session knows, as its ini lines."""
+    hidden: tuple[tuple[str, str | None], ...]
+    """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
     seed: int
     """For generators of test cases that must draw alike on every rank."""
 

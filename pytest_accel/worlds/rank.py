@@ -107,7 +107,7 @@ def _reseed() -> None:
 
 def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     spec, rank = context.spec, context.rank
-    changes: dict[str, str | None] = {"PYTEST_CURRENT_TEST": None}
+    changes: dict[str, str | None] = {"PYTEST_CURRENT_TEST": None, **dict(context.session.hidden)}
     if context.seen or spec.kind != "cpu":
         changes |= context.vendor.mask(context.seen, os.environ)
     if spec.grouped:

@@ -278,7 +278,7 @@ def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> Non
     for text in (
         "test_wrong.py::test_number: @pytest.mark.devices(n=0): n must be an int >= 1, got 0",
         "test_wrong.py::test_word: @pytest.mark.distributed(visible='all'): visible must be one of world, rank, got 'all'",
-        "test_wrong.py::test_unknown: @pytest.mark.distributed: unknown argument wrld",
+        "test_wrong.py::test_unknown: @pytest.mark.distributed(wrld=1): there is no argument wrld",
         "test_wrong.py::test_list: @pytest.mark.distributed(world_size=[2, 0]): world_size must be an int >= 1",
         "test_wrong.py::TestCase::test_sizes: @pytest.mark.distributed(world_size=[1, 2]): a list parametrizes only",
         "test_wrong.py::test_contradiction: @pytest.mark.devices(kind='cuda')",
