@@ -118,6 +118,8 @@ class MarkedItem:
         judged = verdict.judge(when, outcomes, place=self.place, about=self.shape.about, timeout=timeout)
         if when == "teardown":
             judged = self._settle(world, judged, failed_before)
+        for name, value in verdict.properties(outcomes):
+            self._property(name, value)
         self.verdicts[when] = judged
         self._log_subtests(world)
         _raise(judged)
@@ -125,9 +127,9 @@ class MarkedItem:
     def _settle(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
         """The last phase: what the test left behind in its ranks counts as well."""
         finished = world.finished()
-        for left in finished.values():
+        for rank, left in sorted(finished.items()):
             for name, value in left.properties.items():
-                self._property(name, value)
+                self._property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
         _replay_warnings(self.item, [warning for left in finished.values() for warning in left.warnings])
         if judged.outcome != "passed" or failed_before:
             return judged
@@ -301,7 +303,9 @@ def stand_in(sketch: ExceptionSketch) -> BaseException:
     kind: Any = sys.modules.get(sketch.module)
     for name in sketch.qualname.split("."):
         kind = getattr(kind, name, None)
-    base = kind if isinstance(kind, type) and issubclass(kind, Exception) else RankError
+    # pytest asks its own FixtureLookupError to format itself, which it can only where it was raised.
+    usable = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "formatrepr")
+    base = kind if usable else RankError
     text = sketch.text
 
     class StandIn(base):  # type: ignore[valid-type, misc]

@@ -101,6 +101,23 @@ def judge(
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
 
 
+def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
+    """What the ranks have recorded (``record_property``): once where all say the same, else labelled by rank."""
+    by_name: dict[str, dict[int, list[object]]] = {}
+    for outcome in outcomes:
+        if outcome.report is not None:
+            for name, value in outcome.report.report.get("user_properties", ()):
+                by_name.setdefault(name, {}).setdefault(outcome.rank, []).append(value)
+    merged: list[tuple[str, object]] = []
+    for name, said in by_name.items():
+        values = list(said.values())
+        if len(said) == len(outcomes) and all(value == values[0] for value in values):
+            merged += [(name, value) for value in values[0]]
+        else:
+            merged += [(f"{name}[rank {rank}]", value) for rank, mine in said.items() for value in mine]
+    return merged
+
+
 def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
     """Where ranks have issued different numbers of collectives in one process group: a sentence; else None."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}

@@ -77,6 +77,7 @@ def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socke
     _reseed()
     context = RankContext(session, spec, rank)
     _set_environment(context, store)
+    os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
     plugin = serving.RankPlugin(context, listener, store)
     code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])

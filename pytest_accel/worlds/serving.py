@@ -68,6 +68,7 @@ class RankPlugin:
         self._store_socket = store
         self._connection: Connection | None = None
         self._collected: list[pytest.Item] = []
+        self._directories: dict[Path, pytest.Collector] = {}
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         self._errors: list[str] = []
         self._serial = 0
@@ -105,6 +106,12 @@ class RankPlugin:
     def pytest_collection(self, session: pytest.Session) -> bool:
         session.items = []
         return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
+        """One node for a directory, whatever is collected in it: since pytest 9.1 its conftest's fixtures hang on it."""
+        made = yield
+        return made if made is None else self._directories.setdefault(path, made)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -208,7 +215,7 @@ class RankPlugin:
 
     def _properties(self) -> dict[str, Any]:
         peak = group.peak_memory(self.context.torch_device())
-        return {} if peak is None else {"peak_memory": peak}
+        return {} if peak is None else {"accel_peak_memory": peak}
 
     def _report_no_test(self, request: RunTest) -> None:
         """The test cannot be had here: an error of its setup, never silence."""
@@ -219,6 +226,7 @@ class RankPlugin:
         if node.path not in self._files:
             self._errors.clear()
             self._collected = []
+            _announce_conftests(session.config)
             with contextlib.suppress(pytest.UsageError):
                 session.perform_collect([node.path])
             for item in self._collected:
@@ -297,6 +305,14 @@ class _Later(pytest.Item):
 
     def runtest(self) -> None:
         """Nothing: it is never run."""
+
+
+def _announce_conftests(config: pytest.Config) -> None:
+    """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it."""
+    fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
+    for name, plugin in config.pluginmanager.list_name_plugin():
+        if name.endswith("conftest.py"):
+            fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
 
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:
