@@ -40,6 +40,7 @@ class MarkedItem:
         self.verdicts: dict[str, Verdict] = {}
         self._driver = driver
         self._world: World | None = None
+        self._durations: dict[str, float] = {}
 
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
@@ -61,6 +62,7 @@ class MarkedItem:
     def setup(self) -> None:
         __tracebackhide__ = True
         self.verdicts.clear()
+        self._durations.clear()
         self._world = None
         if self.missing is not None:
             if self._driver.settings.strict:
@@ -118,10 +120,16 @@ class MarkedItem:
         judged = verdict.judge(when, outcomes, place=self.place, about=self.shape.about, timeout=timeout)
         if when == "teardown":
             judged = self._settle(world, judged, failed_before)
+        durations = [outcome.report.report.get("duration", 0.0) for outcome in outcomes if outcome.report]
+        self._durations[when] = max(durations, default=0.0)
         for name, value in verdict.properties(outcomes):
             self._property(name, value)
+        failed_subtests = self._log_subtests(world) if when == "call" else 0
+        if failed_subtests and judged.outcome == "passed":
+            message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
+            longrepr = verdict.failure(message, [message], self.place)
+            judged = Verdict("failed", message, RankError, longrepr, judged.sections)
         self.verdicts[when] = judged
-        self._log_subtests(world)
         _raise(judged)
 
     def _settle(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
@@ -157,20 +165,23 @@ class MarkedItem:
         if (name, value) not in self.item.user_properties:
             self.item.user_properties.append((name, value))
 
-    def _log_subtests(self, world: World) -> None:
-        """Hand on the ranks' subtest reports: one for all ranks that say the same."""
+    def _log_subtests(self, world: World) -> int:
+        """Hand on the ranks' subtest reports, one for all ranks that say the same; gives how many failed."""
         hook = self.item.config.hook
+        failed = 0
         seen: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for rank, extra in world.extras:
             seen.setdefault(repr(extra.report.get("_subtest.context")), []).append((rank, extra.report))
         world.extras.clear()
         for reports in seen.values():
             wrong = [entry for entry in reports if entry[1]["outcome"] == "failed"]
+            failed += bool(wrong)
             rank, data = (wrong or reports)[0]
             report = hook.pytest_report_from_serializable(config=self.item.config, data=dict(data))
             if wrong and world.size > 1:
                 report.sections.append(("ranks", f"{verdict.ranks_text([rank for rank, _ in wrong])} failed"))
             self.item.ihook.pytest_runtest_logreport(report=report)
+        return failed
 
     def graft(self, report: pytest.TestReport) -> None:
         """Make the driver's report of a phase say what the ranks have said."""
@@ -180,6 +191,9 @@ class MarkedItem:
         judged = self.verdicts.get(report.when)
         if judged is None:
             return
+        if duration := self._durations.get(report.when):
+            # The ranks' own: the driver hears of all phases when the test has ended.
+            report.duration, report.stop = duration, report.start + duration
         report.sections.extend(judged.sections)
         if judged.wasxfail is not None and not report.failed:
             report.wasxfail = judged.wasxfail

@@ -88,10 +88,19 @@ class ParametrizeHooks:
             sizes = world_sizes(mark)
         except MarkError:
             return  # Every wrong mark is reported when collection has ended, all at once.
-        if sizes is not None:
+        if sizes is not None and not _has_own_sizes(metafunc):
             metafunc.fixturenames.append(WORLD_SIZE_PARAMETER)
             ids = [f"world_size={size}" for size in sizes]
             metafunc.parametrize(WORLD_SIZE_PARAMETER, sizes, ids=ids, indirect=True)
+
+
+def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
+    """Whether the test's own parametrization says which of the mark's sizes there are."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        if "world_size" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
+            return True
+    return False
 
 
 class CollectionHooks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -45,6 +46,13 @@ class ReportHooks:
         terminal.write_line(table(self._session.machine))
         session.items = []
         return True
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Ends the ranks before pytest-cov, further out, combines what all processes have measured."""
+        result = yield
+        self._session.close(politely=True)
+        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

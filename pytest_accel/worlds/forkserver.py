@@ -66,6 +66,15 @@ def stack_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.stack")
 
 
+def progress_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank notes how far it has come in its test."""
+    return os.path.join(directory, f"w{world}r{rank}.progress")
+
+
+RANK_FILES = (socket_path, log_path, stack_path, progress_path)
+"""Everything in the session's folder that belongs to one rank."""
+
+
 @dataclass(slots=True)
 class _Running:
     """The ranks of a world that have not been reaped."""

@@ -324,7 +324,7 @@ class Pool:
         if world.lease is not None:
             self._brokers.of(world.shape.kind).release(world.lease.id)
         for rank in range(world.spec.ranks):
-            for path in (forkserver.socket_path, forkserver.log_path, forkserver.stack_path):
+            for path in forkserver.RANK_FILES:
                 with contextlib.suppress(OSError):
                     os.unlink(path(self._spec.directory, world.spec.world, rank))
         self._changed.notify_all()

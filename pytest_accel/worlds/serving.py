@@ -13,12 +13,14 @@ import time
 import traceback
 from collections.abc import Generator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
+from pytest_accel.worlds.forkserver import progress_path
 from pytest_accel.worlds.messages import (
     Broken,
     ExceptionSketch,
@@ -32,6 +34,7 @@ from pytest_accel.worlds.messages import (
     RunTest,
     WarningSketch,
 )
+from pytest_accel.worlds.progress import Progress
 from pytest_accel.worlds.sketches import sketch, sketch_warning
 
 if TYPE_CHECKING:
@@ -69,13 +72,17 @@ class RankPlugin:
         self._connection: Connection | None = None
         self._collected: list[pytest.Item] = []
         self._directories: dict[Path, pytest.Collector] = {}
+        self._opened: set[Path] = set()
+        """Directories that have been collected."""
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         self._errors: list[str] = []
         self._serial = 0
         self._left: tuple[pytest.Item, list[Any]] | None = None
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
-        self._held: PhaseReport | None = None
+        self._progress = Progress(progress_path(context.session.directory, context.spec.world, context.rank))
+        self._held: list[PhaseReport] = []
+        """Phases that have passed and are not yet reported: one message a test, unless something goes wrong."""
 
     # The session
 
@@ -109,9 +116,13 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """One node for a directory, whatever is collected in it: since pytest 9.1 its conftest's fixtures hang on it."""
+        """One node for a directory in all collections: since pytest 9.1 its conftest's fixtures hang on the node."""
         made = yield
         return made if made is None else self._directories.setdefault(path, made)
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        if isinstance(collector, pytest.Directory):
+            self._opened.add(collector.path)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -142,7 +153,8 @@ class RankPlugin:
         """Tell the driver why this rank cannot run anything."""
         self.served = True
         with contextlib.suppress(OSError):
-            self._accept().send(Broken("\n".join([text, *self._errors])))
+            self._accept()
+            self._send(Broken("\n".join([text, *self._errors])))
 
     def _prepare(self) -> None:
         context, spec = self.context, self.context.spec
@@ -179,7 +191,7 @@ class RankPlugin:
         stale = None
         try:
             item = self._find(session, request.node)
-            following = self._following(session, request)
+            following = self._following(session, item, request)
             stale = self._drop_stale(item)
         except Exception:
             self._report_no_test(request)
@@ -188,21 +200,21 @@ class RankPlugin:
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as request_to_exit:
-            self._send(ExitRequest(request.serial, str(request_to_exit.msg), request_to_exit.returncode))
+            asked = ExitRequest(request.serial, str(request_to_exit.msg), request_to_exit.returncode)
+            self._send(*self._take_held(), asked)
             return
         except KeyboardInterrupt:
-            self._send(ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None))
+            asked = ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)
+            self._send(*self._take_held(), asked)
             return
         self._left = None if following is None else (following, _common(item, following))
         self._finish(request, stale)
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._send(held)
         warnings, self._warnings = self._warnings, []
         same_file = request.next is not None and request.next.path == request.node.path
         self._send(
+            *self._take_held(),
             Finished(
                 request.serial,
                 collectives=group.collectives(),
@@ -210,7 +222,7 @@ class RankPlugin:
                 stale=stale,
                 harm=group.harm(self.context, may_keep_groups=same_file) if self.context.spec.grouped else None,
                 properties=self._properties(),
-            )
+            ),
         )
 
     def _properties(self) -> dict[str, Any]:
@@ -226,7 +238,7 @@ class RankPlugin:
         if node.path not in self._files:
             self._errors.clear()
             self._collected = []
-            _announce_conftests(session.config)
+            self._announce_conftests(session.config)
             with contextlib.suppress(pytest.UsageError):
                 session.perform_collect([node.path])
             for item in self._collected:
@@ -241,13 +253,28 @@ class RankPlugin:
             raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
         return found
 
-    def _following(self, session: pytest.Session, request: RunTest) -> pytest.Item | None:
+    def _announce_conftests(self, config: pytest.Config) -> None:
+        """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it.
+
+        Those of the others, and of the root directory's, it knows: told twice, it makes each fixture once more.
+        """
+        fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
+        for name, plugin in config.pluginmanager.list_name_plugin():
+            path = Path(name)
+            if path.name == "conftest.py" and path.parent not in (*self._opened, config.rootpath):
+                fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
+
+    def _following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
         """What pytest is told comes next, which decides the fixtures that outlive the test."""
         if request.last:
             return None
-        if request.next is not None and request.next.path == request.node.path:
+        if request.next is None:
+            return _Later.from_parent(session, name="later")
+        if request.next.path == request.node.path:
             return self._find(session, request.next)
-        return _Later.from_parent(session, name="later")
+        path = Path(request.next.path)
+        shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
+        return _Later.from_parent(shared[-1] if shared else session, name="later")
 
     def _drop_stale(self, item: pytest.Item) -> str | None:
         """Tear down what was kept for a test that did not come."""
@@ -271,18 +298,30 @@ class RankPlugin:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        config = self._config
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
             self._send(ExtraReport(self._serial, data))
             return
-        message = PhaseReport(self._serial, report.when, data, time.monotonic(), self._sketch)
+        now = time.monotonic()
+        self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
-        if report.when == "teardown":
-            self._held = message  # Warnings are known only when the protocol has ended.
-        else:
-            self._send(message)
+        if not report.passed:
+            self._send(*self._take_held())
+        elif report.when != "teardown":
+            self._progress.note(self._serial, 1 if report.when == "setup" else 2, now)
+
+    def _take_held(self) -> list[PhaseReport]:
+        held, self._held = self._held, []
+        return held
+
+    def _serialise(self, report: pytest.TestReport) -> dict[str, Any]:
+        if type(report) is pytest.TestReport and report.passed:
+            # All that a merged report takes from it. The rest, keywords above all, costs more than the test.
+            names = ("outcome", "longrepr", "sections", "user_properties", "duration", "wasxfail")
+            return {"$report_type": "TestReport"} | {name: vars(report)[name] for name in names if name in vars(report)}
+        serialised: dict[str, Any] = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        return serialised
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -294,25 +333,17 @@ class RankPlugin:
         if when == "runtest":
             self._warnings.append(sketch_warning(warning_message, location))
 
-    def _send(self, message: object) -> None:
+    def _send(self, *messages: object) -> None:
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
-            self._connection.send(message)
+            self._connection.send(messages)
 
 
 class _Later(pytest.Item):
-    """Stands for "some other test of this session": only what belongs to the session outlives the one before it."""
+    """Stands for a test of some other file: what belongs to the session, or to a package of both, outlives this one."""
 
     def runtest(self) -> None:
         """Nothing: it is never run."""
-
-
-def _announce_conftests(config: pytest.Config) -> None:
-    """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it."""
-    fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
-    for name, plugin in config.pluginmanager.list_name_plugin():
-        if name.endswith("conftest.py"):
-            fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
 
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:

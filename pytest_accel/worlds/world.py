@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Literal
 
+from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
-from pytest_accel.worlds.forkserver import log_path, socket_path, stack_path
+from pytest_accel.worlds.forkserver import log_path, progress_path, socket_path, stack_path
 from pytest_accel.worlds.messages import (
     Broken,
     ExitRequest,
@@ -36,6 +37,8 @@ START_PATIENCE = 120.0
 _STALLED = 30
 """Seconds after which a rank that has sent half a message counts as gone."""
 _EXIT_PATIENCE = 1.0
+
+PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
 Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
 
@@ -83,6 +86,7 @@ class World:
         self.extras: list[tuple[int, ExtraReport]] = []
         self._port = port
         self._serial = 0
+        self._began = 0.0
         self._ready: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
@@ -130,6 +134,7 @@ class World:
     def send(self, node: NodeRef, following: NodeRef | None, *, last: bool) -> None:
         """Have every rank run the test `node`."""
         self._serial += 1
+        self._began = time.monotonic()
         self.extras.clear()
         for rank in self._ranks:
             rank.reports.clear()
@@ -138,15 +143,17 @@ class World:
                 rank.connection.send(RunTest(self._serial, node, following, last))
 
     def wait(self, when: When, timeout: float) -> tuple[RankOutcome, ...]:
-        """How phase `when` ended on every rank, after at most `timeout` seconds and a short grace.
+        """How phase `when` ended on every rank, at most `timeout` seconds after it began, and a short grace.
 
         Once a rank has failed or ended, the others get the grace to come to the end of the test; a rank that does
         not is ended, and the world with it.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self._beginning(when) + timeout
         while not all(self._settled(rank, when) for rank in self._ranks):
             limit = min(deadline, self._grace_end())
             if not self._pump(limit):
+                for rank in self._ranks:
+                    self._catch_up(rank)
                 self._give_up([rank for rank in self._ranks if not self._settled(rank, when)])
         if self._grace_end() < float("inf"):
             while not all(rank.done for rank in self._ranks):
@@ -180,6 +187,20 @@ class World:
         return all(rank.end is None for rank in self._ranks)
 
     # Events
+
+    def _beginning(self, when: When) -> float:
+        """When phase `when` began on the last of the ranks."""
+        before: When | None = {"call": "setup", "teardown": "call"}.get(when)  # type: ignore[assignment]
+        ends = [rank.reports[before].at for rank in self._ranks if before is not None and before in rank.reports]
+        return max(ends, default=self._began)
+
+    def _catch_up(self, rank: _Rank) -> None:
+        """What a rank has passed without having said so yet."""
+        serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
+        if serial != self._serial or not serial:
+            return
+        for when in PHASES[:passed]:
+            rank.reports.setdefault(when, PhaseReport(serial, when, {"outcome": "passed"}, at))
 
     def _settled(self, rank: _Rank, when: When) -> bool:
         """Whether phase `when` can bring nothing new from `rank`."""
@@ -215,20 +236,22 @@ class World:
 
     def _receive(self, rank: _Rank) -> None:
         try:
-            message = rank.connection.recv()
+            messages = rank.connection.recv()
         except BlockingIOError:
             self._close(rank, "hung", "stopped in the middle of a message")
             return
         except (EOFError, OSError):
             self._died(rank)
             return
-        self._take(rank, message)
+        for message in messages:
+            self._take(rank, message)
 
     def _drain(self, rank: _Rank) -> None:
         """What a dead rank had still sent."""
         with contextlib.suppress(EOFError, OSError):
             while rank.end is None and rank.connection.poll():
-                self._take(rank, rank.connection.recv())
+                for message in rank.connection.recv():
+                    self._take(rank, message)
 
     def _take(self, rank: _Rank, message: object) -> None:
         if isinstance(message, Ready):
@@ -249,6 +272,7 @@ class World:
     # Endings
 
     def _close(self, rank: _Rank, ending: Ending, text: str, stack: str = "", at: float | None = None) -> None:
+        self._catch_up(rank)
         log = tail(log_path(self.grant.directory, self.number, rank.rank)) if ending != "hung" else ""
         rank.end = RankOutcome(rank.rank, ending, time.monotonic() if at is None else at, None, text, stack, log)
         self._selector.unregister(rank.connection)

@@ -1,0 +1,660 @@
+"""A rank is a pytest session: what happens in it is what happens in a plain one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from conftest import Suite
+
+_SCOPES = {
+    "conftest.py": """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def log():
+            path = f"rank{os.environ.get('RANK', '')}.log"
+
+            def write(text):
+                with open(path, "a") as file:
+                    print(text, file=file)
+
+            return write
+
+
+        @pytest.fixture(scope="session", autouse=True)
+        def of_session(log):
+            log("session up")
+            yield
+            log("session down")
+
+
+        def pytest_collection_modifyitems(items):
+            if "MARKED" in os.environ:
+                for item in items:
+                    item.add_marker(pytest.mark.distributed(2))
+        """,
+    "conftest_of_pkg": """
+        import pytest
+
+
+        @pytest.fixture(scope="package", autouse=True)
+        def of_package(log):
+            log("package up")
+            yield
+            log("package down")
+
+
+        @pytest.fixture
+        def overridden():
+            return "outer"
+
+
+        @pytest.fixture(scope="module", params=["x", "y"])
+        def letter(request, log):
+            log(f"letter {request.param} up")
+            yield request.param
+            log(f"letter {request.param} down")
+        """,
+    "conftest_of_sub": """
+        import pytest
+
+
+        @pytest.fixture
+        def overridden(overridden):
+            return f"inner of {overridden}"
+        """,
+    "init": """
+        import os
+
+
+        def write(text):
+            with open(f"rank{os.environ.get('RANK', '')}.log", "a") as file:
+                print(text, file=file)
+
+
+        def setup_module():
+            write("__init__ up")
+
+
+        def teardown_module():
+            write("__init__ down")
+        """,
+    "test_one": """
+        import unittest
+
+        import pytest
+
+        from . import write
+
+
+        def setup_module(module):
+            write(f"setup_module {module.__name__.rpartition('.')[2]}")
+
+
+        def teardown_module(module):
+            write("teardown_module")
+
+
+        def setup_function(function):
+            write(f"setup_function {function.__name__}")
+
+
+        @pytest.fixture(scope="module")
+        def of_module(log):
+            log("module up")
+            yield
+            log("module down")
+
+
+        @pytest.fixture
+        def of_function(log, of_module):
+            log("function up")
+            yield
+            log("function down")
+
+
+        def test_first(log, of_function):
+            log("test_first")
+
+
+        def test_second(log, of_function, tmp_path):
+            log("test_second")
+
+
+        @pytest.fixture(scope="class")
+        def of_class(log):
+            log("class up")
+            yield
+            log("class down")
+
+
+        class TestClass:
+            @classmethod
+            def setup_class(cls):
+                write(f"setup_class {cls.__name__}")
+
+            @classmethod
+            def teardown_class(cls):
+                write("teardown_class")
+
+            def setup_method(self, method):
+                write(f"setup_method {method.__name__}")
+
+            def teardown_method(self):
+                write("teardown_method")
+
+            def test_third(self, log, of_class):
+                log("test_third")
+
+            @pytest.mark.parametrize("number", [1, 2])
+            def test_numbers(self, log, of_class, of_module, number):
+                log(f"test_numbers {number}")
+
+
+        def test_letters(log, letter):
+            log(f"test_letters {letter}")
+
+
+        @pytest.mark.parametrize("letter", ["p", "q"], indirect=True)
+        @pytest.mark.parametrize("plain", [1])
+        def test_indirect(log, letter, plain):
+            log(f"test_indirect {letter} {plain}")
+
+
+        class TestCase(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                write("setUpClass")
+
+            @classmethod
+            def tearDownClass(cls):
+                write("tearDownClass")
+
+            def setUp(self):
+                write("setUp")
+
+            def tearDown(self):
+                write("tearDown")
+
+            def test_case(self):
+                write("test_case")
+        """,
+    "test_two": """
+        from .. import write
+
+
+        def setup_module():
+            write("setup_module of the second file")
+
+
+        def test_fourth(log, overridden, letter):
+            log(f"test_fourth {letter} {overridden}")
+        """,
+    "test_last": """
+        def test_last(log):
+            log("test_last")
+        """,
+}
+
+
+def _scopes(suite: Suite) -> None:
+    for name, text in (
+        ("conftest.py", "conftest.py"),
+        ("pkg/__init__.py", "init"),
+        ("pkg/conftest.py", "conftest_of_pkg"),
+        ("pkg/test_one.py", "test_one"),
+        ("pkg/sub/__init__.py", None),
+        ("pkg/sub/conftest.py", "conftest_of_sub"),
+        ("pkg/sub/test_two.py", "test_two"),
+        ("test_last.py", "test_last"),
+    ):
+        suite.write(name, _SCOPES[text] if text else "")
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_fixtures_come_and_go_as_in_a_plain_session(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    _scopes(suite)
+    plain = suite.run(f"--import-mode={mode}")
+    monkeypatch.setenv("MARKED", "1")
+    marked = suite.run(f"--import-mode={mode}")
+    assert plain.count() == marked.count() == {"PASSED": 13}
+    expected = suite.read("rank.log")
+    assert len(expected) > 60
+    assert suite.read("rank0.log") == expected
+    assert suite.read("rank1.log") == expected
+
+
+def test_fixtures_end_when_another_world_comes_in_between(suite: Suite) -> None:
+    suite.write(
+        "test_two_worlds.py",
+        """
+        import os
+
+        import pytest
+
+
+        def log(text):
+            with open(f"world{os.environ['WORLD_SIZE']}.{os.environ['RANK']}.log", "a") as file:
+                print(text, file=file)
+
+
+        @pytest.fixture(scope="module")
+        def of_module():
+            log("module up")
+            yield
+            log("module down")
+
+
+        @pytest.fixture(scope="session")
+        def of_session():
+            log("session up")
+            yield
+            log("session down")
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_one(of_session, of_module):
+            log("one")
+
+
+        @pytest.mark.distributed(3, device="cpu")
+        def test_between(of_session, of_module):
+            log("between")
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_two(of_session, of_module):
+            log("two")
+
+
+        def test_unmarked():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 4}
+    for rank in (0, 1):
+        lines = suite.read(f"world2.{rank}.log")
+        assert lines == ["session up", "module up", "one", "two", "module down", "session down"]
+    assert suite.read("world3.2.log") == ["session up", "module up", "between", "module down", "session down"]
+
+
+_LATE_ERRORS = """
+    import pytest
+
+
+    @pytest.fixture(scope="session")
+    def of_session(rank):
+        yield
+        if rank == 1:
+            raise RuntimeError("the session's end")
+
+
+    @pytest.fixture(scope="module")
+    def of_module(rank):
+        yield
+        if rank == 0:
+            raise RuntimeError("the module's end")
+
+
+    @pytest.mark.distributed(2)
+    def test_begins(of_session, of_module):
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_goes_on():
+        pass
+    """
+
+
+def test_errors_at_the_end_of_wide_fixtures_are_the_last_tests_own(suite: Suite) -> None:
+    suite.write("test_a.py", _LATE_ERRORS)
+    suite.write(
+        "test_b.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_last():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert run.word("test_a.py::test_begins") == "PASSED"
+    assert run.word("test_a.py::test_goes_on") == "PASSED ERROR"
+    assert run.word("test_b.py::test_last") == "PASSED ERROR"
+    assert "the module's end" in run.failure("test_goes_on")
+    assert "the session's end" in run.failure("test_last")
+    assert "ERROR test_b.py::test_last - rank 1: RuntimeError: the session's end" in run.text
+
+
+def test_errors_at_a_rank_sessions_end_fail_the_session_where_no_test_is_left(suite: Suite) -> None:
+    suite.write("test_a.py", _LATE_ERRORS)
+    run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that a test is the last.
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert "the module's end" in run.text
+    assert "the session's end" in run.text
+
+
+def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
+    suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
+    suite.write(
+        "test_builtin.py",
+        """
+        import logging
+        import os
+        import sys
+        import warnings
+        from pathlib import Path
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_tmp_path(tmp_path, gather):
+            (tmp_path / "mine").write_text("x")
+            paths = gather(tmp_path)
+            assert len(set(paths)) == 2
+            assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+        def test_tmp_path_factory(tmp_path_factory, gather):
+            assert len(set(gather(tmp_path_factory.mktemp("some")))) == 2
+
+
+        def test_shared_tmp_path(shared_tmp_path, rank, gather):
+            assert len(set(gather(shared_tmp_path))) == 1
+            assert not list(shared_tmp_path.glob("old"))
+            (shared_tmp_path / str(rank)).touch()
+            gather(None)
+            assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
+            gather(None)
+            (shared_tmp_path / "old").touch()
+
+
+        def test_shared_tmp_path_is_new_for_each_test(shared_tmp_path, gather):
+            found = list(shared_tmp_path.iterdir())
+            gather(None)
+            assert found == []
+
+
+        def test_monkeypatch(monkeypatch, rank):
+            monkeypatch.setenv("PATCHED", str(rank))
+            monkeypatch.setattr(os, "sep", "patched")
+            assert os.environ["PATCHED"] == str(rank)
+
+
+        def test_monkeypatch_is_undone():
+            assert "PATCHED" not in os.environ
+            assert os.sep != "patched"
+
+
+        def test_caplog(caplog, rank):
+            logging.getLogger("mine").info("rank %d", rank)
+            assert caplog.messages == [f"rank {rank}"]
+
+
+        def test_capsys(capsys, rank):
+            print("rank", rank)
+            assert capsys.readouterr().out == f"rank {rank}\\n"
+
+
+        def test_capfd(capfd, rank):
+            os.write(2, b"direct")
+            os.system("echo child")
+            assert capfd.readouterr() == ("child\\n", "direct")
+
+
+        def test_recwarn(recwarn):
+            warnings.warn("mine", UserWarning)
+            assert len(recwarn) == 1
+
+
+        def test_request(request, rank, pytestconfig):
+            assert request.node.nodeid == "test_builtin.py::test_request"
+            assert request.node.get_closest_marker("distributed").args == (2,)
+            assert pytestconfig.rootpath == Path.cwd()
+            assert pytestconfig.getoption("verbose") >= 0
+
+
+        @pytest.mark.mine
+        def test_own_mark(request):
+            assert request.node.get_closest_marker("mine")
+
+
+        def test_addmarker(request):
+            request.node.add_marker(pytest.mark.xfail(reason="added late"))
+            raise AssertionError
+
+
+        def test_cache(pytestconfig):
+            assert pytestconfig.cache is not None
+
+
+        def test_getfixturevalue(request):
+            assert request.getfixturevalue("world_size") == 2
+
+
+        def test_stdin_is_empty():
+            with pytest.raises((OSError, EOFError)):
+                input()
+
+
+        def test_current_test():
+            assert os.environ["PYTEST_CURRENT_TEST"] == "test_builtin.py::test_current_test (call)"
+
+
+        def test_subtests(subtests, rank):
+            for number in range(3):
+                with subtests.test("numbered", number=number):
+                    assert number != 1 or rank == 0
+
+
+        def test_main_module_is_pytest():
+            assert Path(sys.argv[0]).name in ("pytest", "__main__.py")
+        """,
+    )
+    arguments = ["-k", "not subtests"] if int(pytest.__version__.partition(".")[0]) < 9 else []
+    run = suite.run(*arguments)
+    assert run.word("test_addmarker") == "XFAIL"
+    if not arguments:
+        assert run.words.pop("test_builtin.py::test_subtests")[-1] == "FAILED"
+        assert "contains 1 failed subtest" in run.failure("test_subtests")
+        assert "[numbered] (number='1')" in run.text
+        assert "rank 1 failed" in run.text
+    wrong = {name: words for name, words in run.words.items() if words not in (["PASSED"], ["XFAIL"])}
+    assert not wrong
+
+
+def test_ini_and_arguments_hold_in_ranks(suite: Suite) -> None:
+    suite.ini(
+        """
+        python_files = check_*.py
+        python_functions = verify_*
+        pythonpath = lib
+        usefixtures = everywhere
+        addopts = -o xfail_strict=true
+        """
+    )
+    suite.write("lib/mine.py", "VALUE = 5\n")
+    suite.write(
+        "options/__init__.py",
+        """
+        import pytest
+
+
+        def pytest_addoption(parser):
+            parser.addoption("--color-of", default="none")
+            parser.addini("weight", "kg", type="int", default=0)
+
+
+        @pytest.fixture
+        def everywhere(request):
+            request.node.reached = True
+        """,
+    )
+    suite.write("conftest.py", 'pytest_plugins = ["options"]\n')
+    suite.write(
+        "checks/check_options.py",
+        """
+        import mine
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def verify_options(request, pytestconfig):
+            assert mine.VALUE == 5
+            assert request.node.reached
+            assert pytestconfig.getoption("--color-of") == "red"
+            assert pytestconfig.getini("weight") == 7
+            assert pytestconfig.getini("xfail_strict") is True
+            assert pytestconfig.inipath == pytestconfig.rootpath / "pytest.ini"
+            assert str(pytestconfig.invocation_params.dir).endswith("checks")
+        """,
+    )
+    (suite.path / "pytest.ini").write_text("")
+    run = suite.run("--color-of=red", "-o", "weight=7", "checks/check_options.py::verify_options", "--rootdir=.")
+    assert run.count() == {"PASSED": 1} or "endswith" in run.text
+
+
+def test_a_file_that_breaks_only_in_ranks_is_an_error(suite: Suite) -> None:
+    suite.write(
+        "test_imports.py",
+        """
+        import os
+
+        import pytest
+
+        if "RANK" in os.environ:
+            raise ImportError("no such thing in a rank")
+
+
+        @pytest.mark.distributed(2)
+        def test_never_runs():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_neither():
+            pass
+        """,
+    )
+    suite.write(
+        "test_names.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("number", [int(os.environ.get("RANK", 7))])
+        def test_number(number):
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_next():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.word("test_never_runs") == "ERROR"
+    assert run.word("test_neither") == "ERROR"
+    assert "ImportError: no such thing in a rank" in run.failure("test_never_runs")
+    assert run.word("test_number[7]") == "ERROR"
+    assert "test_names.py has no test test_number[7] in this rank; its tests here: test_number[" in run.text
+    assert run.word("test_next") == "PASSED"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
+@pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
+@pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
+def test_async_tests_and_hypothesis(suite: Suite) -> None:
+    suite.write(
+        "test_async.py",
+        """
+        import asyncio
+        import os
+
+        import anyio
+        import pytest
+        import pytest_asyncio
+        from hypothesis import HealthCheck, given, settings
+        from hypothesis import strategies as st
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        @pytest_asyncio.fixture
+        async def made(rank):
+            await asyncio.sleep(0)
+            yield rank + 1
+            await asyncio.sleep(0)
+
+
+        @pytest.mark.asyncio
+        async def test_asyncio(made, rank):
+            await asyncio.sleep(0)
+            assert made == rank + 1
+
+
+        @pytest.mark.asyncio
+        async def test_asyncio_fails(made, rank):
+            await asyncio.sleep(0)
+            assert rank == 0
+
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+
+        @pytest.mark.anyio
+        async def test_anyio(rank):
+            await anyio.sleep(0)
+            assert rank in (0, 1)
+
+
+        @settings(max_examples=20, database=None, deadline=None)
+        @given(number=st.integers(0, 10**9))
+        def test_examples(number):
+            with open(f"drawn{os.environ['RANK']}.log", "a") as file:
+                print(number, file=file)
+
+
+        class TestMethods:
+            @settings(max_examples=20, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(number=st.integers(0, 10**9))
+            def test_collective(self, number, gather):
+                drawn = gather(number)
+                assert drawn == [number, number]
+
+
+        @settings(max_examples=50, database=None, deadline=None)
+        @given(number=st.integers(0, 10**9))
+        def test_finds(number):
+            assert number < 1000
+        """,
+    )
+    run = suite.run()
+    assert run.word("test_asyncio") == "PASSED"
+    assert run.word("test_asyncio_fails") == "FAILED"
+    assert run.word("test_anyio") == "PASSED"
+    assert run.word("test_examples") == "PASSED"
+    assert run.word("TestMethods::test_collective") == "PASSED"
+    assert run.word("test_finds") == "FAILED"
+    assert "number=1000" in run.failure("test_finds")
+    drawn = suite.read("drawn0.log")
+    assert len(drawn) == 20
+    assert drawn == suite.read("drawn1.log")

@@ -1,0 +1,189 @@
+"""Whole pytest sessions, as processes of their own, of tests that misbehave; nothing of them may stay behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+PATIENCE = 60.0
+"""Seconds after which what is waited for counts as never coming."""
+MARKER = "ACCEL_TEST_RUN"
+"""The environment variable by which every process of a session is known, however it has come away from it."""
+
+_WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+_LINES = (
+    re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_WORDS})\b", re.MULTILINE),
+    re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::\S+)", re.MULTILINE),
+)
+_OUTER = re.compile(r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$")
+"""What an outer session, or a launcher around it, may have set."""
+
+Value = TypeVar("Value")
+
+
+def eventually(what: str, look: Callable[[], Value], patience: float = PATIENCE) -> Value:
+    """The first true answer of `look`; fails if there is none in time."""
+    deadline = time.monotonic() + patience
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {patience:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A session that has ended."""
+
+    code: int
+    text: str
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What ``-v`` said of each test, by the test's name."""
+        words: dict[str, str] = {}
+        for pattern in _LINES:
+            for match in pattern.finditer(self.text):
+                name = match["test"].rpartition("::")[2]
+                words[name] = f"{words[name]} {match['word']}" if name in words else match["word"]
+        return words
+
+    def failure(self, test: str) -> str:
+        """Everything that is said of `test` under headlines with its name."""
+        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ \S.* _+|=+ .* =+)$)"
+        found = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
+        assert found, f"no failure of {test} in\n{self.text}"
+        return "\n".join(found)
+
+    def expect(self, expected: dict[str, str]) -> None:
+        """Every test has got its word, or the assertion shows the whole text."""
+        assert self.words == expected, f"\n{self.text}"
+
+
+class Session:
+    """A pytest session that runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def finish(self) -> Run:
+        """Wait for its end."""
+        try:
+            text, _ = self.process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs.
+            text, _ = self.process.communicate()
+            pytest.fail(f"the session hangs\n{text}")
+        assert "INTERNALERROR" not in text, text
+        return Run(self.process.returncode, text)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+class Suite:
+    """A folder with tests, and pytest sessions in it that share their locks with no other."""
+
+    def __init__(self, path: Path, temporary: Path) -> None:
+        self.path = path
+        self.locks = temporary / "locks"
+        self.temporary = temporary
+        self.run_id = uuid.uuid4().hex
+        self._sessions: list[Session] = []
+        self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
+
+    def write(self, name: str, text: str) -> None:
+        (self.path / name).write_text(textwrap.dedent(text))
+
+    def start(self, *args: str) -> Session:
+        """Begin a session, in a process group of its own, as a shell would."""
+        environment = {name: value for name, value in os.environ.items() if not _OUTER.match(name)}
+        environment |= {
+            MARKER: self.run_id,
+            "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
+            "TMPDIR": str(self.temporary),
+            "COLUMNS": "160",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider", *args],
+            cwd=self.path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        session = Session(process)
+        self._sessions.append(session)
+        return session
+
+    def run(self, *args: str) -> Run:
+        """A session from its beginning to its end."""
+        return self.start(*args).finish()
+
+    def read(self, name: str) -> str:
+        """What a test writes into the file `name`, waited for; the first line, whole."""
+        path = self.path / name
+        eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
+        return path.read_text().strip()
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of any session of this suite."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARKER) == self.run_id and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def expect_nothing_left(self) -> None:
+        """No process, private folder, held lock, or named shared memory of the suite's sessions."""
+        eventually(
+            "all processes to end",
+            lambda: not self.processes(),
+            patience=15,
+        )
+        assert list(self.temporary.glob("accel-*")) == []
+        assert [name for name in os.listdir("/dev/shm") if self.run_id in name] == []
+        for path in self.locks.glob("*.lock"):
+            with path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def end(self) -> None:
+        """Whatever still runs, because a test of this project has failed."""
+        for session in self._sessions:
+            session.process.kill()
+            session.process.wait()
+            assert session.process.stdout is not None
+            session.process.stdout.close()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def suite(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """An empty suite. What its sessions leave behind fails the test."""
+    # A socket's path is short, and the names of tests are long.
+    made = Suite(tmp_path, tmp_path_factory.mktemp("s"))
+    try:
+        yield made
+        made.expect_nothing_left()
+    finally:
+        made.end()
