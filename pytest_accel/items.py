@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.port import Port
 
 
+HOOKS: pytest.StashKey[_HooksWithoutLogging] = pytest.StashKey()
+
+
 class MarkedItem:
     """What the plugin knows of an item with marks, and the phases that stand in for the item's own."""
 
@@ -38,6 +42,7 @@ class MarkedItem:
         """The next test of the same shape, as far as the order is known."""
         self.last = False
         self.verdicts: dict[str, Verdict] = {}
+        self._subtests: list[pytest.TestReport] = []
         self._driver = driver
         self._world: World | None = None
         self._durations: dict[str, float] = {}
@@ -46,6 +51,7 @@ class MarkedItem:
         """Put this object's phases in the place of the item's, whatever its class."""
         for name in ("setup", "runtest", "teardown"):
             setattr(self.item, name, getattr(self, name))
+        self.item.__class__ = _without_log_capture(type(self.item))
 
     @property
     def node(self) -> NodeRef:
@@ -124,7 +130,7 @@ class MarkedItem:
         self._durations[when] = max(durations, default=0.0)
         for name, value in verdict.properties(outcomes):
             self._property(name, value)
-        failed_subtests = self._log_subtests(world) if when == "call" else 0
+        failed_subtests = self._take_subtests(world) if when == "call" else 0
         if failed_subtests and judged.outcome == "passed":
             message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
             longrepr = verdict.failure(message, [message], self.place)
@@ -165,8 +171,8 @@ class MarkedItem:
         if (name, value) not in self.item.user_properties:
             self.item.user_properties.append((name, value))
 
-    def _log_subtests(self, world: World) -> int:
-        """Hand on the ranks' subtest reports, one for all ranks that say the same; gives how many failed."""
+    def _take_subtests(self, world: World) -> int:
+        """Keep the ranks' subtest reports, one for all ranks that say the same; gives how many failed."""
         hook = self.item.config.hook
         failed = 0
         seen: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -180,7 +186,7 @@ class MarkedItem:
             report = hook.pytest_report_from_serializable(config=self.item.config, data=dict(data))
             if wrong and world.size > 1:
                 report.sections.append(("ranks", f"{verdict.ranks_text([rank for rank, _ in wrong])} failed"))
-            self.item.ihook.pytest_runtest_logreport(report=report)
+            self._subtests.append(report)
         return failed
 
     def graft(self, report: pytest.TestReport) -> None:
@@ -191,6 +197,9 @@ class MarkedItem:
         judged = self.verdicts.get(report.when)
         if judged is None:
             return
+        subtests, self._subtests = self._subtests, []
+        for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
+            self.item.ihook.pytest_runtest_logreport(report=subtest)
         if duration := self._durations.get(report.when):
             # The ranks' own: the driver hears of all phases when the test has ended.
             report.duration, report.stop = duration, report.start + duration
@@ -225,6 +234,7 @@ class Driver:
         self.config = config
         self.settings = settings
         self._port = port
+        config.stash[HOOKS] = _HooksWithoutLogging(config)
         self._world: World | None = None
         self._shape: WorldShape | None = None
         self._error: BaseException | None = None
@@ -293,6 +303,41 @@ class Driver:
         world, self._world = self._world, None
         if world is not None:
             world.close()
+
+
+@functools.cache
+def _without_log_capture(kind: type[pytest.Item]) -> type[pytest.Item]:
+    """`kind`, its hooks less those that capture log records: it is the ranks that log, and they capture.
+
+    The capture costs more than all else that the driver does for a test (see `let_loggers_propagate`).
+    """
+
+    class Redirected(kind):  # type: ignore[valid-type, misc]
+        @property
+        def ihook(self) -> Any:
+            hooks = super().ihook
+            # Where a conftest applies to some of the files only, pytest has a relay of its own, which is left alone.
+            return self.config.stash[HOOKS] if hooks is self.config.hook else hooks
+
+    Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
+        kind.__name__,
+        kind.__qualname__,
+        kind.__module__,
+    )
+    return Redirected
+
+
+class _HooksWithoutLogging:
+    """Made once a session."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._manager = config.pluginmanager
+
+    def __getattr__(self, name: str) -> Any:
+        plugin = self._manager.get_plugin("logging-plugin")
+        caller = self._manager.subset_hook_caller(name, [plugin] if plugin is not None else [])
+        setattr(self, name, caller)
+        return caller
 
 
 def _raise(judged: Verdict) -> None:

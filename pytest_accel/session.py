@@ -123,6 +123,8 @@ class AccelSession:
                 errors.append(f"{item.nodeid}: {error}")
         if errors:
             self.port.usage_error("\n".join(errors))
+        if adopted:
+            _leave_collectors_to_ranks(items)
         return adopted
 
     def _adopt(self, item: pytest.Item, marks: markers.Marks) -> MarkedItem:
@@ -174,6 +176,19 @@ class AccelSession:
     def notes(self) -> list[str]:
         """What ``-v`` shows of the fork server."""
         return self._pool.notes if self._pool is not None else []
+
+
+def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
+    """A package's ``setup_module`` is for the process of its tests: for this one only if it runs some of them."""
+    here = {node for item in items if MARKED not in item.stash for node in item.listchain()}
+    for item in items:
+        for node in item.listchain()[:-1]:
+            if node not in here:
+                node.setup = _nothing  # type: ignore[method-assign]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _on_wanted(driver: object, world: int) -> None:

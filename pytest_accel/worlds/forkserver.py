@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import pickle
 import selectors
@@ -143,6 +144,7 @@ class _Server:
         # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
         # pages (gc.freeze's documentation; pytest alone collects five times when a session ends).
         gc.freeze()
+        let_loggers_propagate("torch")
         running = self.worlds[spec.world] = _Running()
         listeners: list[socket.socket] = []
         store = None
@@ -276,6 +278,17 @@ def load_plugins(spec: SessionSpec) -> None:
         pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", spec.directory])
     finally:
         os.chdir(before)
+
+
+def let_loggers_propagate(package: str) -> None:
+    """Have `package`'s records reach pytest's handlers through the root logger.
+
+    pytest 9.2 attaches two handlers, three times a test, to each logger that does not propagate. torch has some forty,
+    which is half the time of a small test; what is captured is the same.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == package and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def unfit() -> str | None:

@@ -1,0 +1,100 @@
+"""What the documentation shows is what happens: every Python block with a test in it is run, in one session."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# tests/test_markers.py collects the blocks of marks.md, which ask for hardware that no machine has all of.
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
+]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page; `language` is all that stands behind the fence."""
+    return re.findall(
+        rf"^```{re.escape(language)}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
+    written = {"python": 0, "python fails": 0}
+    for page in PAGES:
+        for language in written:
+            for number, block in enumerate(blocks(page, language)):
+                if "def test_" in block:
+                    name = f"test_{page.stem.replace('-', '_')}_{number}{'_fails' if 'fails' in language else ''}.py"
+                    (pytester.path / name).write_text(block, encoding="utf-8")
+                    written[language] += 1
+    assert written["python"] >= 10
+    assert written["python fails"] == 2
+    (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
+    (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
+
+    result = pytester.runpytest_subprocess("-rA", "--accel", "sim:machine.toml")
+
+    ends = [match.groups() for line in result.outlines if (match := re.match(r"([A-Z]+) (test_\w+)\.py::", line))]
+    assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}
+    assert {outcome for outcome, file in ends if not file.endswith("_fails")} == {"PASSED"}
+    assert [outcome for outcome, file in ends if file.endswith("_fails")].count("FAILED") == 1
+    result.stdout.fnmatch_lines(["E * assert [[]42, 43[]] == [[]42, 42[]]"])
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_one_collective_too_many*",
+            "the ranks issued different numbers of collectives *: rank 0: 1, rank 1: 0",
+        ]
+    )
+
+
+def test_coverage_of_what_ranks_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytest_cov")
+    # A run of this test that is itself measured says so to its children.
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)
+    (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
+    pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
+    pytester.mkpydir("mypackage").joinpath("work.py").write_text(
+        "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+        from mypackage.work import work
+
+        @pytest.mark.distributed(2)
+        def test_work(rank):
+            assert work(rank)
+        """
+    )
+
+    result = pytester.runpytest_subprocess("--cov", "--cov-report=term-missing", "--accel", "none")
+
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
+    left = {path.name for path in pytester.path.glob(".coverage*")}
+    assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in [*PAGES, ROOT / "docs" / "reference" / "marks.md", ROOT / "CONTRIBUTING.md"]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+            file = (page.parent / target).resolve() if target else page
+            if not file.exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+            elif anchor and anchor not in anchors(file):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them: letters, digits, hyphens and underscores stay, spaces become hyphens."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

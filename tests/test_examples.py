@@ -1,0 +1,81 @@
+"""The examples as a person runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*arguments: str, status: int) -> pytest.LineMatcher:
+    """pytest's output, once it has ended with exit status `status`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
+    environment["COLUMNS"] = "200"
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return pytest.LineMatcher(done.stdout.splitlines())
+
+
+@pytest.fixture(autouse=True)
+def what_the_examples_import() -> None:
+    for package in ("accelerate", "sklearn"):
+        pytest.importorskip(package)
+
+
+def test_the_examples_pass_on_a_machine_without_accelerators() -> None:
+    output = run("examples", "--accel", "none", status=0)
+    output.fnmatch_lines_random(
+        [
+            "*test_ddp_equals_training_in_one_process[[]world_size=4[]] PASSED *",
+            "*test_fully_shard_equals_training_in_one_process PASSED *",
+            "*test_a_product_of_sharded_matrices PASSED *",
+            *(f"*test_sampler_covers_the_data_once[[]world_size={size}[]] PASSED *" for size in (1, 2, 4)),
+            "*test_with_accelerate PASSED *",
+            "*test_with_torch_alone PASSED *",
+            "*test_gradients_flow_back_over_both_devices SKIPPED (needs 2 devices; *",
+            "*accel: 2 skipped for missing hardware*",
+            "=* 10 passed, 2 skipped in *",
+        ]
+    )
+    output.no_fnmatch_line("*test_failing*")
+
+
+def test_a_model_is_split_over_pretended_devices() -> None:
+    run("examples/test_model_split.py", "--accel", "sim:2", status=0).fnmatch_lines(["=* 2 passed in *"])
+
+
+def test_the_failing_examples_say_what_is_wrong() -> None:
+    output = run("examples/failing", "--accel", "none", "-p", "no:randomly", status=1)
+    output.fnmatch_lines(
+        [
+            "*::test_all_ranks_start_from_the_same_weights FAILED *",
+            "*::test_on_a_whole_rack SKIPPED (needs 64 devices; there is no accelerator in this session)*",
+            "rank = 1, *",
+            ">       assert weight == weight_of_rank_0",
+            "E       assert 0.7576* == 0.4962*",
+            "*test_failing.py:17: AssertionError",
+            "-* rank 1 of 2 on cpu -*",
+            "rank 1: failed at *test_failing.py:17: assert 0.7576* == 0.4962*",
+            "rank 0: passed",
+            "-* Captured stdout call [[]rank 0[]] -*",
+            "rank 0 starts from 0.4963",
+            "-* Captured stdout call [[]rank 1[]] -*",
+            "rank 1 starts from 0.7576",
+            "-* accel: 1 skipped for missing hardware -*",
+            "    1  needs 64 devices; there is no accelerator in this session",
+            "FAILED examples/failing/test_failing.py::test_all_ranks_* - rank 1: assert 0.7576* == 0.4962*",
+            "=* 1 failed, 1 skipped in *",
+        ]
+    )
+
+
+def test_the_failing_examples_run_only_where_they_are_named() -> None:
+    """As in the README's picture, which names both folders."""
+    output = run("examples", "examples/failing", "--collect-only", "-q", status=0)
+    output.fnmatch_lines_random(["*::test_with_accelerate*", "*::test_on_a_whole_rack*"])
