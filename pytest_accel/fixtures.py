@@ -101,25 +101,30 @@ def world_size(request: pytest.FixtureRequest) -> int:
     return _in_rank(request, grouped=True).spec.ranks
 
 
-@pytest.fixture(scope="session")
-def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
-    """The world's default process group."""
-    context = _in_rank(request, grouped=True)
-    if context.default_group is None:
+def _group(request: pytest.FixtureRequest) -> ProcessGroup:
+    made = _in_rank(request, grouped=True).default_group
+    if made is None:
         pytest.fail(
-            "the fixture 'process_group' needs a process group, which @pytest.mark.distributed(init=False) "
+            f"the fixture {request.fixturename!r} needs a process group, which @pytest.mark.distributed(init=False) "
             "leaves to the test",
             pytrace=False,
         )
-    return context.default_group
+    return made
 
 
 @pytest.fixture(scope="session")
-def device_mesh(process_group: ProcessGroup, request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
+def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
+    """The world's default process group."""
+    return _group(request)
+
+
+@pytest.fixture(scope="session")
+def device_mesh(request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
     """``device_mesh(shape, names)``: a mesh over all ranks; one of a shape is made once and kept."""
     from pytest_accel.worlds import group
 
     context = _in_rank(request, grouped=True)
+    _group(request)
     made: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
     def make(shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:

@@ -1,0 +1,1 @@
+"""What the plugin costs, beside its peers: ``python -m benchmarks``."""

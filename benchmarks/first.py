@@ -1,0 +1,39 @@
+"""The first distributed test of a session, whose processes have to be started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import suites
+from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, interleaved, middle, session
+
+COLLECTION = 1.5
+"""Seconds that collection takes at least: what the test file does not need to import torch, it computes."""
+
+_HEAD = f"""import time
+
+_begin = time.monotonic()
+{suites.IMPORTS}
+while time.monotonic() < _begin + {COLLECTION}:
+    pass
+"""
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """From the end of a collection without the plugin to the first result with it, both since the process began."""
+    suite = suites.write(folder / "first", suites.all_reduce("2"), 1, head=_HEAD)
+    # A test that needs ranks cannot run without the plugin: status 1.
+    made = interleaved(
+        {
+            "without": lambda: session(suite, [*PLUGINS, *WITHOUT], status=1),
+            "with": lambda: session(suite, [*PLUGINS, *WITH]),
+        },
+        effort.runs,
+    )
+    collected = middle([run.collected - run.started for run in made["without"]])
+    values = tuple(run.ends[0] - run.started - collected for run in made["with"])
+    others = max(run.others for run in made["with"])
+    return [
+        Figure("collection without the plugin, since the process began", collected, "s"),
+        Figure("first result after that", middle(values), "s", 0.5, "0.5 s", values, others),
+    ]

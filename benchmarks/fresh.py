@@ -1,0 +1,44 @@
+"""Tests that ask for new processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import suites
+from benchmarks.measure import PLUGINS, WITH, Effort, Figure, Run, interleaved, middle, session
+
+_SLOW = "slow_to_import"
+_FIRST = 1
+
+
+def _package(folder: Path) -> Path:
+    """An installed package, as far as the plugin can tell, that takes two seconds to import."""
+    site = folder / "site-packages"
+    (site / _SLOW).mkdir(parents=True)
+    (site / _SLOW / "__init__.py").write_text("import time\n\ntime.sleep(2)\n")
+    return site
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Milliseconds a test, from the second one on."""
+    site = _package(folder)
+    body = suites.all_reduce("2, fresh=True")
+    light = suites.write(folder / "light", body, effort.few)
+    heavy = suites.write(folder / "heavy", body, effort.few, head=suites.IMPORTS + f"import {_SLOW}\n")
+    made = interleaved(
+        {
+            "light": lambda: session(light, [*PLUGINS, *WITH]),
+            "heavy": lambda: session(heavy, [*PLUGINS, *WITH], extra={"PYTHONPATH": str(site)}),
+        },
+        effort.runs,
+    )
+
+    def figure(name: str, runs: list[Run], limit: float) -> Figure:
+        values = tuple(run.per_test(_FIRST) for run in runs)
+        others = max(run.others for run in runs)
+        return Figure(name, middle(values), "ms", limit, f"{limit:g} ms", values, others)
+
+    return [
+        figure("fresh=True, two ranks with a group", made["light"], 150),
+        figure("fresh=True, and a package that takes 2 s to import", made["heavy"], 250),
+    ]

@@ -1,0 +1,87 @@
+"""Other ways to run a test in processes of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from benchmarks import suites
+from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
+
+PACKAGES = ("pytest==9.1.1", "pytest-isolate==0.0.17")
+"""pytest-isolate errors on every test under pytest 9.2."""
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pytest-accel-benchmarks"
+_SLOW_TESTS = 3
+"""In a suite whose tests take seconds."""
+
+
+def _isolate_python() -> str:
+    """An interpreter with pytest-isolate and a pytest that it supports, and with this one's torch."""
+    home = _CACHE / f"isolate-{sys.version_info.major}.{sys.version_info.minor}"
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True, capture_output=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True, capture_output=True)
+        query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = subprocess.run([str(python), "-c", query], check=True, capture_output=True, text=True).stdout.strip()
+        # After its own packages, so that its pytest comes first.
+        Path(site, "torch-of-the-caller.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (home / "ready").touch()
+    return str(python)
+
+
+def _figure(name: str, runs: list[Run], first: int = 0, note: str = "") -> Figure:
+    values = tuple(run.per_test(first) for run in runs)
+    return Figure(name, middle(values), "ms", values=values, others=max(run.others for run in runs), note=note)
+
+
+def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
+    """Milliseconds a test."""
+    runs = max(1, effort.runs // 2)
+    two = suites.write(folder / "two", suites.all_reduce("2"), effort.tests, files=10)
+    sessions = {"two": lambda: session(two, [*PLUGINS, *WITH])}
+    head, body = suites.TORCHRUN
+    torchrun = suites.write(folder / "torchrun", body, _SLOW_TESTS, head=head)
+    sessions["torchrun"] = lambda: session(torchrun, [*PLUGINS, *WITHOUT])
+    if importlib.util.find_spec("expecttest") is not None:
+        head, body = suites.PROCESSES
+        processes = suites.write(folder / "processes", body, _SLOW_TESTS, head=head)
+        sessions["processes"] = lambda: session(processes, [*PLUGINS, *WITHOUT])
+    made = interleaved(sessions, runs)
+    ours = [run.per_test(20) for run in made["two"]]
+    found = [_figure("torchrun in each test, two ranks", made["torchrun"])]
+    if "processes" in made:
+        theirs = _figure("MultiProcessTestCase, two ranks", made["processes"])
+        found += [
+            theirs,
+            Figure(
+                "two warm ranks beside MultiProcessTestCase",
+                middle(ours),
+                "ms",
+                theirs.value / 500,
+                "1/500 of theirs",
+                tuple(ours),
+                max(run.others for run in made["two"]),
+            ),
+        ]
+    else:
+        found.append(Figure("MultiProcessTestCase", float("nan"), "ms", note="not run: needs expecttest"))
+    if isolate:
+        found.append(_isolate(folder, effort, runs))
+    return found
+
+
+def _isolate(folder: Path, effort: Effort, runs: int) -> Figure:
+    name = "pytest-isolate, one forked process and no group"
+    try:
+        python = _isolate_python()
+    except subprocess.CalledProcessError as error:
+        return Figure(name, float("nan"), "ms", note=f"not run: {' '.join(error.cmd[-3:])} failed")
+    suite = suites.write(folder / "isolate", suites.PLAIN, effort.few)
+    arguments = ["-p", "isolate", "--isolate"]
+    made = interleaved({"isolate": lambda: session(suite, arguments, python=python)}, runs)
+    return _figure(name, made["isolate"], 1, note=PACKAGES[0])

@@ -1,0 +1,144 @@
+"""Writes the test suites that are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.measure import PARENT, STAMPS
+
+_CONFTEST = f"""
+import json, os, sys, time
+
+begins, ends, collected = [], [], 0.0
+
+def pytest_collection_finish():
+    global collected
+    collected = time.monotonic()
+
+def pytest_runtest_logstart():
+    begins.append(time.monotonic())
+
+def pytest_runtest_logfinish():
+    ends.append(time.monotonic())
+
+def pytest_sessionfinish():
+    if os.getppid() == int(os.environ["{PARENT}"]):
+        with open(os.environ["{STAMPS}"], "w") as file:
+            json.dump({{"collected": collected, "begins": begins, "ends": ends, "torch": "torch" in sys.modules}}, file)
+"""
+
+IMPORTS = """import pytest
+import torch
+import torch.distributed as dist
+
+"""
+
+PLAIN = """
+def test_{number}():
+    values = torch.ones(4)
+    assert (values + values).sum().item() == 8
+"""
+
+TRIVIAL = """
+def test_{number}():
+    assert {number} >= 0
+"""
+
+
+def all_reduce(mark: str) -> str:
+    """A test in which every rank adds its number to the others'."""
+    return f"""
+@pytest.mark.distributed({mark})
+def test_{{number}}(rank, world_size):
+    values = torch.full((4,), rank + 1.0)
+    dist.all_reduce(values)
+    assert values[0].item() == world_size * (world_size + 1) / 2
+"""
+
+
+CONTINUOUS = (
+    """import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+
+
+class TestAllReduce(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    @classmethod
+    def device_type(cls):
+        return "cpu"
+""",
+    """
+    def test_{number}(self):
+        values = torch.full((4,), self.rank + 1.0)
+        dist.all_reduce(values)
+        assert values[0].item() == 3
+""",
+)
+
+PROCESSES = (
+    """import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+
+class TestAllReduce(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+""",
+    """
+    def test_{number}(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+        values = torch.full((4,), self.rank + 1.0)
+        dist.all_reduce(values)
+        assert values[0].item() == 3
+        dist.destroy_process_group()
+""",
+)
+
+_SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+values = torch.full((4,), dist.get_rank() + 1.0)
+dist.all_reduce(values)
+assert values[0].item() == 3
+dist.destroy_process_group()
+"""
+
+TORCHRUN = (
+    f"""import subprocess
+import sys
+
+SCRIPT = {_SCRIPT!r}
+""",
+    """
+def test_{number}(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        check=True,
+        capture_output=True,
+    )
+""",
+)
+
+
+def write(folder: Path, body: str, tests: int, *, head: str = IMPORTS, files: int = 1) -> Path:
+    """A suite of `tests` tests, `body` with its number filled in, evenly over `files` files."""
+    folder.mkdir(parents=True)
+    (folder / "conftest.py").write_text(_CONFTEST)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    for file in range(files):
+        numbers = range(file * tests // files, (file + 1) * tests // files)
+        (folder / f"test_{file}.py").write_text(head + "".join(body.format(number=number) for number in numbers))
+    return folder

@@ -1,0 +1,59 @@
+"""Tests in warm worlds, beside plain tests and torch's own warm worlds."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import suites
+from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
+
+_FIRST = 20
+"""Tests before this one find their process group, allocator and caches cold."""
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Milliseconds a test in suites of 1,000 tests in ten files."""
+    write = partial(suites.write, tests=effort.tests, files=10)
+    plain = write(folder / "plain", suites.PLAIN)
+    two = write(folder / "two", suites.all_reduce("2"))
+    four = write(folder / "four", suites.all_reduce("4"))
+    sessions: dict[str, Callable[[], Run]] = {
+        "plain": lambda: session(plain, [*PLUGINS, *WITHOUT]),
+        "two": lambda: session(two, [*PLUGINS, *WITH]),
+        "four": lambda: session(four, [*PLUGINS, *WITH]),
+    }
+    if importlib.util.find_spec("expecttest") is not None:  # What torch.testing._internal needs.
+        head, body = suites.CONTINUOUS
+        continuous = suites.write(folder / "continuous", body, effort.tests, head=head)
+        sessions["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
+    made = interleaved(sessions, effort.runs)
+    values = {name: [run.per_test(_FIRST) for run in runs] for name, runs in made.items()}
+    base, ours = middle(values["plain"]), middle(values["two"])
+
+    def figure(name: str, key: str, factor: float | None = None, beside: float = base, words: str = "") -> Figure:
+        return Figure(
+            name,
+            middle(values[key]),
+            "ms",
+            limit=None if factor is None else factor * beside,
+            target=words,
+            values=tuple(values[key]),
+            others=max(run.others for run in made[key]),
+        )
+
+    found = [
+        figure("plain test with a tensor operation", "plain"),
+        figure("two ranks, all-reduce", "two", 2.5, words="2.5 x plain"),
+        figure("four ranks, all-reduce", "four", 5.0, words="5 x plain"),
+    ]
+    if "continuous" not in values:
+        return [*found, Figure("MultiProcContinuousTest", float("nan"), "ms", note="not run: needs expecttest")]
+    theirs = middle(values["continuous"])
+    return [
+        *found,
+        figure("MultiProcContinuousTest, two ranks, all-reduce", "continuous"),
+        Figure("two ranks beside MultiProcContinuousTest", ours, "ms", theirs, "theirs", tuple(values["two"])),
+    ]

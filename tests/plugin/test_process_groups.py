@@ -1,0 +1,422 @@
+"""Process groups, devices and the fixtures that tell of them, in the tests that use them."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Suite
+
+
+def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
+    suite.write(
+        "test_groups.py",
+        """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+        seen = []
+
+
+        def test_first(process_group, rank, gather):
+            assert dist.get_backend() == "gloo"
+            assert process_group is dist.group.WORLD
+            assert dist.get_rank() == rank
+            total = torch.ones(1) * rank
+            dist.all_reduce(total)
+            assert total.item() == 1
+            seen.append((os.getpid(), process_group))
+            assert len(set(gather(os.getpid()))) == 2
+
+
+        def test_second(process_group):
+            assert seen == [(os.getpid(), process_group)]
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, device="cpu", backend="gloo")
+        def test_named_backend(process_group):
+            assert dist.get_backend() == "gloo"
+            assert (os.getpid(), process_group) not in seen
+            dist.barrier()
+
+
+        def test_gather(gather, rank):
+            assert gather({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+            assert gather(torch.tensor([rank]))[1].tolist() == [1]
+
+
+        def test_store_starts_empty(dist_store, rank):
+            if rank == 0:
+                assert not dist_store.check(["key"])
+                dist_store.set("key", "value")
+            assert dist_store.get("key") == b"value"
+            assert dist_store.add("count", 1) in (1, 2)
+
+
+        def test_store_is_empty_again(dist_store, gather):
+            empty = not dist_store.check(["key"])
+            assert gather(empty) == [True, True]
+
+
+        @pytest.mark.distributed(4, device="cpu")
+        def test_mesh(device_mesh, rank):
+            mesh = device_mesh((2, 2), ("dp", "tp"))
+            assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+            assert (mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()) == divmod(rank, 2)
+            assert mesh is device_mesh((2, 2), ["dp", "tp"])
+            total = torch.ones(1)
+            dist.all_reduce(total, group=mesh.get_group("tp"))
+            assert total.item() == 2
+            seen.append(mesh)
+
+
+        @pytest.mark.distributed(4, device="cpu")
+        def test_mesh_is_kept(device_mesh):
+            assert device_mesh((2, 2), ("dp", "tp")) is seen[-1]
+            assert device_mesh((4,)).size() == 4
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_one_rank(process_group, world_size, gather):
+            assert (world_size, gather("alone")) == (1, ["alone"])
+            dist.all_reduce(torch.ones(1))
+
+
+        def test_unknown_backend():
+            pass
+
+
+        test_unknown_backend.pytestmark = [pytest.mark.distributed(2, device="cpu", backend="carrier-pigeon")]
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_no_group(process_group):
+            pass
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_no_mesh(device_mesh):
+            pass
+
+
+        def test_destroys():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+        def test_after_destroy(process_group):
+            assert dist.is_initialized()
+            dist.barrier()
+
+
+        def test_leaves_a_group():
+            dist.new_group([0, 1])
+
+
+        @pytest.mark.distributed(2, device="cpu", env={"MINE": "yes", "OMP_NUM_THREADS": "3"})
+        def test_environment():
+            assert os.environ["MINE"] == "yes"
+            assert torch.get_num_threads() == 3
+
+
+        def test_no_environment():
+            assert "MINE" not in os.environ
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": len(run.words) - 3, "ERROR": 3}
+    assert run.word("test_unknown_backend") == "ERROR"
+    assert "carrier-pigeon" in run.failure("test_unknown_backend")
+    for name, fixture in (("test_no_group", "process_group"), ("test_no_mesh", "device_mesh")):
+        text = f"the fixture '{fixture}' needs a process group, which @pytest.mark.distributed(init=False) leaves to"
+        assert text in run.failure(name)
+
+
+def test_groups_that_tests_make_themselves(suite: Suite) -> None:
+    suite.write(
+        "test_own.py",
+        """
+        import os
+        import socket
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+        pids = []
+
+
+        def total():
+            value = torch.ones(1)
+            dist.all_reduce(value)
+            return value.item()
+
+
+        def test_variables(rank, local_rank, world_size, gather):
+            assert not dist.is_initialized()
+            environ = {name: os.environ[name] for name in (
+                "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+                "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT",
+                "TORCHELASTIC_MAX_RESTARTS",
+            )}
+            assert environ == {
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "2",
+                "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+                "ROLE_RANK": str(rank),
+                "ROLE_WORLD_SIZE": "2",
+                "ROLE_NAME": "default",
+                "MASTER_ADDR": "127.0.0.1",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_MAX_RESTARTS": "0",
+            }
+            assert (local_rank, world_size) == (rank, 2)
+            assert len(set(gather(os.environ["MASTER_PORT"]))) == 1
+            assert len(set(gather(os.environ["TORCHELASTIC_RUN_ID"]))) == 1
+            assert dist.is_torchelastic_launched()
+
+
+        def test_port_is_held():
+            with socket.socket() as other, pytest.raises(OSError):
+                other.bind((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+
+
+        def test_init_and_destroy():
+            pids.append(os.getpid())
+            dist.init_process_group("gloo")
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def test_again_in_the_same_world():
+            assert pids == [os.getpid()]
+            dist.init_process_group("gloo")
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def test_twice_in_one_test():
+            for _ in range(2):
+                dist.init_process_group("gloo")
+                assert total() == 2
+                dist.destroy_process_group()
+            assert pids == [os.getpid()]
+
+
+        def test_tcp(rank):
+            address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def test_file(rank, shared_tmp_path):
+            dist.init_process_group("gloo", init_method=f"file://{shared_tmp_path}/meet", rank=rank, world_size=2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def test_given_store(rank, dist_store):
+            dist.init_process_group("gloo", store=dist_store, rank=rank, world_size=2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def test_subgroup_of_own():
+            dist.init_process_group("gloo")
+            mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+            value = torch.ones(1)
+            dist.all_reduce(value, group=mesh.get_group())
+            assert value.item() == 2
+            dist.destroy_process_group()
+
+
+        @pytest.fixture(scope="module")
+        def group():
+            dist.init_process_group("gloo")
+            yield dist.group.WORLD
+            dist.destroy_process_group()
+
+
+        def test_group_of_a_module_fixture(group):
+            assert total() == 2
+            pids.append(group)
+
+
+        def test_group_of_a_module_fixture_is_kept(group):
+            assert total() == 2
+            assert pids[-1] is group
+
+
+        def test_leaves_a_group():
+            if not dist.is_initialized():
+                dist.init_process_group("gloo")
+
+
+        @pytest.mark.distributed(3, device="cpu", init=False)
+        def test_other_world():
+            assert not dist.is_initialized()
+        """,
+    )
+    suite.write(
+        "test_zlast.py",
+        """
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2, device="cpu", init=False)
+        def test_has_no_group_of_another_file():
+            assert not dist.is_initialized()
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 14}
+
+
+_DEVICES = """
+    import os
+
+    import pytest
+    import torch
+
+
+    @pytest.mark.devices(2)
+    def test_devices(device, devices, accel):
+        assert (len(devices), device) == (2, devices[0])
+        assert accel.kind == "sim"
+        assert accel.ids == tuple(device.id for device in accel.devices)
+        assert accel.mask == {"SIM_VISIBLE_DEVICES": os.environ["SIM_VISIBLE_DEVICES"]}
+        assert len(accel.mask["SIM_VISIBLE_DEVICES"].split(",")) == 2
+
+
+    @pytest.mark.devices(2)
+    def test_no_ranks(request):
+        assert "RANK" not in os.environ
+        for name in ("rank", "local_rank", "world_size", "process_group", "device_mesh", "gather", "dist_store",
+                     "shared_tmp_path"):
+            with pytest.raises(pytest.fail.Exception, match="@pytest.mark.devices alone makes no ranks"):
+                request.getfixturevalue(name)
+
+
+    @pytest.mark.distributed(2, devices_per_rank=2)
+    def test_visible_world(rank, local_rank, device, devices, accel, gather):
+        assert os.environ["LOCAL_RANK"] == str(rank)
+        assert local_rank == rank
+        assert len(devices) == 4
+        assert device == devices[2 * rank]
+        masks = gather(os.environ["SIM_VISIBLE_DEVICES"])
+        assert len(set(masks)) == 1
+        assert len(masks[0].split(",")) == 4
+        ids = gather(accel.ids)
+        assert [len(own) for own in ids] == [2, 2]
+        assert len({*ids[0], *ids[1]}) == 4
+
+
+    @pytest.mark.distributed(2, devices_per_rank=2, visible="rank")
+    def test_visible_rank(rank, local_rank, device, devices, accel, gather):
+        assert os.environ["LOCAL_RANK"] == "0"
+        assert len(devices) == 2
+        assert device == devices[0]
+        masks = gather(os.environ["SIM_VISIBLE_DEVICES"])
+        assert [len(mask.split(",")) for mask in masks] == [2, 2]
+        assert len({*masks[0].split(","), *masks[1].split(",")}) == 4
+        ids = gather(accel.ids)
+        assert len({*ids[0], *ids[1]}) == 4
+
+
+    @pytest.mark.distributed(4)
+    def test_all(devices, device, rank):
+        assert len(devices) == 4
+        assert device == devices[rank]
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_on_cpu(device, devices, accel, gather):
+        assert device == torch.device("cpu")
+        assert devices == [torch.device("cpu")]
+        assert (accel.kind, accel.ids) == ("cpu", ())
+
+
+    @pytest.mark.devices(4)
+    def test_needs_all(devices):
+        assert len(devices) == 4
+
+
+    FIXTURES = ["accel", "device", "devices", "rank", "local_rank", "world_size", "process_group", "device_mesh",
+                "dist_store", "gather", "shared_tmp_path"]
+
+
+    @pytest.mark.parametrize("name", FIXTURES)
+    def test_no_mark(request, name):
+        wanted = "@pytest.mark.devices or @pytest.mark.distributed" if name in FIXTURES[:3] else "@pytest.mark.distributed"
+        with pytest.raises(pytest.fail.Exception) as caught:
+            request.getfixturevalue(name)
+        assert str(caught.value) == f"the fixture {name!r} needs {wanted} on the test"
+
+
+    def test_no_mark_is_an_error(rank):
+        pass
+    """
+
+
+def test_devices_and_masks(suite: Suite) -> None:
+    suite.write("test_devices.py", _DEVICES)
+    run = suite.run()
+    assert run.count() == {"PASSED": len(run.words) - 1, "ERROR": 1}
+    assert len(run.words) == 19
+    assert "the fixture 'rank' needs @pytest.mark.distributed on the test" in run.failure("test_no_mark_is_an_error")
+    assert "Traceback" not in run.text
+
+
+def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
+    """Another session has every device, and the tests that only need ranks run all the same."""
+    suite.write(
+        "test_lease.py",
+        """
+        import os
+        import subprocess
+        import sys
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.devices(4)
+        def test_holds_all():
+            inner = [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider",
+                     "--accel-wait=0.2", "--basetemp=inner", "test_inner.py"]
+            environ = {name: text for name, text in os.environ.items() if name != "SIM_VISIBLE_DEVICES"}
+            done = subprocess.run(inner, env=environ, stdout=subprocess.PIPE, text=True)
+            Path("inner.txt").write_text(done.stdout)
+        """,
+    )
+    suite.write(
+        "test_inner.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_on_cpu(gather, accel):
+            assert gather(accel.ids) == [(), ()]
+
+
+        @pytest.mark.devices(1)
+        def test_wants_one():
+            raise AssertionError("ran")
+        """,
+    )
+    run = suite.run("test_lease.py")
+    assert run.count() == {"PASSED": 1}
+    inner = "\n".join(suite.read("inner.txt"))
+    assert "test_on_cpu PASSED" in inner
+    assert "test_wants_one ERROR" in inner
+    assert "no devices came free within 0.2 s (--accel-wait)" in inner
