@@ -170,30 +170,37 @@ def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
     }
 
 
-def main() -> dict[str, float]:
-    """Measure and print; the figures by name."""
-    figures: dict[str, float] = {}
-    targets = {
-        "lease without locks, median, ms": 0.3,
-        "lease with locks, median, ms": 0.3,
-        "single: hand-over median, ms": 5.0,
-        "single: granted twice": 0,
-        "mixed: granted twice": 0,
-    }
+def measure() -> dict[str, float]:
+    """The figures by name."""
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        figures["lease without locks, median, ms"] = uncontended(None)
-        figures["lease with locks, median, ms"] = uncontended(DeviceLocks(folder / "locks"))
+        found["lease without locks, median, ms"] = uncontended(None)
+        found["lease with locks, median, ms"] = uncontended(DeviceLocks(folder / "locks"))
         for mix, gangs in {"single": (1,), "mixed": (1, 1, 2, 4)}.items():
-            figures.update({f"{mix}: {key}": value for key, value in contended(folder, gangs).items()})
+            found.update({f"{mix}: {key}": value for key, value in contended(folder, gangs).items()})
+    return found
+
+
+TARGETS = {
+    "lease without locks, median, ms": 0.3,
+    "lease with locks, median, ms": 0.3,
+    "single: hand-over median, ms": 5.0,
+    "single: granted twice": 0.0,
+    "mixed: granted twice": 0.0,
+}
+
+
+def main() -> int:
+    """Measure and print; 1 if a device was ever granted twice."""
+    found = measure()
     print(f"{SESSIONS} sessions of {CLIENTS} clients, {len(DEVICES)} devices, {os.cpu_count()} cores")
     print("single: every lease is for one device; mixed: for one, two or four\n")
-    for key, value in figures.items():
-        target = f"  (at most {targets[key]:g})" if key in targets else ""
+    for key, value in found.items():
+        target = f"  (at most {TARGETS[key]:g})" if key in TARGETS else ""
         print(f"{key:<45} {value:>10.3f}{target}")
-    return figures
+    return int(any(value for key, value in found.items() if key.endswith("granted twice")))
 
 
 if __name__ == "__main__":
-    measured = main()
-    sys.exit(any(value for key, value in measured.items() if key.endswith("granted twice")))
+    sys.exit(main())

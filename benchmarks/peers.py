@@ -82,6 +82,6 @@ def _isolate(folder: Path, effort: Effort, runs: int) -> Figure:
     except subprocess.CalledProcessError as error:
         return Figure(name, float("nan"), "ms", note=f"not run: {' '.join(error.cmd[-3:])} failed")
     suite = suites.write(folder / "isolate", suites.PLAIN, effort.few)
-    arguments = ["-p", "isolate", "--isolate"]
+    arguments = ["-p", "pytest_isolate", "--isolate"]
     made = interleaved({"isolate": lambda: session(suite, arguments, python=python)}, runs)
     return _figure(name, made["isolate"], 1, note=PACKAGES[0])

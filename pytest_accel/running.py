@@ -39,6 +39,8 @@ class RunningHooks:
             # Only the next test is known, and other workers' tests may come between it and a later one.
             same = following is not None and following.missing is None and following.shape == marked.shape
             marked.following = following if same else None
+        elif following is not None and following.is_unconditional and not following.shape.fresh:
+            marked.upcoming = following
         if not any(item.iter_markers("skip")):
             self._driver.prepare(marked)
         try:

@@ -114,6 +114,15 @@ class Pool:
             if ticket.request is not None:
                 self._brokers.of(ticket.broker).cancel(ticket.request)
 
+    def withdraw(self, ticket_id: int, why: str) -> None:
+        """Answer with an error if the ticket still waits for devices; one that has them gets its world."""
+        with self._lock:
+            ticket = self._tickets.get(ticket_id)
+            if ticket is None or ticket.request is None or not self._brokers.of(ticket.broker).cancel(ticket.request):
+                return
+            ticket.cancelled = True
+            self._answer(ticket, PoolError(why))
+
     def release(self, number: int, harm: str | None, noticed: frozenset[int] = frozenset()) -> None:
         """A driver gives its world back; `harm` says why it must not run another test.
 

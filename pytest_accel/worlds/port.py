@@ -25,7 +25,7 @@ class Port(Protocol):
         """Collection has imported `modules`."""
 
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
-        """A world of `shape`, after at most `patience` seconds; :class:`PoolError` says why there is none."""
+        """A world of `shape`, whose devices may take `patience` seconds; :class:`PoolError` says why there is none."""
 
     def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
         """Give a world back; see :meth:`Pool.release`."""
@@ -53,12 +53,19 @@ class _Waits:
         self._wanted.add(world)
 
 
-def _receive(answers: queue.SimpleQueue[Any], patience: float | None, give_up: Callable[[], None]) -> Grant:
+def _receive(
+    answers: queue.SimpleQueue[Any],
+    patience: float | None,
+    withdraw: Callable[[str], None],
+    give_up: Callable[[], None],
+) -> Grant:
+    """The answer to a request for a world; `patience` is for the devices only, not for the start of the ranks."""
     try:
-        answer = answers.get(timeout=patience)
-    except queue.Empty:
-        give_up()
-        raise PoolError(f"no devices came free within {patience:g} s (--accel-wait)") from None
+        try:
+            answer = answers.get(timeout=patience)
+        except queue.Empty:
+            withdraw(f"no devices came free within {patience:g} s (--accel-wait)")
+            answer = answers.get()
     except BaseException:
         give_up()
         raise
@@ -81,7 +88,9 @@ class LocalPort(_Waits):
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ticket = self._pool.acquire(shape, holder, self, answers.put)
-        return _receive(answers, patience, lambda: self._pool.cancel(ticket))
+        return _receive(
+            answers, patience, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
+        )
 
     def exit_status(self, world: int, rank: int, patience: float) -> int | None:
         answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -125,7 +134,9 @@ class RemotePort(_Waits):
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         number, answers = self._expect()
         self._send("acquire", number, shape, holder)
-        return _receive(answers, patience, lambda: self._send("cancel", number))
+        return _receive(
+            answers, patience, lambda why: self._send("withdraw", number, why), lambda: self._send("cancel", number)
+        )
 
     def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
         self._wanted.discard(world)
@@ -199,6 +210,8 @@ class PoolService:
         if kind == "acquire":
             number, shape, holder = values
             self._tickets[number] = self._pool.acquire(shape, holder, self, lambda answer: self._answer(number, answer))
+        elif kind == "withdraw":
+            self._pool.withdraw(self._tickets.get(values[0], 0), values[1])
         elif kind == "cancel":
             self._pool.cancel(self._tickets.pop(values[0], 0))
         elif kind == "release":

@@ -55,7 +55,11 @@ class Run:
 
     def failure(self, test: str) -> str:
         """The part of the text under the headline of `test`."""
-        found = re.search(rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ .* _+|=+ .* =+)$)", self.text, re.M | re.S)
+        found = re.search(
+            rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ .* _+|=+ .* =+)$)",
+            self.text,
+            re.MULTILINE | re.DOTALL,
+        )
         assert found is not None, f"no failure of {test} in\n{self.text}"
         return found[1]
 
@@ -109,5 +113,3 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("COLUMNS", "160")
     return Suite(pytester)
-
-

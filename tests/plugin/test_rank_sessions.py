@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Suite
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
 
 _SCOPES = {
     "conftest.py": """
@@ -216,9 +219,7 @@ def _scopes(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_fixtures_come_and_go_as_in_a_plain_session(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_fixtures_come_and_go_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     _scopes(suite)
     plain = suite.run(f"--import-mode={mode}")
     expected = suite.read("rank.log")

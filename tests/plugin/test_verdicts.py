@@ -1,0 +1,410 @@
+"""What becomes of a test when its ranks pass, fail, skip or disagree, as a person reads it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_OUTCOMES = """
+    import sys
+    from pathlib import Path
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    def test_passes(record_property):
+        record_property("mine", 7)
+        print("silent")
+
+
+    def test_introspection(rank):
+        expected = {"left": [1, 2, 3], "right": rank}
+        assert expected == {"left": [1, 2, 3], "right": 0}
+
+
+    def test_alike():
+        print("same on all")
+        raise ValueError("on every rank")
+
+
+    def test_output(rank):
+        print("same on all")
+        print("from", rank, file=sys.stderr)
+        assert False, "see the output"
+
+
+    class Strange(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} and {two}")
+            self.keep = lambda: None
+
+
+    def test_strange_exception(rank):
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise Strange("this", "that") from error
+
+
+    @pytest.fixture
+    def breaks_on_one(rank):
+        if rank == 1:
+            raise RuntimeError("no setup on rank 1")
+
+
+    def test_setup_error(breaks_on_one):
+        pass
+
+
+    @pytest.fixture
+    def breaks_at_end(rank):
+        yield
+        if rank == 0:
+            raise RuntimeError("no teardown on rank 0")
+
+
+    def test_teardown_error(breaks_at_end):
+        pass
+
+
+    def test_two_errors(breaks_at_end, rank):
+        assert rank == 7, "in the call"
+
+
+    @pytest.mark.xfail(reason="known", strict=True)
+    def test_xfail():
+        raise AssertionError
+
+
+    @pytest.mark.xfail(reason="known on rank 1", strict=True)
+    def test_xfail_on_one_rank(rank):
+        assert rank == 0
+
+
+    @pytest.mark.xfail
+    def test_xpass():
+        pass
+
+
+    @pytest.mark.xfail(strict=True, reason="must fail")
+    def test_strict_xpass():
+        pass
+
+
+    @pytest.mark.xfail(raises=KeyError)
+    def test_xfail_raises():
+        raise KeyError("right")
+
+
+    @pytest.mark.xfail(raises=LookupError)
+    def test_xfail_raises_a_subclass():
+        raise KeyError("right")
+
+
+    @pytest.mark.xfail(raises=Strange)
+    def test_xfail_raises_own():
+        raise Strange("right", "own")
+
+
+    @pytest.mark.xfail(raises=KeyError)
+    def test_xfail_raises_other():
+        raise ValueError("wrong")
+
+
+    @pytest.mark.xfail(run=False, reason="would harm")
+    def test_xfail_not_run():
+        Path("harm").touch()
+
+
+    @pytest.mark.xfail(False, reason="does not hold", strict=True)
+    def test_xfail_condition_does_not_hold():
+        pass
+
+
+    @pytest.mark.xfail(reason="in setup")
+    def test_xfail_setup(breaks_on_one):
+        pass
+
+
+    def test_imperative_xfail():
+        pytest.xfail("said in the test")
+
+
+    def test_dynamic_xfail(request):
+        request.node.add_marker(pytest.mark.xfail(reason="added in the test"))
+        raise AssertionError
+
+
+    def test_dynamic_xfail_raises(request):
+        request.applymarker(pytest.mark.xfail(raises=KeyError))
+        raise ValueError("wrong too")
+
+
+    def test_dynamic_strict_xpass(request):
+        request.node.add_marker(pytest.mark.xfail(reason="added strictly", strict=True))
+
+
+    @pytest.mark.skip(reason="by mark")
+    def test_skip_mark():
+        Path("harm").touch()
+
+
+    @pytest.mark.skipif(sys.platform != "nowhere", reason="by condition")
+    def test_skipif():
+        Path("harm").touch()
+
+
+    @pytest.mark.skipif(sys.platform == "nowhere", reason="by condition")
+    def test_skipif_does_not_hold():
+        pass
+
+
+    def test_skip():
+        pytest.skip("inside the ranks")  # HERE
+
+
+    @pytest.fixture
+    def skips():
+        pytest.skip("inside a fixture")
+
+
+    def test_skip_in_fixture(skips):
+        pass
+
+
+    def test_importorskip():
+        pytest.importorskip("no_such_module_anywhere")
+
+
+    def test_skip_on_one_rank(rank):
+        if rank == 1:
+            pytest.skip("only here")
+
+
+    def test_skip_and_fail(rank):
+        if rank == 1:
+            pytest.skip("only here")
+        raise AssertionError("failed there")
+
+
+    def test_fail_without_trace():
+        pytest.fail("said plainly", pytrace=False)
+
+
+    @pytest.mark.parametrize("wanted", [1, pytest.param(2, marks=pytest.mark.xfail)])
+    def test_parameters(wanted):
+        assert wanted == 1
+
+
+    def test_collectives_differ(rank, process_group):
+        import torch
+        import torch.distributed as dist
+
+        alone = dist.new_group([0])
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+            dist.all_reduce(torch.ones(1), group=alone)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+
+    def test_after_all():
+        pass
+    """
+
+
+def test_outcomes(suite: Suite) -> None:
+    file = suite.write("test_outcomes.py", _OUTCOMES)
+    run = suite.run("-rA", "--junitxml=junit.xml", "--durations=3", "--durations-min=0", "-o", "junit_family=xunit1")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    words = {name.partition("::test_")[2]: " ".join(found) for name, found in run.words.items()}
+    assert words == {
+        "passes": "PASSED",
+        "introspection": "FAILED",
+        "alike": "FAILED",
+        "output": "FAILED",
+        "strange_exception": "FAILED",
+        "setup_error": "ERROR",
+        "teardown_error": "PASSED ERROR",
+        "two_errors": "FAILED ERROR",
+        "xfail": "XFAIL",
+        "xfail_on_one_rank": "XFAIL",
+        "xpass": "XPASS",
+        "strict_xpass": "FAILED",
+        "xfail_raises": "XFAIL",
+        "xfail_raises_a_subclass": "XFAIL",
+        "xfail_raises_own": "XFAIL",
+        "xfail_raises_other": "FAILED",
+        "xfail_not_run": "XFAIL",
+        "xfail_condition_does_not_hold": "PASSED",
+        "xfail_setup": "XFAIL",
+        "imperative_xfail": "XFAIL",
+        "dynamic_xfail": "XFAIL",
+        "dynamic_xfail_raises": "FAILED",
+        "dynamic_strict_xpass": "FAILED",
+        "skip_mark": "SKIPPED",
+        "skipif": "SKIPPED",
+        "skipif_does_not_hold": "PASSED",
+        "skip": "SKIPPED",
+        "skip_in_fixture": "SKIPPED",
+        "importorskip": "SKIPPED",
+        "skip_on_one_rank": "FAILED",
+        "skip_and_fail": "FAILED",
+        "fail_without_trace": "FAILED",
+        "parameters[1]": "PASSED",
+        "parameters[2]": "XFAIL",
+        "collectives_differ": "PASSED",
+        "after_all": "PASSED",
+    }
+    assert not (suite.path / "harm").exists()
+
+    told = run.failure("test_introspection")
+    assert "E       AssertionError: assert {'left': [1, ...], 'right': 1} == {'left': [1, ...], 'right': 0}" in told
+    assert "E         {'right': 1} != {'right': 0}" in told
+    assert "rank 1 of 2 on cpu" in told
+    assert "rank 0: passed" in told
+    told = run.failure("test_alike")
+    assert told.count("E       ValueError: on every rank") == 1
+    assert "ranks 0-1: failed at" in told
+    assert re.search(r"- Captured stdout call \[ranks 0-1\] -+\nsame on all\n", told)
+    told = run.failure("test_output")
+    assert told.count("same on all") == 2  # In the source, and once as output.
+    for rank in (0, 1):
+        assert re.search(rf"- Captured stderr call \[rank {rank}\] -+\nfrom {rank}\n", told)
+    told = run.failure("test_strange_exception")
+    assert "KeyError: 'inner'" in told
+    assert "The above exception was the direct cause" in told
+    assert "test_outcomes.Strange: this and that" in told
+    assert "no setup on rank 1" in run.failure("test_setup_error")
+    assert "rank 0: passed" in run.failure("test_setup_error")
+    assert "no teardown on rank 0" in run.failure("test_teardown_error")
+    assert "[XPASS(strict)] must fail" in run.failure("test_strict_xpass")
+    assert "ValueError: wrong" in run.failure("test_xfail_raises_other")
+    assert "[XPASS(strict)] added strictly" in run.failure("test_dynamic_strict_xpass")
+    told = run.failure("test_skip_on_one_rank")
+    assert "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran" in told
+    assert "rank 1: skipped: only here" in told
+    assert "failed there" in run.failure("test_skip_and_fail")
+    assert "said plainly" in run.failure("test_fail_without_trace")
+    assert "items.py" not in run.text  # No frame of the plugin's own anywhere.
+
+    line = file.read_text().splitlines().index('    pytest.skip("inside the ranks")  # HERE') + 1
+    for text in (
+        f"SKIPPED [1] test_outcomes.py:{line}: inside the ranks",
+        "SKIPPED [1] test_outcomes.py:{}: inside a fixture".format(line + 5),
+        "FAILED test_outcomes.py::test_introspection - rank 1: AssertionError: assert {",
+        "FAILED test_outcomes.py::test_alike - ranks 0-1: ValueError: on every rank",
+        "ERROR test_outcomes.py::test_setup_error - rank 1: RuntimeError: no setup on rank 1",
+        "XFAIL test_outcomes.py::test_xfail - known",
+        "XFAIL test_outcomes.py::test_xfail_not_run - [NOTRUN] would harm",
+        "XFAIL test_outcomes.py::test_imperative_xfail - reason: said in the test",
+        "XFAIL test_outcomes.py::test_dynamic_xfail - added in the test",
+        "XPASS test_outcomes.py::test_xpass",
+        "PASSED test_outcomes.py::test_passes",
+    ):
+        assert text in run.text, text
+    assert "slowest 3 durations" in run.text
+
+    cases = xml.etree.ElementTree.parse(suite.path / "junit.xml").findall(".//testcase")
+    assert sorted(case.attrib["name"] for case in cases) == sorted(f"test_{name}" for name in words)
+    by_name = {case.attrib["name"]: case for case in cases}
+    properties = {entry.attrib["name"]: entry.attrib["value"] for entry in by_name["test_passes"].iter("property")}
+    assert properties == {"mine": "7", "accel_ranks": "2"}
+    (skipped,) = by_name["test_skip"].iter("skipped")
+    assert skipped.attrib["message"] == "inside the ranks"
+    assert skipped.text == f"{file}:{line}: inside the ranks" or f":{line}:" in (skipped.text or "")
+    (failure,) = by_name["test_alike"].iter("failure")
+    assert failure.attrib["message"] == "ranks 0-1: ValueError: on every rank"
+    (error,) = by_name["test_setup_error"].iter("error")
+    assert "no setup on rank 1" in error.attrib["message"]
+    assert float(by_name["test_passes"].attrib["time"]) >= 0
+
+
+def test_devices_are_among_the_properties(suite: Suite) -> None:
+    suite.write(
+        "test_devices.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(2)
+        def test_devices(accel, record_property):
+            record_property("ids", ",".join(accel.ids))
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks():
+            pass
+
+
+        def test_unmarked():
+            pass
+        """,
+    )
+    suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
+    found = {
+        case.attrib["name"]: {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
+        for case in xml.etree.ElementTree.parse(suite.path / "junit.xml").findall(".//testcase")
+    }
+    assert found["test_devices"]["accel_devices"] == found["test_devices"]["ids"]
+    assert "accel_ranks" not in found["test_devices"]
+    assert found["test_ranks"]["accel_ranks"] == "2"
+    assert len(found["test_ranks"]["accel_devices"].split(",")) == 2
+    assert found["test_unmarked"] == {}
+
+
+def test_warnings_of_ranks_are_told_once(suite: Suite) -> None:
+    suite.write(
+        "test_warnings.py",
+        """
+        import warnings
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        class Mine(UserWarning):
+            pass
+
+
+        def test_warns():
+            warnings.warn("from all ranks", UserWarning)
+
+
+        def test_warns_differently(rank):
+            warnings.warn(f"from rank {rank}", Mine)
+
+
+        def test_fails():
+            warnings.warn("is an error", DeprecationWarning)
+
+
+        @pytest.mark.filterwarnings("error:mine alone")
+        def test_fails_by_mark():
+            warnings.warn("mine alone", UserWarning)
+
+
+        @pytest.mark.filterwarnings("ignore:nobody sees")
+        def test_ignored():
+            warnings.warn("nobody sees", UserWarning)
+        """,
+    )
+    run = suite.run("-W", "default", "-W", "error::DeprecationWarning")
+    assert run.count() == {"PASSED": 3, "FAILED": 2}
+    assert "2 failed, 3 passed, 3 warnings" in run.text
+    summary = run.text.partition("warnings summary")[2]
+    assert len(re.findall(r"test_warnings.py:\d+: UserWarning: from all ranks", summary)) == 1
+    assert "test_warnings.py::test_warns\n" in summary
+    assert "Mine: from rank 0" in summary
+    assert "Mine: from rank 1" in summary
+    assert "nobody sees" not in summary
+    assert "DeprecationWarning: is an error" in run.failure("test_fails")
