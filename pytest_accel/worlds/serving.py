@@ -20,7 +20,7 @@ import pytest
 
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
-from pytest_accel.worlds.forkserver import progress_path
+from pytest_accel.worlds.forkserver import log_path, progress_path
 from pytest_accel.worlds.messages import (
     Broken,
     ExceptionSketch,
@@ -80,7 +80,9 @@ class RankPlugin:
         self._left: tuple[pytest.Item, list[Any]] | None = None
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
-        self._progress = Progress(progress_path(context.session.directory, context.spec.world, context.rank))
+        where = context.session.directory, context.spec.world, context.rank
+        self._log = log_path(*where)
+        self._progress = Progress(progress_path(*where))
         self._held: list[PhaseReport] = []
         """Phases that have passed and are not yet reported: one message a test, unless something goes wrong."""
 
@@ -186,6 +188,7 @@ class RankPlugin:
 
     def _run(self, session: pytest.Session, request: RunTest) -> None:
         self.context.tests += 1
+        os.truncate(self._log, 0)  # What is left there is then the last output of the test in which the rank died.
         self._serial = request.serial
         group.reset_peak_memory(self.context.torch_device())
         stale = None
