@@ -20,5 +20,5 @@ def digits() -> TensorDataset:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`failing` is collected only when it is named: `pytest examples/failing`."""
-    named = any("failing" in str(argument) for argument in config.invocation_params.args)
+    named = any("failing" in Path(argument).parts for argument in config.invocation_params.args)
     return True if collection_path.name == "failing" and not named else None

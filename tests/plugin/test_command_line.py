@@ -1,0 +1,137 @@
+"""pytest's own options, where marked tests are among the tests."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_FIVE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    def test_one():
+        pass
+
+
+    def test_two(rank):
+        assert Path("mended").exists() or rank == 0
+
+
+    def test_three():
+        print("three")
+
+
+    @pytest.mark.mine
+    def test_four():
+        assert Path("mended").exists()
+
+
+    def test_five():
+        Path(f"five{os.environ['RANK']}").touch()
+    """
+
+
+def _five(suite: Suite) -> None:
+    suite.ini("markers = mine: a mark of the suite")
+    suite.write("test_five.py", _FIVE)
+
+
+def test_stopping_at_failures(suite: Suite) -> None:
+    _five(suite)
+    suite.write("test_six.py", "def test_unmarked():\n    pass\n")
+    run = suite.run("-x", "--tb=short")
+    assert run.count() == {"PASSED": 1, "FAILED": 1}
+    assert "stopping after 1 failures" in run.text
+    assert re.search(r"^test_five.py:15: in test_two\n", run.text, re.MULTILINE)
+
+    run = suite.run("--maxfail=2", "--tb=line")
+    assert run.count() == {"PASSED": 2, "FAILED": 2}
+    assert "stopping after 2 failures" in run.text
+    assert re.search(r"test_five.py:15: rank 1: AssertionError: assert ", run.text)
+    assert not (suite.path / "five0").exists()
+
+
+def test_running_the_failed_again(suite: Suite) -> None:
+    _five(suite)
+    assert suite.run("--tb=native").count() == {"PASSED": 3, "FAILED": 2}
+    (suite.path / "five1").unlink()
+
+    run = suite.run("--lf", "--tb=native")
+    assert run.count() == {"FAILED": 2}
+    assert 'test_five.py", line 15, in test_two' in run.text
+
+    (suite.path / "mended").touch()
+    run = suite.run("--ff")
+    assert list(run.words) == [f"test_five.py::test_{name}" for name in ("two", "four", "one", "three", "five")]
+    assert run.count() == {"PASSED": 5}
+    assert (suite.path / "five1").exists()
+
+
+def test_choosing_tests(suite: Suite) -> None:
+    _five(suite)
+    (suite.path / "mended").touch()
+    run = suite.run("-k", "two or mine", "-m", "distributed", "--strict-markers", "-q", "-s", "--tb=no")
+    assert "2 passed, 3 deselected" in run.text
+
+    run = suite.run("test_five.py::test_three", "-s", "-rP")
+    assert "1 passed" in run.text
+    # When the phase has ended, and among the passes.
+    assert len(re.findall(r"- Captured stdout call \[ranks 0-1\] -+\nthree\n", run.text)) == 2
+
+    run = suite.run("-q", "-k", "no_such_test", quiet=True)
+    assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_what_shows_but_does_not_run(suite: Suite) -> None:
+    """None of these starts a rank; the first does not even start what ranks come from."""
+    _five(suite)
+    suite.write("told.py", "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n")
+    suite.ini("accel_preload = told")
+    run = suite.run("--collect-only", "-q", quiet=True)
+    assert run.ret == 0
+    assert [line for line in run.text.splitlines() if "::" in line] == [
+        f"test_five.py::test_{name}" for name in ("one", "two", "three", "four", "five")
+    ]
+    assert not list(suite.path.glob("imported*"))
+
+    for option in ("--setup-plan", "--setup-only"):
+        run = suite.run(option)
+        assert run.ret == 0, option
+        assert not list(suite.path.glob("five*"))
+
+    run = suite.run("--markers", quiet=True)
+    assert "@pytest.mark.distributed(world_size=2" in run.text
+    run = suite.run("--fixtures", quiet=True)
+    assert "device_mesh" in run.text
+    assert run.ret == 0
+
+
+def test_setup_show(suite: Suite) -> None:
+    _five(suite)
+    (suite.path / "mended").touch()
+    run = suite.run("--setup-show", "-vv")
+    assert run.ret == 0
+    assert "5 passed" in run.text
+
+
+@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
+def test_the_debugger_has_no_terminal_in_ranks(suite: Suite, flag: str) -> None:
+    _five(suite)
+    suite.write("test_six.py", "def test_unmarked():\n    pass\n")
+    run = suite.run(flag)
+    said = run.text + run.errors
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"{flag} has no terminal in the ranks that run test_five.py::test_one and 4 more tests" in said
+    assert "Traceback" not in said
+    if flag == "--pdb":
+        assert suite.run(flag, "-m", "not distributed").count() == {"PASSED": 1}
