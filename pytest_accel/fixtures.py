@@ -68,19 +68,17 @@ def accel(request: pytest.FixtureRequest) -> Accel:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """This rank's device, the first of them if it has several; ``cpu`` for ranks without accelerators."""
-    context = _in_rank(request)
-    import torch
+    from pytest_accel.worlds import group
 
-    return torch.device(context.torch_device())
+    return group.torch_devices([_in_rank(request).torch_device()])[0]
 
 
 @pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> list[torch.device]:
     """All devices that this process sees, in the session's order."""
-    context = _in_rank(request)
-    import torch
+    from pytest_accel.worlds import group
 
-    return [torch.device(name) for name in context.torch_devices()]
+    return group.torch_devices(_in_rank(request).torch_devices())
 
 
 @pytest.fixture(scope="session")

@@ -109,11 +109,16 @@ class CollectionHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._auto = "auto" in session.settings.preload
+        option = session.config.option
+        self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
         self._modules = set(sys.modules)
 
     def pytest_collect_file(self, file_path: Path) -> None:
-        config = self._session.config
-        if file_path.suffix == ".py" and not config.option.collectonly and preload.has_marks(file_path):
+        if not self._runs or file_path.suffix != ".py":
+            return
+        marks = preload.marks_in(file_path)
+        # Without devices in the session, tests that only ask for devices are skipped.
+        if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._session.port.warm()
             self._preload(preload.imports_of(file_path))
 
@@ -123,7 +128,7 @@ class CollectionHooks:
     ) -> Generator[None, Any, Any]:
         result = yield
         marked = self._session.adopt(items)
-        if marked and not config.option.collectonly:
+        if marked and self._runs:
             self._preload({name.partition(".")[0] for name in set(sys.modules) - self._modules})
             from pytest_accel.running import RunningHooks
 

@@ -8,24 +8,25 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-_MARKS = re.compile(rb"\bmark\s*\.\s*(?:distributed|devices)\b")
+_MARKS = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
-def has_marks(path: Path) -> bool:
-    """Whether a test file speaks of our marks: a guess by its text, before anything of it is imported."""
-    try:
-        return _MARKS.search(path.read_bytes()) is not None
-    except OSError:
-        return False  # Collecting it will say so.
+def marks_in(path: Path) -> set[str]:
+    """Which of our marks a test file speaks of: a guess by its text, before anything of it is imported."""
+    return set(_MARKS.findall(_text(path)))
 
 
 def imports_of(path: Path) -> set[str]:
     """The packages that a test file's import statements name."""
+    return set(_IMPORTS.findall(_text(path)))
+
+
+def _text(path: Path) -> str:
     try:
-        return set(_IMPORTS.findall(path.read_text(encoding="utf-8", errors="replace")))
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return set()
+        return ""  # Collecting it will say so.
 
 
 def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:

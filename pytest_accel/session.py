@@ -22,8 +22,9 @@ from pytest_accel.markers import MarkError, MarkFinder
 from pytest_accel.stash import MARKED
 
 if TYPE_CHECKING:
+    from pytest_accel.driver import Driver
     from pytest_accel.hardware.inventory import Machine
-    from pytest_accel.items import Driver, MarkedItem
+    from pytest_accel.items import MarkedItem
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
@@ -99,7 +100,7 @@ class AccelSession:
     def driver(self) -> Driver:
         """Runs this process's marked items."""
         if self._driver is None:
-            from pytest_accel.items import Driver
+            from pytest_accel.driver import Driver
 
             self._driver = Driver(self.config, self.settings, self.port)
         return self._driver

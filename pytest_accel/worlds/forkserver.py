@@ -76,6 +76,14 @@ RANK_FILES = (socket_path, log_path, stack_path, progress_path)
 """Everything in the session's folder that belongs to one rank."""
 
 
+def remove_rank_files(directory: str, spec: WorldSpec) -> None:
+    """What a world leaves in the session's folder."""
+    for rank in range(spec.ranks):
+        for path in RANK_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(path(directory, spec.world, rank))
+
+
 @dataclass(slots=True)
 class _Running:
     """The ranks of a world that have not been reaped."""

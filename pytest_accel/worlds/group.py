@@ -6,7 +6,7 @@ import importlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlparse
 from pytest_accel.worlds.messages import WorldSpec
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -115,6 +116,13 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
     handlers = rendezvous._rendezvous_handlers
     for scheme in ("env", "tcp"):
         handlers[scheme] = ours(handlers[scheme])
+
+
+def torch_devices(names: Sequence[str]) -> list[torch.device]:
+    """torch's own objects for its names of devices."""
+    import torch
+
+    return [torch.device(name) for name in names]
 
 
 def test_store(context: RankContext, use: str) -> Store:

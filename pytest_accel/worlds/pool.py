@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.needs import candidates
 from pytest_accel.leases.broker import Lease
@@ -30,10 +29,9 @@ from pytest_accel.worlds.messages import (
     SessionSpec,
     StartFailed,
     StartWorld,
-    WorldSpec,
     WorldStarted,
 )
-from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket
+from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.starter import Starter
 
@@ -284,22 +282,11 @@ class Pool:
 
     def _start(self, ticket: Ticket, lease: Lease | None, slots: Lease | None) -> None:
         shape = ticket.shape
-        by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if lease else {}
-        devices: tuple[Device, ...] = tuple(by_id[name] for name in lease.devices) if lease else ()
+        ids = lease.devices if lease else ()
+        by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if ids else {}
         self._numbers += 1
-        spec = WorldSpec(
-            world=self._numbers,
-            ranks=shape.ranks,
-            grouped=shape.grouped,
-            backend=shape.backend,
-            init=shape.init,
-            kind=shape.kind,
-            kind_argument=self._machine.argument(shape.kind),
-            devices=devices,
-            devices_per_rank=shape.devices_per_rank,
-            visible=shape.visible,
-            env=shape.env,
-        )
+        argument = self._machine.argument(shape.kind)
+        spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
         self._worlds[spec.world] = PooledWorld(spec, shape, "starting", ticket, lease, slots)
         self.warm()
         assert self._starter is not None
@@ -332,10 +319,7 @@ class Pool:
         self._release_slots(world)
         if world.lease is not None:
             self._brokers.of(world.shape.kind).release(world.lease.id)
-        for rank in range(world.spec.ranks):
-            for path in forkserver.RANK_FILES:
-                with contextlib.suppress(OSError):
-                    os.unlink(path(self._spec.directory, world.spec.world, rank))
+        forkserver.remove_rank_files(self._spec.directory, world.spec)
         self._changed.notify_all()
 
     def _release_slots(self, world: PooledWorld) -> None:
@@ -344,14 +328,7 @@ class Pool:
             self._brokers.of(None).release(slots.id)
 
     def _keep_few_idle(self) -> None:
-        idle = sorted(
-            (world for world in self._worlds.values() if world.state == "idle"), key=lambda world: world.idle_since
-        )
-        surplus = sum(world.spec.ranks for world in idle) - max(_IDLE_RANKS, 2 * self._slots)
-        for world in idle[:-1]:
-            if surplus <= 0:
-                return
-            surplus -= world.spec.ranks
+        for world in surplus(self._worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
             self._retire(world)
 
     def _retire_lingering(self) -> None:

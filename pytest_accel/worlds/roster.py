@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,3 +71,19 @@ class PooledWorld:
     def ended(self) -> bool:
         """Whether every process is gone."""
         return len(self.exits) == self.spec.ranks
+
+
+def surplus(worlds: Iterable[PooledWorld], ranks: int) -> list[PooledWorld]:
+    """The worlds without a test, longest idle first, that must go for at most `ranks` warm ranks to stay.
+
+    The last one to become idle stays, however large it is.
+    """
+    idle = sorted((world for world in worlds if world.state == "idle"), key=lambda world: world.idle_since)
+    excess = sum(world.spec.ranks for world in idle) - ranks
+    going = []
+    for world in idle[:-1]:
+        if excess <= 0:
+            break
+        excess -= world.spec.ranks
+        going.append(world)
+    return going

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.hardware.device import Device, DeviceNeed
 from pytest_accel.markers import Requirement
+from pytest_accel.worlds.messages import WorldSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,22 @@ class WorldShape:
     def about(self) -> str:
         """The world in a few words."""
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
+
+    def spec(self, world: int, devices: tuple[Device, ...], kind_argument: str | None) -> WorldSpec:
+        """World number `world` of this shape on `devices`."""
+        return WorldSpec(
+            world=world,
+            ranks=self.ranks,
+            grouped=self.grouped,
+            backend=self.backend,
+            init=self.init,
+            kind=self.kind,
+            kind_argument=kind_argument,
+            devices=devices,
+            devices_per_rank=self.devices_per_rank,
+            visible=self.visible,
+            env=self.env,
+        )
 
 
 def shape_of(requirement: Requirement, session_kind: str | None, *, fresh: bool = False) -> WorldShape:

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from pytest_accel.worlds.messages import SessionSpec
+from pytest_accel.worlds.forkserver import kill_tree
+from pytest_accel.worlds.messages import SessionSpec, StartWorld
 
 _END_PATIENCE = 10.0
 
@@ -47,6 +48,7 @@ class Starter:
                 start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
             )
         self._connection = Connection(ours.detach())
+        self._used = False
         self._sending = threading.Lock()
         self._connection.send_bytes(pickle.dumps(spec))
         self._callbacks = (on_event, on_end, on_tick)
@@ -60,10 +62,13 @@ class Starter:
     def send(self, message: object) -> None:
         """Raises nothing: where the server has ended, `on_end` says so."""
         with self._sending, contextlib.suppress(OSError):
+            self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
 
     def stop(self) -> None:
         """End the server, which ends every process that came from it."""
+        if not self._used:
+            kill_tree(self._process.pid)  # It may still be importing, which nobody needs to wait for.
         # Not close(): the thread may be waiting on the descriptor.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,123 @@
+"""Runs the marked items of one pytest process, and keeps its world from test to test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel import verdict
+from pytest_accel.leases.locks import Holder
+from pytest_accel.worlds.roster import PoolError
+from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.world import World
+
+if TYPE_CHECKING:
+    from pytest_accel.config import Settings
+    from pytest_accel.items import MarkedItem
+    from pytest_accel.worlds.port import Port
+
+
+class Driver:
+    """Runs the marked items of one pytest process, one at a time, and keeps its world from test to test."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, port: Port) -> None:
+        self.config = config
+        self.settings = settings
+        self._port = port
+        self._world: World | None = None
+        self._shape: WorldShape | None = None
+        self._error: BaseException | None = None
+        self._ahead: MarkedItem | None = None
+        """A test that the world has been sent and whose setup phase has not been asked for."""
+
+    def prepare(self, marked: MarkedItem) -> None:
+        """Wait for the test's world before its phases begin, so that no other plugin's clock counts the waiting."""
+        if marked.missing is None:
+            try:
+                self._have(marked)
+            except (Exception, pytest.fail.Exception) as error:
+                self._error = error  # To be raised in the setup phase, where it is this test's error.
+
+    def begin(self, marked: MarkedItem) -> World:
+        """Have the test begun; gives its world: a new one where the last has been harmed, as in a rerun."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        world = self._have(marked)
+        if self._ahead is None:
+            self._send(world, marked)
+        self._ahead = None
+        return world
+
+    def begin_ahead(self, marked: MarkedItem | None) -> None:
+        """Have the very next test begun, while pytest still reports the one before: half the time of a small test.
+
+        Only for a test that is sure to be asked for: the one before has passed, and nothing waits for the world.
+        """
+        world, session = self._world, None if marked is None else marked.item.session
+        if marked is None or world is None or session is None or session.shouldstop or session.shouldfail:
+            return
+        if world.harm is None and self._shape == marked.shape and not self._port.wanted(world.number):
+            self._ahead = marked
+            self._send(world, marked)
+
+    def _send(self, world: World, marked: MarkedItem) -> None:
+        world.send(marked.node, marked.following.node if marked.following else None, last=marked.last)
+
+    def _have(self, marked: MarkedItem) -> World:
+        world = self._world
+        if world is not None and self._ahead is marked:
+            return world  # Whatever has become of it is this test's to tell.
+        unfit = self._ahead is not None or self._shape != marked.shape
+        if world is not None and (unfit or not world.alive or world.harm is not None):
+            self._close()
+            world = None
+        if world is None:
+            holder = Holder.here(marked.item.nodeid)
+            try:
+                patience = self.settings.wait if marked.shape.need is not None else None
+                grant = self._port.acquire(marked.shape, holder, patience)
+            except PoolError as error:
+                raise pytest.fail.Exception(str(error), pytrace=False) from None
+            world = self._world = World(grant, self._port)
+            self._shape = marked.shape
+            unready = world.start()
+            if unready:
+                judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
+                self._close()
+                pytest.fail(verdict.plain_text(judged), pytrace=False)
+        return world
+
+    def after(self, following: MarkedItem | None) -> None:
+        """Keep the world if the very next test wants the same and nobody else waits, else give it back."""
+        self._error = None
+        world = self._world
+        if world is None or self._ahead is following is not None:
+            return
+        keep = (
+            following is not None
+            and following.missing is None
+            and following.shape == self._shape
+            and not following.shape.fresh
+        )
+        if not keep or self._ahead is not None or world.harm is not None or self._port.wanted(world.number):
+            self._close()
+
+    def end_world(self, reason: str) -> None:
+        """Have the world killed."""
+        if self._world is not None:
+            self._world.harm = self._world.harm or reason
+            self._close()
+
+    def close(self) -> None:
+        """The last test has run."""
+        self._close()
+
+    def _close(self) -> None:
+        world, self._world = self._world, None
+        ahead, self._ahead = self._ahead, None
+        if world is not None:
+            if ahead is not None:
+                world.harm = world.harm or f"it runs {ahead.item.nodeid}, which is not to be run after all"
+            world.close()

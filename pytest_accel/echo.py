@@ -1,0 +1,66 @@
+"""What happened in a rank, once more in the driver: exceptions and warnings."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_accel.verdict import RankError
+from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
+
+
+def stand_in(sketch: ExceptionSketch) -> BaseException:
+    """An exception of the type that was raised in a rank, as far as this process has it, with the same text.
+
+    Marks (``xfail(raises=...)``) and plugins (reruns by exception) look at the type's name and bases and the text; the
+    object itself may not pickle, or only where it was raised.
+    """
+    kind: Any = sys.modules.get(sketch.module)
+    for name in sketch.qualname.split("."):
+        kind = getattr(kind, name, None)
+    # pytest asks its own FixtureLookupError to format itself, which it can only where it was raised.
+    usable = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "formatrepr")
+    base = kind if usable else RankError
+    text = sketch.text
+
+    class StandIn(base):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            Exception.__init__(self, text)
+
+        def __str__(self) -> str:
+            return text
+
+    StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = (
+        sketch.qualname.rpartition(".")[2],
+        sketch.qualname,
+        sketch.module,
+    )
+    error: BaseException
+    try:
+        error = StandIn()
+    except Exception:
+        error = RankError(text)
+    if sketch.cause is not None:
+        error.__cause__ = stand_in(sketch.cause)
+    return error
+
+
+def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> None:
+    """Warnings of the ranks, each once, as if the driver had seen them."""
+    for sketch in dict.fromkeys(sketches):
+        category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
+        if not (isinstance(category, type) and issubclass(category, Warning)):
+            category = UserWarning
+        message = warnings.WarningMessage(category(sketch.message), category, sketch.filename, sketch.lineno)
+        item.ihook.pytest_warning_recorded.call_historic(
+            kwargs={
+                "warning_message": message,
+                "when": "runtest",
+                "nodeid": item.nodeid,
+                "location": sketch.location,
+            }
+        )
