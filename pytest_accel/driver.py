@@ -50,18 +50,6 @@ class Driver:
         self._ahead = None
         return world
 
-    def begin_ahead(self, marked: MarkedItem | None) -> None:
-        """Have the very next test begun, while pytest still reports the one before: half the time of a small test.
-
-        Only for a test that is sure to be asked for: the one before has passed, and nothing waits for the world.
-        """
-        world, session = self._world, None if marked is None else marked.item.session
-        if marked is None or world is None or session is None or session.shouldstop or session.shouldfail:
-            return
-        if world.harm is None and self._shape == marked.shape and not self._port.wanted(world.number):
-            self._ahead = marked
-            self._send(world, marked)
-
     def _send(self, world: World, marked: MarkedItem) -> None:
         world.send(marked.node, marked.following.node if marked.following else None, last=marked.last)
 
@@ -69,7 +57,11 @@ class Driver:
         world = self._world
         if world is not None and self._ahead is marked:
             return world  # Whatever has become of it is this test's to tell.
-        unfit = self._ahead is not None or self._shape != marked.shape
+        unfit = (
+            self._ahead is not None
+            or self._shape != marked.shape
+            or (world is not None and marked.shape.fresh and world.used)
+        )
         if world is not None and (unfit or not world.alive or world.harm is not None):
             self._close()
             world = None
@@ -93,16 +85,22 @@ class Driver:
         """Keep the world if the very next test wants the same and nobody else waits, else give it back."""
         self._error = None
         world = self._world
-        if world is None or self._ahead is following is not None:
+        if world is None:
             return
-        keep = (
-            following is not None
-            and following.missing is None
-            and following.shape == self._shape
-            and not following.shape.fresh
-        )
-        if not keep or self._ahead is not None or world.harm is not None or self._port.wanted(world.number):
+        if (
+            following is None
+            or following.missing is not None
+            or following.shape != self._shape
+            or following.shape.fresh
+            or self._ahead is not None
+            or world.harm is not None
+            or self._port.wanted(world.number)
+        ):
             self._close()
+        elif following.is_sure_to_run:
+            # Its ranks are at work while pytest comes round to it.
+            self._ahead = following
+            self._send(world, following)
 
     def end_world(self, reason: str) -> None:
         """Have the world killed."""

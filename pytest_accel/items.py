@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,8 +33,6 @@ class MarkedItem:
         self.following: MarkedItem | None = None
         """The next test of the same shape, as far as the order is known."""
         self.last = False
-        self.upcoming: MarkedItem | None = None
-        """The very next test, if its world may begin it while this one is still being reported."""
         self.verdicts: dict[str, Verdict] = {}
         self._subtests: list[pytest.TestReport] = []
         self._driver = driver
@@ -51,10 +50,17 @@ class MarkedItem:
         return NodeRef(str(self.item.path), tuple(self.item.nodeid.split("::")[1:]))
 
     @property
-    def is_unconditional(self) -> bool:
-        """Whether nothing on the test itself may keep its phases from being run."""
-        marks = {mark.name for mark in self.item.iter_markers()}
-        return self.missing is None and marks.isdisjoint(("skip", "skipif", "xfail"))
+    def is_sure_to_run(self) -> bool:
+        """Whether nothing that is known now keeps its phases from being asked for."""
+        session = self.item.session
+        if (
+            self.missing is not None
+            or session.shouldstop
+            or session.shouldfail
+            or hasattr(self.item.config, "workerinput")
+        ):
+            return False
+        return not any(mark.name in ("skip", "skipif", "xfail") for mark in self.item.iter_markers())
 
     @property
     def place(self) -> tuple[str, int]:
@@ -71,7 +77,10 @@ class MarkedItem:
         self._world = None
         if self.missing is not None:
             if self._driver.settings.strict:
+                self.verdicts["setup"] = Verdict("failed")
                 pytest.fail(f"{self.missing} (--accel-strict)", pytrace=False)
+            where = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
+            self.verdicts["setup"] = Verdict("skipped", longrepr=where)
             pytest.skip(self.missing)
         if self._only_shows():
             return
@@ -92,8 +101,6 @@ class MarkedItem:
             self._phase("teardown")
         finally:
             self._world = None
-        if all(judged.outcome == "passed" for judged in self.verdicts.values()):
-            self._driver.begin_ahead(self.upcoming)
 
     def _only_shows(self) -> bool:
         """--setup-only and --setup-plan run no test, and the driver has no fixtures to show."""
@@ -107,17 +114,16 @@ class MarkedItem:
         timeout = self.requirement.timeout or self._driver.settings.timeout
         try:
             outcomes = world.wait(when, timeout)
-        except (
-            BaseException
-        ) as error:  # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
+        except BaseException as error:
+            # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
             stacks = world.stacks() if not isinstance(error, KeyboardInterrupt) else {}
             for rank, stack in stacks.items():
                 self.item.add_report_section(when, f"stacks [rank {rank}]", stack)
-            self._driver.end_world(f"the driver stopped waiting ({type(error).__name__})")
+            self._end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         if world.exit_request is not None:
             request = world.exit_request
-            self._driver.end_world("pytest.exit was called in it")
+            self._end_world("pytest.exit was called in it")
             pytest.exit(request.reason, returncode=request.returncode)
         failed_before = any(earlier.outcome == "failed" for earlier in self.verdicts.values())
         if when == "teardown" and failed_before:
@@ -138,6 +144,11 @@ class MarkedItem:
         self.verdicts[when] = judged
         _raise(judged)
 
+    def _end_world(self, reason: str) -> None:
+        """No phase that is still to come has a world to wait for."""
+        self._world = None
+        self._driver.end_world(reason)
+
     def _settle(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
         """The last phase: what the test left behind in its ranks counts as well."""
         finished = world.finished()
@@ -145,14 +156,12 @@ class MarkedItem:
             for name, value in left.properties.items():
                 self._property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
         echo.replay_warnings(self.item, [warning for left in finished.values() for warning in left.warnings])
-        if judged.outcome != "passed" or failed_before:
-            return judged
         problems = [left.stale for left in finished.values() if left.stale]
         mismatch = verdict.compare_collectives(finished)
         if mismatch is not None:
             world.harm = world.harm or mismatch
             problems.insert(0, mismatch)
-        if not problems:
+        if not problems or judged.outcome != "passed" or failed_before:
             return judged
         message = problems[0].splitlines()[0]
         longrepr = verdict.failure(message, "\n".join(problems).splitlines(), self.place)
@@ -175,9 +184,12 @@ class MarkedItem:
         """Keep the ranks' subtest reports, one for all ranks that say the same; gives how many failed."""
         hook = self.item.config.hook
         failed = 0
-        seen: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        seen: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
+        times: Counter[tuple[int, str]] = Counter()
         for rank, extra in world.extras:
-            seen.setdefault(repr(extra.report.get("_subtest.context")), []).append((rank, extra.report))
+            context = repr(extra.report.get("_subtest.context"))
+            times[rank, context] += 1  # One rank may have several of one context.
+            seen.setdefault((context, times[rank, context]), []).append((rank, extra.report))
         world.extras.clear()
         for reports in seen.values():
             wrong = [entry for entry in reports if entry[1]["outcome"] == "failed"]
@@ -191,12 +203,11 @@ class MarkedItem:
 
     def graft(self, report: pytest.TestReport) -> None:
         """Make the driver's report of a phase say what the ranks have said."""
-        if self.missing is not None and report.when == "setup":
-            report.accel_missing = self.missing  # type: ignore[attr-defined]
-            return
         judged = self.verdicts.get(report.when)
         if judged is None:
             return
+        if self.missing is not None:
+            report.accel_missing = self.missing  # type: ignore[attr-defined]
         subtests, self._subtests = self._subtests, []
         for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
             self.item.ihook.pytest_runtest_logreport(report=subtest)

@@ -37,9 +37,8 @@ class RunningHooks:
         if self._session.is_worker:
             # Only the next test is known, and other workers' tests may come between it and a later one.
             same = following is not None and following.missing is None and following.shape == marked.shape
-            marked.following = following if same else None
-        elif following is not None and following.is_unconditional and not following.shape.fresh:
-            marked.upcoming = following
+            marked.following = following if same and not marked.shape.fresh else None
+            marked.last = marked.shape.fresh
         if not any(item.iter_markers("skip")):
             self._driver.prepare(marked)
         try:

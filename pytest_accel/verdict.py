@@ -87,7 +87,7 @@ def judge(
         return _failed(when, hung[0], outcomes, place, about, sections, timeout)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     expected = [outcome for outcome in skipped if _wasxfail(outcome) is not None]
-    if expected and len(expected) == len(skipped):
+    if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = _wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
@@ -97,6 +97,12 @@ def judge(
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
         return Verdict("skipped", _reason(longrepr), longrepr=longrepr, sections=sections)
+    unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
+    if unknown:  # Such as a plugin's own outcome: whatever it means, it is no pass.
+        who = ranks_text([outcome.rank for outcome in unknown])
+        message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
+        longrepr = failure(message, [message, "", *_others(outcomes)], place)
+        return Verdict("failed", message, RanksDisagree, longrepr, sections)
     unexpected = [text for outcome in outcomes if (text := _wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
 
@@ -176,7 +182,7 @@ def _failed(
     place: tuple[str, int],
     about: str,
     sections: tuple[tuple[str, str], ...],
-    timeout: float | None = None,
+    timeout: float = 0.0,
 ) -> Verdict:
     alike = [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
     label = ranks_text(alike) if len(outcomes) > 1 else ""
@@ -196,18 +202,16 @@ def _failed(
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.stack:
             longrepr["sections"].append((f"{extra}stacks", outcome.stack, "-"))
-        if outcome.log and outcome.ending == "died":
+        if outcome.log and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", outcome.log, "-"))
     return Verdict("failed", message, error or RankError, longrepr, sections)
 
 
-def _account(root: RankOutcome, who: str, when: When, timeout: float | None) -> tuple[str, list[str]]:
+def _account(root: RankOutcome, who: str, when: When, timeout: float) -> tuple[str, list[str]]:
     """What is said of ranks that could not say it themselves: a line for the summary, and the text."""
     if root.ending == "hung":
-        limit = f" within {timeout:g} s" if timeout is not None else ""
-        message = f"{who} did not finish the {when} phase{limit} (timeout)"
-        if "no" in root.text or not root.stack:
-            message = f"{who} {root.text}; no end of the {when} phase{limit} (timeout)"
+        silent = "" if root.stack else f", and {root.text}"
+        message = f"{who} did not finish the {when} phase within {timeout:g} s (timeout){silent}"
         return message, [message]
     if root.ending == "unstarted":
         last = root.text.strip().splitlines()[-1] if root.text.strip() else "no reason given"

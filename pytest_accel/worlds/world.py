@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -37,6 +38,8 @@ START_PATIENCE = 120.0
 _STALLED = 30
 """Seconds after which a rank that has sent half a message counts as gone."""
 _EXIT_PATIENCE = 1.0
+_LOOK_AGAIN = 0.2
+"""Seconds after which a rank that has not spoken is looked at: it says that it has passed when the test has ended."""
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -88,6 +91,8 @@ class World:
         self._serial = 0
         self._began = 0.0
         self._ready: set[int] = set()
+        self._told: set[int] = set()
+        """Ranks whose end has been given out as an outcome. Any other death is for the pool to complain of."""
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         for rank, pid in enumerate(grant.pids):
@@ -129,7 +134,14 @@ class World:
                 deadline = min(deadline, time.monotonic() + GRACE)
             if not self._pump(deadline):
                 self._give_up([rank for rank in self._ranks if rank.rank not in self._ready and not rank.done])
-        return tuple(rank.end for rank in self._ranks if rank.end is not None)
+        ends = tuple(rank.end for rank in self._ranks if rank.end is not None)
+        self._told |= {end.rank for end in ends}
+        return ends
+
+    @property
+    def used(self) -> bool:
+        """Whether this driver has sent it a test."""
+        return self._serial > 0
 
     def send(self, node: NodeRef, following: NodeRef | None, *, last: bool) -> None:
         """Have every rank run the test `node`."""
@@ -145,21 +157,27 @@ class World:
     def wait(self, when: When, timeout: float) -> tuple[RankOutcome, ...]:
         """How phase `when` ended on every rank, at most `timeout` seconds after it began, and a short grace.
 
-        Once a rank has failed or ended, the others get the grace to come to the end of the test; a rank that does
-        not is ended, and the world with it.
+        Once a rank has failed or ended, those that may wait for it get the grace to come to the end of the test; a
+        rank that does not is ended, and the world with it.
         """
         deadline = self._beginning(when) + timeout
-        while not all(self._settled(rank, when) for rank in self._ranks):
-            limit = min(deadline, self._grace_end())
-            if not self._pump(limit):
-                for rank in self._ranks:
-                    self._catch_up(rank)
-                self._give_up([rank for rank in self._ranks if not self._settled(rank, when)])
-        if self._grace_end() < float("inf"):
-            while not all(rank.done for rank in self._ranks):
-                if not self._pump(self._grace_end()):
-                    self._give_up([rank for rank in self._ranks if not rank.done])
-        return tuple(self._outcome(rank, when) for rank in self._ranks)
+        while pending := [rank for rank in self._ranks if not self._settled(rank, when)]:
+            self._pump_or_give_up(pending, deadline)
+        while self._grace_end() < math.inf and (pending := [rank for rank in self._ranks if not rank.done]):
+            self._pump_or_give_up(pending, math.inf)
+        outcomes = tuple(self._outcome(rank, when) for rank in self._ranks)
+        self._told |= {rank.rank for rank, outcome in zip(self._ranks, outcomes, strict=True) if outcome is rank.end}
+        return outcomes
+
+    def _pump_or_give_up(self, pending: list[_Rank], deadline: float) -> None:
+        """Wait for news of `pending`; past the deadline, or the grace of a test that has gone wrong, end them."""
+        limit = min(deadline, self._grace_end())
+        if self._pump(min(limit, time.monotonic() + _LOOK_AGAIN)):
+            return
+        for rank in self._ranks:
+            self._catch_up(rank)
+        if time.monotonic() >= min(deadline, self._grace_end()):
+            self._give_up(pending)
 
     def finished(self) -> dict[int, Finished]:
         """What each rank left behind, of those that came to the end of the test."""
@@ -171,13 +189,12 @@ class World:
 
     def close(self) -> None:
         """Give the world back to the pool."""
-        noticed = frozenset(rank.rank for rank in self._ranks if rank.end is not None)
         for rank in self._ranks:
             rank.connection.close()
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
         self._selector.close()
-        self._port.release(self.number, self.harm, noticed)
+        self._port.release(self.number, self.harm, frozenset(self._told))
 
     @property
     def alive(self) -> bool:
@@ -197,8 +214,8 @@ class World:
     def _catch_up(self, rank: _Rank) -> None:
         """What a rank has passed without having said so yet."""
         serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
-        if serial != self._serial or not serial:
-            return
+        if serial != self._serial or at < self._began:
+            return  # Of another test, maybe of another driver's: each counts from one.
         for when in PHASES[:passed]:
             rank.reports.setdefault(when, PhaseReport(serial, when, {"outcome": "passed"}, at))
 
@@ -210,15 +227,23 @@ class World:
         return when == "call" and setup is not None and setup.report["outcome"] != "passed"
 
     def _grace_end(self) -> float:
-        """When the ranks that still run have had their grace; infinite while nothing is wrong."""
-        times = [
-            report.at
+        """When the ranks that may wait in vain have had their grace; infinite while there are none.
+
+        A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported.
+        Teardown is every rank's own, and has the time that any phase has.
+        """
+        times = [rank.end.at for rank in self._ranks if rank.end is not None]
+        wrong = [
+            (PHASES.index(when), report.at)
             for rank in self._ranks
-            for report in rank.reports.values()
+            for when, report in rank.reports.items()
             if report.report["outcome"] != "passed"
         ]
-        times += [rank.end.at for rank in self._ranks if rank.end is not None]
-        return min(times) + GRACE if times else float("inf")
+        for rank in self._ranks if wrong else ():
+            open_phase = next((phase for phase in ("setup", "call") if not self._settled(rank, phase)), None)
+            if open_phase is not None:
+                times += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
+        return min(times) + GRACE if times else math.inf
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
@@ -302,11 +327,15 @@ class World:
         return take_stacks(pids, paths, STACK_SIGNAL)
 
     def _outcome(self, rank: _Rank, when: When) -> RankOutcome:
+        if when == "teardown" and rank.end is not None:
+            return rank.end  # Whatever it had reported: its process did not outlive the test.
         report = rank.reports.get(when)
         if report is not None:
             outcome: Ending = report.report["outcome"]
             return RankOutcome(rank.rank, outcome, report.at, report)
         if rank.end is not None:
             return rank.end
-        # Its setup did not pass, so there was no call: that is no news.
-        return RankOutcome(rank.rank, "passed")
+        setup = rank.reports.get("setup")
+        if when == "call" and setup is not None and setup.report["outcome"] != "passed":
+            return RankOutcome(rank.rank, "passed")  # There was no call, which is no news.
+        return RankOutcome(rank.rank, "unstarted", text=f"came to the end of the test without a report of its {when}")

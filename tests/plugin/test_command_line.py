@@ -93,7 +93,7 @@ def test_choosing_tests(suite: Suite) -> None:
 
 
 def test_what_shows_but_does_not_run(suite: Suite) -> None:
-    """None of these starts a rank; the first does not even start what ranks come from."""
+    """None of these starts a process: not even the one that ranks come from."""
     _five(suite)
     suite.write("told.py", "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n")
     suite.ini("accel_preload = told")
@@ -102,12 +102,11 @@ def test_what_shows_but_does_not_run(suite: Suite) -> None:
     assert [line for line in run.text.splitlines() if "::" in line] == [
         f"test_five.py::test_{name}" for name in ("one", "two", "three", "four", "five")
     ]
-    assert not list(suite.path.glob("imported*"))
-
     for option in ("--setup-plan", "--setup-only"):
         run = suite.run(option)
         assert run.ret == 0, option
         assert not list(suite.path.glob("five*"))
+    assert not list(suite.path.glob("imported*"))
 
     run = suite.run("--markers", quiet=True)
     assert "@pytest.mark.distributed(world_size=2" in run.text

@@ -71,7 +71,9 @@ class Run:
 
     def expect(self, expected: dict[str, str]) -> None:
         """Every test has got its word, or the assertion shows the whole text."""
-        assert self.words == expected, f"\n{self.text}"
+        wrong = {name: self.words.get(name) for name in expected | self.words if self.words.get(name) != expected.get(name)}
+        if wrong:
+            pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
 
 
 class Session:
@@ -88,7 +90,8 @@ class Session:
             self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs.
             text, _ = self.process.communicate()
             pytest.fail(f"the session hangs\n{text}")
-        assert "INTERNALERROR" not in text, text
+        if "INTERNALERROR" in text:
+            pytest.fail(text, pytrace=False)
         return Run(self.process.returncode, text)
 
     def descendants(self) -> list[psutil.Process]:
@@ -119,7 +122,7 @@ class Suite:
             "COLUMNS": "160",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider", *args],
+            [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:asyncio", *args],
             cwd=self.path,
             env=environment,
             stdin=subprocess.DEVNULL,

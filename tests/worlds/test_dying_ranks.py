@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -225,8 +226,10 @@ def test_death_is_told_where_it_happens(suite: Suite) -> None:
     assert "test_deaths.py" in run.failure("test_segfault").partition("Segmentation fault")[2], "no stack of the crash"
 
 
-_KILLS_WHEN_TOLD = """
+_PASSES = """
     import os
+    import sys
+    import threading
     from pathlib import Path
 
     import pytest
@@ -234,17 +237,30 @@ _KILLS_WHEN_TOLD = """
     HERE = Path(__file__).parent
 
 
+    def when_idle(then):
+        main = threading.main_thread().ident
+        while sys._current_frames()[main].f_code.co_name != "_recv":
+            pass
+        then()
+
+
     @pytest.mark.distributed(2)
     def test_passes(rank):
         (HERE / f"rank-{rank}").write_text(str(os.getpid()))
+        if rank == 1 and os.environ.get("BY_ITSELF"):
+            threading.Thread(target=when_idle, args=[lambda: os._exit(0)], daemon=True).start()
+
+
+    def test_unmarked():
+        pass
 
 
     @pytest.mark.distributed(2)
     def test_next(rank):
-        assert (HERE / f"rank-{rank}").read_text() != str(os.getpid())
+        (HERE / f"next-{rank}").write_text(str(os.getpid()))
 """
 
-_KILL = """
+_DRIVER = """
     import os
     import signal
     from pathlib import Path
@@ -253,54 +269,135 @@ _KILL = """
     import pytest
 
 
-    def kill_rank_1():
+    def rank_1_has_died(killed):
         pid = int((Path(__file__).parent / "rank-1").read_text())
         try:
             process = psutil.Process(pid)
-            os.kill(pid, signal.SIGKILL)
+            if killed:
+                process.kill()
             process.wait(30)
-        except (psutil.NoSuchProcess, ProcessLookupError):
+        except psutil.NoSuchProcess:
             pass
+
+
+    if "WORLD_SIZE" not in os.environ:
 """
 
 
 @pytest.mark.parametrize(
-    "hook",
+    ("hook", "cause", "tests", "by_itself"),
     [
         pytest.param(
-            """
-            def pytest_runtest_logfinish(nodeid):
-                if nodeid.endswith("test_passes"):
-                    kill_rank_1()
-            """,
-            id="while its driver keeps it for the next test",
+            "def pytest_runtest_logfinish(nodeid): 'test_passes' in nodeid and rank_1_has_died(True)",
+            "killed by SIGKILL",
+            "test_passes or test_next",
+            "",
+            id="kept for the next test",
         ),
         pytest.param(
-            """
-            @pytest.hookimpl(wrapper=True)
-            def pytest_runtest_protocol(item):
-                yield
-                if item.name == "test_passes":
-                    kill_rank_1()
-                return True
-            """,
-            id="after the driver has decided to keep it",
-        ),
-        pytest.param(
-            """
-            def pytest_collection_modifyitems(items):
-                items.reverse()
-                items[1:1] = []
-
-
-            def pytest_sessionfinish(session):
-                if not hasattr(session.config, "workerinput") and not os.environ.get("WORLD_SIZE"):
-                    kill_rank_1()
-            """,
+            "def pytest_runtest_logfinish(nodeid): 'test_passes' in nodeid and rank_1_has_died(True)",
+            "killed by SIGKILL",
+            "test_passes",
+            "",
             id="after the last test",
+        ),
+        pytest.param(
+            "def pytest_runtest_call(item): 'test_unmarked' in item.name and rank_1_has_died(True)",
+            "killed by SIGKILL",
+            "test_passes or test_unmarked or test_next",
+            "",
+            id="idle",
+        ),
+        pytest.param(
+            "@pytest.hookimpl(tryfirst=True)\n"
+            "def pytest_runtest_teardown(item): 'test_passes' in item.name and rank_1_has_died(False)",
+            "exit status 0",
+            "test_passes or test_next",
+            "yes",
+            id="before the driver has read the end of the test",
         ),
     ],
 )
-def test_death_after_the_test_has_passed_fails_the_session(suite: Suite, hook: str) -> None:
-    suite.write("test_it.py", _KILLS_WHEN_TOLD)
-    suite.write("conftest.py", _KILL)
+def test_death_after_the_test_has_passed_fails_the_session(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, hook: str, cause: str, tests: str, by_itself: str
+) -> None:
+    suite.write("test_it.py", _PASSES)
+    suite.write("conftest.py", _DRIVER + textwrap.indent(hook, " " * 8))
+    monkeypatch.setenv("BY_ITSELF", by_itself)
+    run = suite.run("-k", tests)
+    run.expect(dict.fromkeys(tests.split(" or "), "PASSED"))
+    assert f"rank 1 of a world of 2 died after its last test had passed ({cause})" in run.text
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+def test_death_between_two_tests_fails_the_second(suite: Suite) -> None:
+    hook = "def pytest_runtest_logstart(nodeid): 'test_next' in nodeid and rank_1_has_died(True)"
+    suite.write("test_it.py", _PASSES)
+    suite.write("conftest.py", _DRIVER + textwrap.indent(hook, " " * 8))
+    run = suite.run("-k", "test_passes or test_next")
+    run.expect({"test_passes": "PASSED", "test_next": "ERROR"})
+    assert "rank 1 died in the setup phase: killed by SIGKILL" in run.failure("test_next")
+
+
+def test_death_in_the_end_of_a_session_fixture_fails_the_session(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def ends_badly(rank):
+            yield
+            if rank == 0:
+                os._exit(0)
+
+
+        @pytest.mark.distributed(2)
+        def test_passes(ends_badly):
+            pass
+        """,
+    )
+    run = suite.run()
+    assert "exit status 0" in run.text
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+def test_death_in_the_end_of_a_retired_world_fails_the_session(suite: Suite) -> None:
+    """Its last test has passed long ago, and its devices are wanted for another shape."""
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def ends_badly(rank):
+            yield
+            if rank == 0:
+                os._exit(0)
+
+
+        @pytest.mark.distributed(2)
+        def test_passes(ends_badly):
+            pass
+
+
+        @pytest.mark.distributed(4)
+        def test_wants_all_devices():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_same_shape():
+            pass
+        """,
+    )
+    run = suite.run()
+    run.expect(dict.fromkeys(["test_passes", "test_wants_all_devices", "test_same_shape"], "PASSED"))
+    assert "rank 0 of a world of 2 failed when its session ended (exit status 0)" in run.text
+    assert run.code == pytest.ExitCode.TESTS_FAILED

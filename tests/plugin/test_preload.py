@@ -1,0 +1,98 @@
+"""What the fork server imports ahead of the ranks, told by modules that note which process imports them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_NOTES = """
+    import os
+    from pathlib import Path
+
+    with open({name!r} + ".pids", "a") as file:
+        print(os.getpid(), file=file)
+    """
+_TEST = """
+    import os
+
+    import pytest
+    import {name}
+
+
+    @pytest.mark.distributed(2, device="cpu", fresh=True)
+    def test_one():
+        with open("ranks.pids", "a") as file:
+            print(os.getpid(), file=file)
+
+
+    @pytest.mark.distributed(2, device="cpu", fresh=True)
+    def test_two():
+        with open("ranks.pids", "a") as file:
+            print(os.getpid(), file=file)
+    """
+
+
+@pytest.fixture
+def package(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """A suite beside an installed package `heavy` that notes who imports it, and another, `unfit`, that starts a thread."""
+    site = suite.path / "site-packages"
+    suite.write("site-packages/heavy.py", _NOTES.format(name=str(suite.path / "heavy")))
+    suite.write(
+        "site-packages/unfit.py",
+        _NOTES.format(name=str(suite.path / "unfit"))
+        + "import threading\n    threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    suite.ini("norecursedirs = site-packages")
+    return suite
+
+
+def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
+    """The processes that have imported the module: ranks, and others."""
+    importers, ranks = set(suite.read(f"{name}.pids")), set(suite.read("ranks.pids"))
+    return importers & ranks, importers - ranks
+
+
+def test_auto_imports_what_tests_import(package: Suite) -> None:
+    package.write("test_heavy.py", _TEST.format(name="heavy"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(package, "heavy")
+    assert not ranks
+    assert len(others) == 2  # The driver and the server.
+
+
+@pytest.mark.parametrize("setting", ["none", "json"])
+def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str) -> None:
+    package.ini(f"accel_preload = {setting}")
+    package.write("test_heavy.py", _TEST.format(name="heavy"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(package, "heavy")
+    assert len(ranks) == 4
+    assert len(others) == 1
+
+
+def test_what_is_named_is_imported(package: Suite) -> None:
+    package.ini("accel_preload = heavy, no_such_module")
+    package.write("test_heavy.py", _TEST.format(name="heavy"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(package, "heavy")
+    assert not ranks
+    assert len(others) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
+def test_what_starts_threads_is_not_kept(package: Suite) -> None:
+    package.write("test_unfit.py", _TEST.format(name="unfit"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    assert "ranks start without what is preloaded, since importing unfit starts threads" in run.text
+    assert len(_importers(package, "unfit")[0]) == 4

@@ -1,0 +1,237 @@
+"""Marked tests on xdist's workers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.session import cpu_slots
+
+pytest.importorskip("xdist")
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_LOG = """
+    import os
+    import time
+
+
+    def write(name, text):
+        with open(name, "a") as file:
+            file.write(text + "\\n")
+
+
+    class using:
+        \"\"\"Notes, in files of their own, when devices are begun and ended to be used.\"\"\"
+
+        def __init__(self, name, *ids):
+            self.name, self.ids = name, ids
+
+        def __enter__(self):
+            for id in self.ids:
+                write(self.name, f"{time.monotonic()} begin {id}")
+
+        def __exit__(self, *_):
+            for id in self.ids:
+                write(self.name, f"{time.monotonic()} end {id}")
+    """
+_SUITE = """
+    import os
+
+    import pytest
+    from log import using, write
+
+
+    @pytest.mark.parametrize("number", range(6))
+    @pytest.mark.devices(1)
+    def test_devices(number, accel):
+        with using("leases", *accel.ids):
+            assert len(accel.ids) == 1
+
+
+    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.distributed(2)
+    def test_ranks(number, rank, world_size, gather, accel):
+        with using("leases", *accel.ids):
+            assert gather(rank) == [0, 1]
+
+
+    @pytest.mark.distributed(3, device="cpu")
+    class TestOnCpu:
+        @pytest.fixture(scope="class")
+        def made(self_or_class):
+            return []
+
+        @pytest.mark.parametrize("number", range(3))
+        def test_cpu(self, number, gather):
+            assert gather(os.getpid())[0] != os.getpid() or True
+
+
+    @pytest.mark.parametrize("number", range(6))
+    @pytest.mark.xdist_group("together")
+    def test_unmarked(number):
+        write("masks", f"{os.environ['PYTEST_XDIST_WORKER']} {os.environ['SIM_VISIBLE_DEVICES']}")
+
+
+    @pytest.mark.distributed(2)
+    def test_fails(rank):
+        assert rank == 0
+
+
+    @pytest.mark.devices(99)
+    def test_missing():
+        raise AssertionError
+    """
+
+
+def _never_twice(suite: Suite) -> None:
+    events = sorted(line.split() for line in suite.read("leases"))
+    held: set[str] = set()
+    for _, what, device in sorted(events, key=lambda event: float(event[0])):
+        if what == "begin":
+            assert device not in held, f"{device} is used twice at once"
+            held.add(device)
+        else:
+            held.remove(device)
+    assert not held
+
+
+_HOW = [
+    ("-n0",),
+    ("-n2",),
+    ("-n4", "--dist=worksteal"),
+    ("-nauto", "--dist=loadscope"),
+    ("-n3", "--dist=loadfile"),
+    ("-n2", "--dist=loadgroup"),
+]
+
+
+@pytest.mark.parametrize("how", _HOW, ids=["-".join(how).replace("--", "") for how in _HOW])
+def test_distributions(suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write("log.py", _LOG)
+    suite.write("test_suite.py", _SUITE.replace("def made(self_or_class)", "def made(self)"))
+    suite.ini("pythonpath = .")
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+    if how == ("-n0",):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "main")
+        monkeypatch.setenv("SIM_VISIBLE_DEVICES", "sim-0,sim-1,sim-2,sim-3")
+    run = suite.run(*how)
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert run.count() == {"PASSED": 19, "FAILED": 1, "SKIPPED": 1}
+    assert "rank 1: assert 1 == 0" in run.text
+    assert "accel: 1 skipped for missing hardware" in run.text
+    _never_twice(suite)
+    assert len(suite.read("masks")) == 6
+
+
+def test_each_worker_runs_all(suite: Suite) -> None:
+    suite.write(
+        "test_each.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks(gather, rank):
+            assert gather(rank) == [0, 1]
+
+
+        @pytest.mark.devices(3)
+        def test_devices(devices):
+            assert len(devices) == 3
+        """,
+    )
+    run = suite.run("--dist=each", "--tx=2*popen")
+    assert "4 passed" in run.text
+
+
+def test_masks_of_unmarked_tests(suite: Suite) -> None:
+    suite.write(
+        "test_masks.py",
+        """
+        import os
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(4))
+        def test_mask(number):
+            me = Path(os.environ["PYTEST_XDIST_WORKER"])
+            me.write_text(os.environ["SIM_VISIBLE_DEVICES"])
+            while len(list(Path().glob("gw*"))) < 4:  # Until every worker has come here.
+                time.sleep(0.01)
+        """,
+    )
+    assert suite.run("-n4").count() == {"PASSED": 4}
+    masks = [suite.read(f"gw{number}")[0].split(",") for number in range(4)]
+    assert all(sorted(mask) == sorted(masks[0]) for mask in masks)
+    assert len(masks[0]) == 4
+    assert len({mask[0] for mask in masks}) == 4
+
+    for number in range(4):
+        (suite.path / f"gw{number}").unlink()
+    assert suite.run("-n4", "--accel-per-worker=1").count() == {"PASSED": 4}
+    masks = [suite.read(f"gw{number}")[0].split(",") for number in range(4)]
+    assert all(len(mask) == 1 for mask in masks)
+    assert len({mask[0] for mask in masks}) == 4
+
+
+def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
+    suite.write(
+        "test_worlds.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(12))
+        @pytest.mark.distributed(4)
+        def test_world(number, rank, process_group):
+            with open(f"rank{rank}.pids", "a") as file:
+                print(os.getpid(), file=file)
+        """,
+    )
+    run = suite.run("-n2")
+    assert run.count() == {"PASSED": 12}
+    assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
+    for rank in range(4):
+        served = suite.read(f"rank{rank}.pids")
+        assert len(served) == 12
+        assert len(set(served)) == 1  # All devices are in use: there is no second world, so both had the same.
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_on_the_cpu_are_bounded(suite: Suite, size: int) -> None:
+    suite.write("log.py", _LOG)
+    suite.ini("pythonpath = .")
+    suite.write(
+        "test_slots.py",
+        f"""
+        import time
+
+        import pytest
+        from log import write
+
+
+        @pytest.mark.parametrize("number", range(8))
+        @pytest.mark.distributed({size}, device="cpu", init=False)
+        def test_slots(number, rank):
+            write("slots", f"{{time.monotonic()}} 1")
+            time.sleep(0.05)
+            write("slots", f"{{time.monotonic()}} -1")
+        """,
+    )
+    assert suite.run("-n4").count() == {"PASSED": 8}
+    running = most = 0
+    for _, change in sorted((float(at), int(change)) for at, change in (line.split() for line in suite.read("slots"))):
+        running += change
+        most = max(most, running)
+    assert running == 0
+    assert most <= max(cpu_slots(), size)
