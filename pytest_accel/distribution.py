@@ -29,6 +29,11 @@ class XdistHooks:
             return
         vendor = machine.vendor(machine.session.kind)
         per_worker = self._session.settings.per_worker
+        if per_worker is not None and per_worker > len(devices):
+            raise pytest.UsageError(
+                f"--accel-per-worker {per_worker}: the session has {len(devices)} {machine.session.kind} device(s); "
+                f"allowed is 1 to {len(devices)}"
+            )
         for number, spec in enumerate(specs):
             mine = rotate(devices, number) if per_worker is None else partition(devices, len(specs), number, per_worker)
             changes = vendor.mask(mine, {})

@@ -158,7 +158,10 @@ def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
         nonlocal calls
         calls += 1
         store.set(f"{calls}/{context.rank}", pickle.dumps(obj))  # type: ignore[arg-type]
-        return [pickle.loads(store.get(f"{calls}/{rank}")) for rank in range(context.spec.ranks)]
+        objects = [pickle.loads(store.get(f"{calls}/{rank}")) for rank in range(context.spec.ranks)]
+        # All have called once more, so all have read what was set in the call before.
+        store.delete_key(f"{calls - 1}/{context.rank}")
+        return objects
 
     return call
 

@@ -112,6 +112,7 @@ class CollectionHooks:
         option = session.config.option
         self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
         self._modules = set(sys.modules)
+        self._considered: set[str] = set()
 
     def pytest_collect_file(self, file_path: Path) -> None:
         if not self._runs or file_path.suffix != ".py":
@@ -137,7 +138,9 @@ class CollectionHooks:
         return result
 
     def _preload(self, names: set[str]) -> None:
-        if self._auto and names:
-            modules = preload.worth_preloading(names, self._session.config.rootpath)
+        new = names - self._considered
+        self._considered |= new
+        if self._auto and new:
+            modules = preload.worth_preloading(new, self._session.config.rootpath)
             if modules:
                 self._session.port.preload(modules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Iterable
@@ -47,6 +48,7 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
     )
 
 
+@functools.cache
 def _plugin_packages() -> set[str]:
     """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
     entries = metadata.entry_points(group="pytest11")

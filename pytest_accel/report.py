@@ -17,10 +17,6 @@ class ReportHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        """Nothing before pytest's own; --accel-info is handled in the session, once it is configured."""
-
     def pytest_report_header(self) -> str:
         from pytest_accel.hardware.inventory import describe
 

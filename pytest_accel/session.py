@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ class AccelSession:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
+        self._making = threading.Lock()
         self._pool: Pool | None = None
         self._port: Port | None = None
         self._driver: Driver | None = None
@@ -75,14 +77,14 @@ class AccelSession:
 
     @property
     def pool(self) -> Pool:
-        """The session's pool; only in the controller."""
-        if self._pool is None:
-            from pytest_accel.worlds.pool import Pool
+        """The session's pool; only in the controller. The receiver threads of all workers ask for it."""
+        with self._making:
+            if self._pool is None:
+                from pytest_accel.worlds.pool import Pool
 
-            self._pool = Pool(
-                self.machine, _session_spec(self.config, self.settings, self.machine), cpu_slots(), _on_wanted
-            )
-        return self._pool
+                spec = _session_spec(self.config, self.settings, self.machine)
+                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted)
+            return self._pool
 
     @property
     def port(self) -> Port:

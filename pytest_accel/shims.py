@@ -15,3 +15,17 @@ def base_temporary_directory(config: pytest.Config) -> Path | None:
     """
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else Path(factory.getbasetemp())
+
+
+def teardown_for(item: pytest.Item) -> None:
+    """Tear down what is set up and not `item`'s: fixtures kept for a test that did not come.
+
+    The public hook, `pytest_runtest_teardown`, is about an item whose phases run, and its plugins fail for another.
+    Raises what the fixtures raise.
+    """
+    item.session._setupstate.teardown_exact(item)
+
+
+def forget_sections(item: pytest.Item) -> None:
+    """Of a test that is run once more, the output that it was found to have written before."""
+    item._report_sections.clear()

@@ -138,9 +138,9 @@ def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ..
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    before = {group.group_name for group in _groups()}
+    before = group_names()
     mesh = init_device_mesh(torch.device(context.torch_device()).type, shape, mesh_dim_names=names)
-    context.kept_groups |= {group.group_name for group in _groups()} - before
+    context.kept_groups |= group_names() - before
     return mesh
 
 
@@ -150,6 +150,11 @@ def _groups() -> list[ProcessGroup]:
     if not dist.is_available() or not dist.is_initialized():
         return []
     return list(dist.distributed_c10d._world.pg_map)
+
+
+def group_names() -> set[str]:
+    """The names of this rank's process groups."""
+    return {str(group.group_name) for group in _groups()}
 
 
 def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
@@ -169,17 +174,19 @@ def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
     return numbers
 
 
-def harm(context: RankContext, *, may_keep_groups: bool) -> str | None:
+def harm(context: RankContext) -> str | None:
     """What the test did to the world's process groups that the next test must not inherit."""
     import torch.distributed as dist
 
-    left = [group.group_name for group in _groups() if group.group_name not in context.kept_groups]
+    names = group_names()
+    context.kept_groups &= names
+    left = names - context.kept_groups
     if context.default_group is not None and (
         not dist.is_initialized() or dist.group.WORLD is not context.default_group
     ):
         return "the test destroyed or replaced the world's default process group"
-    if left and not may_keep_groups:
-        return f"process groups were left: {', '.join(left)}"
+    if left:
+        return f"process groups were left: {', '.join(sorted(left))}"
     return None
 
 

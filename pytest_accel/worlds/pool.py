@@ -18,7 +18,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.needs import candidates
 from pytest_accel.leases.broker import Lease
 from pytest_accel.leases.brokers import Brokers
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.locks import Holder, LockFolderError
 from pytest_accel.worlds import forkserver
 from pytest_accel.worlds.messages import (
     KillWorld,
@@ -39,6 +39,8 @@ RETIRE_PATIENCE = 10.0
 """Seconds that a retired world has for its session fixtures."""
 LINGER = 30.0
 """Seconds that a world without a test keeps its devices when nobody asks for them."""
+START_PATIENCE = 120.0
+"""Seconds that the fork server may take to start a world, what it imports before that included."""
 _IDLE_RANKS = 16
 """Warm ranks that are kept without a test, or twice the CPU slots, whichever is more."""
 
@@ -68,6 +70,7 @@ class Pool:
         )
         self._worlds: dict[int, PooledWorld] = {}
         self._tickets: dict[int, Ticket] = {}
+        self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
         self._starter: Starter | None = None
         self._preload = True
@@ -83,7 +86,7 @@ class Pool:
         """Start the fork server, so that it imports while the tests are collected."""
         with self._lock:
             if self._starter is None and not self._closed:
-                self._starter = Starter(self._spec, self._event, self._server_ended, self._retire_lingering)
+                self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
@@ -99,7 +102,10 @@ class Pool:
             self.warm()
             self._numbers += 1
             ticket = Ticket(self._numbers, shape, holder, answer, driver)
-            self._request(ticket)
+            try:
+                self._request(ticket)
+            except LockFolderError as error:
+                self._fail(ticket, error)
             return ticket.id
 
     def cancel(self, ticket_id: int) -> None:
@@ -134,7 +140,6 @@ class Pool:
             for rank, status in world.exits.items():
                 if rank not in noticed:
                     self._complain(world, rank, status, "died after its last test had passed")
-            self._release_slots(world)
             world.ticket = None
             if harm is not None or world.exits:
                 self._kill(world)
@@ -142,7 +147,12 @@ class Pool:
                 self._retire(world)
             else:
                 world.state, world.idle_since = "idle", time.monotonic()
-                if world.wanted and world.lease is not None and not self._pass_on(world):
+            # Now that it may be found idle: who waits for slots is answered within.
+            self._release_slots(world)
+            if world.state == "idle":
+                if world.lease is None:
+                    world.wanted = False
+                elif world.wanted and not self._pass_on(world):
                     self._retire(world)
                 self._keep_few_idle()
 
@@ -201,6 +211,7 @@ class Pool:
     def _lease_wanted(self, kind: str | None, lease: int) -> None:
         """`kind` None: `lease` is one on CPU slots."""
         with self._lock:
+            self._wanted_leases.add((kind, lease))  # Its world may not have been made yet.
             for world in list(self._worlds.values()):
                 held = world.slots if kind is None else world.lease if world.shape.kind == kind else None
                 if held is None or held.id != lease:
@@ -227,13 +238,8 @@ class Pool:
             self._hand_over(world, ticket)
             return
         fitting = [device.id for device in candidates(shape.need, self._machine.of(shape.kind))]
-        ticket.request = broker.submit(
-            fitting,
-            shape.need.count,
-            holder,
-            granted,
-            on_failure=lambda error: self._answer(ticket, PoolError(str(error))),
-        )
+        fail = partial(self._fail, ticket)
+        ticket.request = broker.submit(fitting, shape.need.count, holder, granted, on_failure=fail)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
@@ -267,7 +273,8 @@ class Pool:
     def _pass_on(self, world: PooledWorld) -> bool:
         """Hand a world that others wait for to the one whose turn it is, if that one wants a world like it."""
         assert world.lease is not None
-        world.wanted = False
+        # Not idle: whoever still waits is told of within, and must not end it.
+        world.state, world.wanted = "leased", False
         for ticket in self._tickets.values():
             if ticket.shape == world.shape and ticket.request is not None:
                 if self._brokers.of(world.shape.kind).pass_on(world.lease.id, ticket.request):
@@ -280,6 +287,9 @@ class Pool:
         self._tickets.pop(ticket.id, None)
         ticket.answer(answer)
 
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        self._answer(ticket, PoolError(str(error)))
+
     def _start(self, ticket: Ticket, lease: Lease | None, slots: Lease | None) -> None:
         shape = ticket.shape
         ids = lease.devices if lease else ()
@@ -287,7 +297,9 @@ class Pool:
         self._numbers += 1
         argument = self._machine.argument(shape.kind)
         spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
-        self._worlds[spec.world] = PooledWorld(spec, shape, "starting", ticket, lease, slots)
+        world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
+        world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
+        self._worlds[spec.world] = world
         self.warm()
         assert self._starter is not None
         self._starter.send(StartWorld(spec))
@@ -331,12 +343,15 @@ class Pool:
         for world in surplus(self._worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
             self._retire(world)
 
-    def _retire_lingering(self) -> None:
+    def _tick(self) -> None:
+        """About once a second: devices that nobody uses are given back, and a server that is stuck is ended."""
         with self._lock:
             now = time.monotonic()
             for world in list(self._worlds.values()):
                 if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
                     self._retire(world)
+                elif world.state == "starting" and now - world.idle_since > START_PATIENCE and self._starter:
+                    self._starter.kill()
 
     def _complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         from pytest_accel.worlds.autopsy import describe_exit, tail
@@ -400,7 +415,13 @@ class Pool:
     def _server_ended(self) -> None:
         """Every rank is ending with it: worlds at work are reported dead, worlds in the making are asked for anew."""
         with self._lock:
-            if self._starter is None or self._closed:
+            if self._starter is None:
+                return
+            if self._closed:
+                for world in list(self._worlds.values()):
+                    if world.state == "retiring":
+                        self._complain(world, 0, -9, "may not have torn its session's fixtures down")
+                    self._forget(world)
                 return
             self._starter, self._preload = None, False
             again: list[Ticket] = []

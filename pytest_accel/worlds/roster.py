@@ -64,6 +64,7 @@ class PooledWorld:
     watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
     """Who wants to know how a rank ends."""
     idle_since: float = 0.0
+    """When it was last left without a test: at its start, or when a driver gave it back."""
     wanted: bool = False
     """Whether somebody waits for what it holds."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.shims import forget_sections, teardown_for
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
 from pytest_accel.worlds.forkserver import log_path, progress_path
@@ -200,6 +201,7 @@ class RankPlugin:
             self._report_no_test(request)
             return
         session.items, session.testscollected = [item], 1
+        forget_sections(item)
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as request_to_exit:
@@ -215,7 +217,6 @@ class RankPlugin:
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
-        same_file = request.next is not None and request.next.path == request.node.path
         self._send(
             *self._take_held(),
             Finished(
@@ -223,7 +224,7 @@ class RankPlugin:
                 collectives=group.collectives(),
                 warnings=tuple(warnings),
                 stale=stale,
-                harm=group.harm(self.context, may_keep_groups=same_file) if self.context.spec.grouped else None,
+                harm=group.harm(self.context) if self.context.spec.grouped else None,
                 properties=self._properties(),
             ),
         )
@@ -285,10 +286,21 @@ class RankPlugin:
         if left is None or all(node in item.listchain() for node in left[1]):
             return None
         try:
-            item.ihook.pytest_runtest_teardown(item=left[0], nextitem=item)
-        except Exception:
+            teardown_for(item)
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception):
             return f"in tearing down what was kept for {left[0].nodeid}:\n{traceback.format_exc()}"
         return None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Process groups that a fixture makes for more than one test are not left over when the test ends."""
+        if fixturedef.scope == "function" or not self.context.spec.grouped:
+            return (yield)
+        before = group.group_names()
+        try:
+            return (yield)
+        finally:
+            self.context.kept_groups |= group.group_names() - before
 
     # What the test reports
 

@@ -55,15 +55,15 @@ class Starter:
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def send(self, message: object) -> None:
         """Raises nothing: where the server has ended, `on_end` says so."""
         with self._sending, contextlib.suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
+
+    def kill(self) -> None:
+        """End a server that does not answer; `on_end` follows."""
+        self._process.kill()
 
     def stop(self) -> None:
         """End the server, which ends every process that came from it."""
