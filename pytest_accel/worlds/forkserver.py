@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import resource_tracker
@@ -35,6 +35,7 @@ from typing import NoReturn
 import psutil
 
 from pytest_accel.worlds import linux
+from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.messages import (
     KillWorld,
     Preload,
@@ -48,40 +49,10 @@ from pytest_accel.worlds.messages import (
 )
 
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
+_LOOK = 0.5
+"""Seconds between two looks at whether the controller is still there, while it cannot be heard."""
 _UNFIT = 3
 """Exit status by which a preloading server says that ranks must not be forked from it."""
-
-
-def socket_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank listens for its driver."""
-    return os.path.join(directory, f"w{world}r{rank}.sock")
-
-
-def log_path(directory: str, world: int, rank: int) -> str:
-    """What a rank wrote to file descriptors 1 and 2 outside of pytest's capture."""
-    return os.path.join(directory, f"w{world}r{rank}.log")
-
-
-def stack_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank's fault handler writes its stacks."""
-    return os.path.join(directory, f"w{world}r{rank}.stack")
-
-
-def progress_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank notes how far it has come in its test."""
-    return os.path.join(directory, f"w{world}r{rank}.progress")
-
-
-RANK_FILES = (socket_path, log_path, stack_path, progress_path)
-"""Everything in the session's folder that belongs to one rank."""
-
-
-def remove_rank_files(directory: str, spec: WorldSpec) -> None:
-    """What a world leaves in the session's folder."""
-    for rank in range(spec.ranks):
-        for path in RANK_FILES:
-            with contextlib.suppress(OSError):
-                os.unlink(path(directory, spec.world, rank))
 
 
 @dataclass(slots=True)
@@ -94,8 +65,9 @@ class _Running:
 
 
 class _Server:
-    def __init__(self, connection: Connection, spec: SessionSpec) -> None:
+    def __init__(self, connection: Connection, spec: SessionSpec, controller: int) -> None:
         self.connection = connection
+        self.controller = controller
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
@@ -249,7 +221,9 @@ class _Server:
             self.preloading = True
             self._import_or_leave(wanted)
             return
-        if _wait_for(copy) != _UNFIT:
+        with ending_with(self.controller, self.spec):
+            status = _wait_for(copy)
+        if status != _UNFIT:
             # The copy served until the controller went away, or it died and its ranks with it: the controller
             # learns of that by the end of this process, and starts a server that does not preload.
             _kill_descendants()
@@ -375,8 +349,35 @@ def _kill_descendants() -> None:
         psutil.wait_procs(children, timeout=1)
 
 
-def main(descriptor: int) -> None:
-    """Serve on the socket `descriptor`; the first message is the :class:`SessionSpec`."""
+@contextlib.contextmanager
+def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
+    """End this process and all that came from it when `parent` has ended, although nobody reads the connection.
+
+    A process is not told that its parent ends where that is one of several threads of it (prctl(2)).
+    """
+
+    def look(number: int, frame: object) -> None:
+        if os.getppid() != parent:
+            clean_up(spec)
+            os._exit(1)
+
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def clean_up(spec: SessionSpec) -> None:
+    """Leave nothing of the session behind."""
+    _kill_descendants()
+    shutil.rmtree(spec.directory, ignore_errors=True)
+
+
+def main(descriptor: int, controller: int) -> None:
+    """Serve `controller` on the socket `descriptor`; the first message is the :class:`SessionSpec`."""
     connection = Connection(descriptor)
     spec: SessionSpec = pickle.loads(connection.recv_bytes())
     linux.become_subreaper()
@@ -385,14 +386,14 @@ def main(descriptor: int) -> None:
     # OpenBLAS starts its threads when it is loaded, and a process with threads must not be forked.
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in (*PLAIN_PRELOAD, *spec.preload):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    with ending_with(controller, spec):
+        for name in (*PLAIN_PRELOAD, *spec.preload):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     if given is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
-    server = _Server(connection, spec)
+    server = _Server(connection, spec, controller)
     try:
         server.serve()
     finally:
-        _kill_descendants()
-        shutil.rmtree(spec.directory, ignore_errors=True)
+        clean_up(spec)

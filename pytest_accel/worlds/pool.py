@@ -19,7 +19,7 @@ from pytest_accel.hardware.needs import candidates
 from pytest_accel.leases.broker import Lease
 from pytest_accel.leases.brokers import Brokers
 from pytest_accel.leases.locks import Holder, LockFolderError
-from pytest_accel.worlds import forkserver
+from pytest_accel.worlds import files, forkserver
 from pytest_accel.worlds.messages import (
     KillWorld,
     Preload,
@@ -312,7 +312,7 @@ class Pool:
         world.state = "retiring"
         for rank in range(world.spec.ranks):
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
-                call.connect(forkserver.socket_path(self._spec.directory, world.spec.world, rank))
+                call.connect(files.socket_path(self._spec.directory, world.spec.world, rank))
                 Connection(call.detach()).send(Retire())
         self._end(world, RETIRE_PATIENCE)
 
@@ -331,7 +331,7 @@ class Pool:
         self._release_slots(world)
         if world.lease is not None:
             self._brokers.of(world.shape.kind).release(world.lease.id)
-        forkserver.remove_rank_files(self._spec.directory, world.spec)
+        files.remove_rank_files(self._spec.directory, world.spec)
         self._changed.notify_all()
 
     def _release_slots(self, world: PooledWorld) -> None:
@@ -356,7 +356,7 @@ class Pool:
     def _complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         from pytest_accel.worlds.autopsy import describe_exit, tail
 
-        log = tail(forkserver.log_path(self._spec.directory, world.spec.world, rank))
+        log = tail(files.log_path(self._spec.directory, world.spec.world, rank))
         text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
         self.complaints.append(f"{text}\n{log}" if log else text)
 

@@ -16,7 +16,7 @@ import pytest
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.inventory import VENDORS
 from pytest_accel.worlds import group, serving
-from pytest_accel.worlds.forkserver import log_path, stack_path
+from pytest_accel.worlds.files import log_path, stack_path
 from pytest_accel.worlds.messages import (
     SessionSpec,
     WorldSpec,

@@ -21,7 +21,7 @@ import pytest
 from pytest_accel.shims import forget_sections, teardown_for
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
-from pytest_accel.worlds.forkserver import log_path, progress_path
+from pytest_accel.worlds.files import log_path, progress_path
 from pytest_accel.worlds.messages import (
     Broken,
     ExceptionSketch,

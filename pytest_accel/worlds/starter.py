@@ -34,7 +34,7 @@ class Starter:
         ours, theirs = socket.socketpair()
         source = (
             f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n"
-            f"from pytest_accel.worlds.forkserver import main; main({theirs.fileno()})"
+            f"from pytest_accel.worlds.forkserver import main; main({theirs.fileno()}, {os.getpid()})"
         )
         # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
-from pytest_accel.worlds.forkserver import log_path, progress_path, socket_path, stack_path
+from pytest_accel.worlds.files import log_path, progress_path, socket_path, stack_path
 from pytest_accel.worlds.messages import (
     Broken,
     ExitRequest,

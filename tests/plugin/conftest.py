@@ -99,7 +99,7 @@ class Suite:
         words: dict[str, list[str]] = {}
         for pattern in _LINES:
             for match in pattern.finditer(text):
-                words.setdefault(match["test"], []).append(match["word"])
+                words.setdefault(match["test"].strip(), []).append(match["word"])
         assert "INTERNALERROR" not in text
         return Run(int(result.ret), text, result.stderr.str(), words)
 

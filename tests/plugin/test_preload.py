@@ -40,7 +40,7 @@ _TEST = """
 
 @pytest.fixture
 def package(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
-    """A suite beside an installed package `heavy` that notes who imports it, and another, `unfit`, that starts a thread."""
+    """A suite beside two installed modules that note who imports them; `unfit` starts a thread as well."""
     site = suite.path / "site-packages"
     suite.write("site-packages/heavy.py", _NOTES.format(name=str(suite.path / "heavy")))
     suite.write(

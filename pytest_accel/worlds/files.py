@@ -1,0 +1,40 @@
+"""What lies in a session's private folder: the sockets, logs, stacks and progress of its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from pytest_accel.worlds.messages import WorldSpec
+
+
+def socket_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank listens for its driver."""
+    return os.path.join(directory, f"w{world}r{rank}.sock")
+
+
+def log_path(directory: str, world: int, rank: int) -> str:
+    """What a rank wrote to file descriptors 1 and 2 outside of pytest's capture."""
+    return os.path.join(directory, f"w{world}r{rank}.log")
+
+
+def stack_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank's fault handler writes its stacks."""
+    return os.path.join(directory, f"w{world}r{rank}.stack")
+
+
+def progress_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank notes how far it has come in its test."""
+    return os.path.join(directory, f"w{world}r{rank}.progress")
+
+
+RANK_FILES = (socket_path, log_path, stack_path, progress_path)
+"""Everything in the session's folder that belongs to one rank."""
+
+
+def remove_rank_files(directory: str, spec: WorldSpec) -> None:
+    """What a world leaves in the session's folder."""
+    for rank in range(spec.ranks):
+        for path in RANK_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(path(directory, spec.world, rank))
