@@ -95,6 +95,7 @@ class Driver:
             or self._ahead is not None
             or world.harm is not None
             or self._port.wanted(world.number)
+            or not world.alive  # A death that no test has told of is then not the next one's.
         ):
             self._close()
         elif following.is_sure_to_run:

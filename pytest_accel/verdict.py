@@ -50,7 +50,12 @@ class RanksDisagree(RankError):
     """Some ranks skipped and some ran, or they issued different numbers of collectives."""
 
 
-_ERRORS: dict[str, type[RankError]] = {"died": RankDied, "hung": RankHung, "unstarted": RankUnstarted}
+_ERRORS: dict[str, type[RankError]] = {
+    "failed": RankError,
+    "died": RankDied,
+    "hung": RankHung,
+    "unstarted": RankUnstarted,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +221,9 @@ def _account(root: RankOutcome, who: str, when: When, timeout: float) -> tuple[s
     if root.ending == "unstarted":
         last = root.text.strip().splitlines()[-1] if root.text.strip() else "no reason given"
         return f"{who} could not run the test: {last}", root.text.splitlines()
-    message = f"{who} died in the {when} phase: {root.text}"
-    return message, [message]
+    first, *rest = root.text.splitlines()
+    message = f"{who} {root.ending} in the {when} phase: {first}"
+    return message, [message, *rest]
 
 
 def _disagreement(

@@ -11,10 +11,8 @@ from pathlib import Path
 _LAST_OUTPUT = 8_000
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int) -> str:
     """An exit status in words: the signal's name, or what was passed to ``exit``."""
-    if status is None:
-        return "exit status unknown"
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -36,6 +36,7 @@ import psutil
 
 from pytest_accel.worlds import linux
 from pytest_accel.worlds.files import socket_path
+from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
     KillWorld,
     Preload,
@@ -190,7 +191,7 @@ class _Server:
                 if pid not in world.pids:
                     continue
                 rank = world.pids.pop(pid)
-                _kill_group(pid)
+                kill_group(pid)
                 self._say(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
                 if not world.pids:
                     del self.worlds[number]
@@ -226,7 +227,7 @@ class _Server:
         if status != _UNFIT:
             # The copy served until the controller went away, or it died and its ranks with it: the controller
             # learns of that by the end of this process, and starts a server that does not preload.
-            _kill_descendants()
+            kill_descendants()
             os._exit(0)
 
     def _import_or_leave(self, modules: Sequence[str]) -> None:
@@ -313,40 +314,11 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def kill_tree(pid: int) -> None:
-    """SIGKILL for a rank, its process group and every descendant that has left the group."""
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-    _kill_group(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
 def _wait_for(pid: int) -> int:
     while True:
         found, status = os.waitpid(-1, 0)
         if found == pid:
             return os.waitstatus_to_exitcode(status)
-
-
-def _kill_descendants() -> None:
-    tracker = getattr(resource_tracker, "_resource_tracker", None)
-    spared = getattr(tracker, "_pid", None)  # It ends by itself, after it has removed what the ranks left.
-    while True:
-        children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
-        if not children:
-            return
-        for child in children:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-        psutil.wait_procs(children, timeout=1)
 
 
 @contextlib.contextmanager
@@ -372,7 +344,7 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
 
 def clean_up(spec: SessionSpec) -> None:
     """Leave nothing of the session behind."""
-    _kill_descendants()
+    kill_descendants()
     shutil.rmtree(spec.directory, ignore_errors=True)
 
 

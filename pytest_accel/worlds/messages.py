@@ -139,7 +139,11 @@ class RunTest:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """End the session: session fixtures are torn down, then the process exits."""
+    """End the session: session fixtures are torn down, then the process exits with :data:`RETIRED`."""
+
+
+RETIRED = 93
+"""Exit status of a rank that has ended its session as it was told. Not 0, with which anything may exit."""
 
 
 # Rank to driver
@@ -153,6 +157,13 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Broken:
     """The rank could not start."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """A process that the test forked has left the test, and would have gone on as a second rank of this number."""
 
     text: str
 

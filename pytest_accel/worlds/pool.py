@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 
 import psutil
 
@@ -19,28 +14,15 @@ from pytest_accel.hardware.needs import candidates
 from pytest_accel.leases.broker import Lease
 from pytest_accel.leases.brokers import Brokers
 from pytest_accel.leases.locks import Holder, LockFolderError
-from pytest_accel.worlds import files, forkserver
+from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.messages import (
-    KillWorld,
-    Preload,
-    RankExited,
-    Retire,
-    ServerNote,
     SessionSpec,
-    StartFailed,
-    StartWorld,
-    WorldStarted,
 )
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.starter import Starter
 
-RETIRE_PATIENCE = 10.0
-"""Seconds that a retired world has for its session fixtures."""
 LINGER = 30.0
 """Seconds that a world without a test keeps its devices when nobody asks for them."""
-START_PATIENCE = 120.0
-"""Seconds that the fork server may take to start a world, what it imports before that included."""
 _IDLE_RANKS = 16
 """Warm ranks that are kept without a test, or twice the CPU slots, whichever is more."""
 
@@ -60,46 +42,34 @@ class Pool:
         ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds.
         """
         self._machine = machine
-        self._spec = spec
         self._slots = slots
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._brokers = Brokers(
             lambda kind: [device.id for device in machine.of(kind).devices], slots, self._lease_wanted
         )
-        self._worlds: dict[int, PooledWorld] = {}
+        self._fleet = Fleet(spec, self._lock, self)
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
-        self._starter: Starter | None = None
-        self._preload = True
-        self._closed = False
-        self.complaints: list[str] = []
-        """What went wrong outside of any test, such as an error in a session fixture's end."""
-        self.notes: list[str] = []
-        """What a person who asked for ``-v`` wants to know."""
 
     # For drivers
 
     def warm(self) -> None:
         """Start the fork server, so that it imports while the tests are collected."""
         with self._lock:
-            if self._starter is None and not self._closed:
-                self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
+            self._fleet.warm()
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
         with self._lock:
-            if self._starter is not None and self._preload:
-                self._starter.send(Preload(modules))
+            self._fleet.preload(modules)
 
     def acquire(
         self, shape: WorldShape, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
     ) -> int:
         """Ask for a world of `shape`; gives a ticket for :meth:`cancel`. `answer` may be called before this returns."""
         with self._lock:
-            self.warm()
             self._numbers += 1
             ticket = Ticket(self._numbers, shape, holder, answer, driver)
             try:
@@ -134,17 +104,17 @@ class Pool:
         complaint: somewhere a test killed it, and passed.
         """
         with self._lock:
-            world = self._worlds.get(number)
+            world = self._fleet.worlds.get(number)
             if world is None or world.state != "leased":
                 return
             for rank, status in world.exits.items():
                 if rank not in noticed:
-                    self._complain(world, rank, status, "died after its last test had passed")
+                    self._fleet.complain(world, rank, status, "died after its last test had passed")
             world.ticket = None
             if harm is not None or world.exits:
-                self._kill(world)
-            elif world.shape.fresh or self._closed:
-                self._retire(world)
+                self._fleet.kill(world)
+            elif world.shape.fresh or self._fleet.closing:
+                self._fleet.retire(world)
             else:
                 world.state, world.idle_since = "idle", time.monotonic()
             # Now that it may be found idle: who waits for slots is answered within.
@@ -153,28 +123,20 @@ class Pool:
                 if world.lease is None:
                     world.wanted = False
                 elif world.wanted and not self._pass_on(world):
-                    self._retire(world)
+                    self._fleet.retire(world)
                 self._keep_few_idle()
 
     def watch_exit(self, number: int, rank: int, tell: Callable[[int | None], None]) -> None:
         """`tell` gets the rank's exit status when it has one; None where it cannot be known."""
         with self._lock:
-            world = self._worlds.get(number)
-            if world is None:
-                status = None
-            elif rank in world.exits:
-                status = world.exits[rank]
-            else:
-                world.watchers.append((rank, tell))
-                return
-        tell(status)
+            self._fleet.watch_exit(number, rank, tell)
 
     def driver_lost(self, driver: object) -> None:
         """A driver process has ended: what it waited for is withdrawn, what it held is ended."""
         with self._lock:
             for ticket in [ticket for ticket in self._tickets.values() if ticket.driver == driver]:
                 self.cancel(ticket.id)
-            for world in list(self._worlds.values()):
+            for world in list(self._fleet.worlds.values()):
                 if world.ticket is not None and world.ticket.driver == driver:
                     world.ticket.cancelled = True
                     if world.state == "leased":
@@ -186,25 +148,22 @@ class Pool:
         `politely`: session fixtures are torn down first, and what they raise is among the complaints.
         """
         with self._lock:
-            self._closed = True
             for ticket in list(self._tickets.values()):
                 self.cancel(ticket.id)
-            for world in list(self._worlds.values()):
-                if politely and world.state == "idle":
-                    self._retire(world)
-                elif world.state not in ("retiring", "killed") or not politely:
-                    self._kill(world)
-            deadline = time.monotonic() + RETIRE_PATIENCE + 2
-            while self._worlds and self._starter is not None and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
-            starter, self._starter = self._starter, None
-        if starter is not None:
-            starter.stop()
+            self._fleet.end_worlds(politely=politely)
+        self._fleet.stop_server()
         with self._lock:
-            for world in list(self._worlds.values()):
-                self._forget(world)
             self._brokers.close()
-        shutil.rmtree(self._spec.directory, ignore_errors=True)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What went wrong outside of any test, such as an error in a session fixture's end."""
+        return self._fleet.complaints
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person who asked for ``-v`` wants to know."""
+        return self._fleet.notes
 
     # Leases
 
@@ -212,13 +171,13 @@ class Pool:
         """`kind` None: `lease` is one on CPU slots."""
         with self._lock:
             self._wanted_leases.add((kind, lease))  # Its world may not have been made yet.
-            for world in list(self._worlds.values()):
+            for world in list(self._fleet.worlds.values()):
                 held = world.slots if kind is None else world.lease if world.shape.kind == kind else None
                 if held is None or held.id != lease:
                     continue
                 world.wanted = True
                 if world.state == "idle":
-                    self._retire(world)
+                    self._fleet.retire(world)
                 elif world.state == "leased" and world.ticket is not None:
                     self._on_wanted(world.ticket.driver, world.spec.world)
 
@@ -232,7 +191,7 @@ class Pool:
             ticket.request = self._brokers.of(None).submit((), 0, holder, granted, slots=slots)
             return
         broker = self._brokers.of(shape.kind)
-        world = self._take_idle(shape)
+        world = self._fleet.idle(shape)
         if world is not None and world.lease is not None:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
@@ -243,13 +202,13 @@ class Pool:
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
-            if ticket.cancelled or self._closed:
+            if ticket.cancelled or self._fleet.closing:
                 self._brokers.of(ticket.broker).release(lease.id)
                 return
             if ticket.shape.need is not None:
                 self._start(ticket, lease, None)
                 return
-            world = self._take_idle(ticket.shape)
+            world = self._fleet.idle(ticket.shape)
             if world is None:
                 self._start(ticket, None, lease)
             else:
@@ -258,15 +217,9 @@ class Pool:
 
     # Worlds
 
-    def _take_idle(self, shape: WorldShape) -> PooledWorld | None:
-        for world in self._worlds.values():
-            if world.state == "idle" and world.shape == shape and not world.exits:
-                return world
-        return None
-
     def _hand_over(self, world: PooledWorld, ticket: Ticket) -> None:
         world.state, world.ticket = "leased", ticket
-        self._answer(ticket, Grant(world.spec, world.pids, self._spec.directory))
+        self._answer(ticket, Grant(world.spec, world.pids, self._fleet.directory))
         if world.wanted:  # Said while it was being started, and said only once.
             self._on_wanted(ticket.driver, world.spec.world)
 
@@ -299,40 +252,7 @@ class Pool:
         spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
         world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
-        self._worlds[spec.world] = world
-        self.warm()
-        assert self._starter is not None
-        self._starter.send(StartWorld(spec))
-
-    def _kill(self, world: PooledWorld) -> None:
-        world.state = "killed"
-        self._end(world, 0.0)
-
-    def _retire(self, world: PooledWorld) -> None:
-        world.state = "retiring"
-        for rank in range(world.spec.ranks):
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
-                call.connect(files.socket_path(self._spec.directory, world.spec.world, rank))
-                Connection(call.detach()).send(Retire())
-        self._end(world, RETIRE_PATIENCE)
-
-    def _end(self, world: PooledWorld, after: float) -> None:
-        if world.ended or self._starter is None:
-            self._forget(world)
-        else:
-            self._starter.send(KillWorld(world.spec.world, after))
-
-    def _forget(self, world: PooledWorld) -> None:
-        """Its processes are gone."""
-        if self._worlds.pop(world.spec.world, None) is None:
-            return
-        for _, tell in world.watchers:
-            tell(None)
-        self._release_slots(world)
-        if world.lease is not None:
-            self._brokers.of(world.shape.kind).release(world.lease.id)
-        files.remove_rank_files(self._spec.directory, world.spec)
-        self._changed.notify_all()
+        self._fleet.start(world)
 
     def _release_slots(self, world: PooledWorld) -> None:
         slots, world.slots = world.slots, None
@@ -340,116 +260,51 @@ class Pool:
             self._brokers.of(None).release(slots.id)
 
     def _keep_few_idle(self) -> None:
-        for world in surplus(self._worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            self._retire(world)
+        for world in surplus(self._fleet.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
+            self._fleet.retire(world)
 
-    def _tick(self) -> None:
-        """About once a second: devices that nobody uses are given back, and a server that is stuck is ended."""
-        with self._lock:
-            now = time.monotonic()
-            for world in list(self._worlds.values()):
-                if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
-                    self._retire(world)
-                elif world.state == "starting" and now - world.idle_since > START_PATIENCE and self._starter:
-                    self._starter.kill()
+    # What the fleet tells
 
-    def _complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
-        from pytest_accel.worlds.autopsy import describe_exit, tail
-
-        log = tail(files.log_path(self._spec.directory, world.spec.world, rank))
-        text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
-        self.complaints.append(f"{text}\n{log}" if log else text)
-
-    # The fork server's messages, in its thread
-
-    def _event(self, message: object) -> None:
-        with self._lock:
-            if isinstance(message, WorldStarted):
-                self._started(message)
-            elif isinstance(message, StartFailed):
-                self._start_failed(message)
-            elif isinstance(message, RankExited):
-                self._exited(message)
-            elif isinstance(message, ServerNote):
-                self.notes.append(message.text)
-
-    def _started(self, message: WorldStarted) -> None:
-        world = self._worlds.get(message.world)
-        if world is None or world.state != "starting" or world.ticket is None:
-            return
-        world.pids = message.pids
+    def on_started(self, world: PooledWorld) -> None:
+        """Its processes are there: it is the ticket's that it was started for."""
         ticket = world.ticket
-        if ticket.cancelled:
-            self._kill(world)
+        if ticket is None or ticket.cancelled:
+            self._fleet.kill(world)
             return
         if world.lease is not None:
-            processes = [(pid, created) for pid in message.pids if (created := _created(pid)) is not None]
+            processes = [(pid, created) for pid in world.pids if (created := _created(pid)) is not None]
             self._brokers.of(world.shape.kind).describe(world.lease.id, processes=processes)
         self._hand_over(world, ticket)
 
-    def _start_failed(self, message: StartFailed) -> None:
-        world = self._worlds.get(message.world)
-        if world is None:
-            return
+    def on_not_started(self, world: PooledWorld, why: str) -> None:
+        """Its ticket gets the reason in its place."""
+        if world.ticket is not None:
+            self._answer(world.ticket, PoolError(why))
+
+    def on_lost(self, world: PooledWorld) -> None:
+        """Its ticket gets another, once."""
         ticket = world.ticket
-        self._forget(world)
-        if ticket is not None:
-            self._answer(ticket, PoolError(f"the ranks could not be started:\n{message.text}"))
-
-    def _exited(self, message: RankExited) -> None:
-        world = self._worlds.get(message.world)
-        if world is None:
+        if ticket is None or ticket.cancelled:
             return
-        world.exits[message.rank] = message.status
-        for entry in [entry for entry in world.watchers if entry[0] == message.rank]:
-            world.watchers.remove(entry)
-            entry[1](message.status)
-        if world.state == "retiring" and message.status != 0:
-            self._complain(world, message.rank, message.status, "failed when its session ended")
-        elif world.state == "idle":
-            self._complain(world, message.rank, message.status, "died after its last test had passed")
-            self._kill(world)
-        if world.ended and world.state in ("retiring", "killed"):
-            self._forget(world)
+        if ticket.retried:
+            text = f"the fork server ended twice while starting a world\n{self._fleet.server_log()}"
+            self._answer(ticket, PoolError(text))
+        else:
+            ticket.retried = True
+            self._request(ticket)
 
-    def _server_ended(self) -> None:
-        """Every rank is ending with it: worlds at work are reported dead, worlds in the making are asked for anew."""
-        with self._lock:
-            if self._starter is None:
-                return
-            if self._closed:
-                for world in list(self._worlds.values()):
-                    if world.state == "retiring":
-                        self._complain(world, 0, -9, "may not have torn its session's fixtures down")
-                    self._forget(world)
-                return
-            self._starter, self._preload = None, False
-            again: list[Ticket] = []
-            for world in list(self._worlds.values()):
-                for pid in world.pids:
-                    forkserver.kill_tree(pid)
-                if world.state == "starting" and world.ticket is not None and not world.ticket.cancelled:
-                    again.append(world.ticket)
-                if world.state == "leased":
-                    world.exits |= {rank: -9 for rank in range(world.spec.ranks) if rank not in world.exits}
-                    for rank, tell in world.watchers:
-                        tell(world.exits[rank])
-                    world.watchers.clear()
-                else:
-                    self._forget(world)
-            for ticket in again:
-                if ticket.retried:
-                    self._answer(
-                        ticket, PoolError(f"the fork server ended twice while starting a world\n{self._log()}")
-                    )
-                    continue
-                ticket.retried = True
-                self._request(ticket)
+    def on_gone(self, world: PooledWorld) -> None:
+        """What it held goes to those who wait."""
+        self._release_slots(world)
+        if world.lease is not None:
+            self._brokers.of(world.shape.kind).release(world.lease.id)
 
-    def _log(self) -> str:
-        from pytest_accel.worlds.autopsy import tail
-
-        return tail(os.path.join(self._spec.directory, "server.log"))
+    def on_tick(self) -> None:
+        """Devices that nobody uses are given back."""
+        now = time.monotonic()
+        for world in list(self._fleet.worlds.values()):
+            if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
+                self._fleet.retire(world)
 
 
 def _created(pid: int) -> float | None:

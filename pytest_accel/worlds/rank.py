@@ -17,10 +17,7 @@ from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.inventory import VENDORS
 from pytest_accel.worlds import group, serving
 from pytest_accel.worlds.files import log_path, stack_path
-from pytest_accel.worlds.messages import (
-    SessionSpec,
-    WorldSpec,
-)
+from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -87,7 +84,7 @@ def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socke
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
     # A retired rank's tests have been judged one by one; a session that cannot end raises.
     judged = (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
-    return 0 if plugin.retired and code in judged else int(code)
+    return RETIRED if plugin.retired and code in judged else int(code)
 
 
 def _let_the_driver_finish() -> None:

@@ -23,6 +23,7 @@ from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
 from pytest_accel.worlds.files import log_path, progress_path
 from pytest_accel.worlds.messages import (
+    Astray,
     Broken,
     ExceptionSketch,
     ExitRequest,
@@ -68,6 +69,7 @@ class RankPlugin:
         self.context = context
         self.served = False
         self.retired = False
+        self._pid = os.getpid()
         self._listener = listener
         self._store_socket = store
         self._connection: Connection | None = None
@@ -312,7 +314,9 @@ class RankPlugin:
         self._sketch = sketch(call.excinfo.value) if call.excinfo is not None and report.failed else None
         return report
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._end_copy(report.longreprtext)
         data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
@@ -348,7 +352,17 @@ class RankPlugin:
         if when == "runtest":
             self._warnings.append(sketch_warning(warning_message, location))
 
+    def _end_copy(self, failure: str = "") -> None:
+        """End a process that the test forked and that has come out of the test, where only one can go on."""
+        if os.getpid() == self._pid:
+            return
+        assert self._connection is not None
+        with contextlib.suppress(OSError):
+            self._connection.send((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
+        os._exit(1)
+
     def _send(self, *messages: object) -> None:
+        self._end_copy()
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
             self._connection.send(messages)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from pytest_accel.worlds.forkserver import kill_tree
+from pytest_accel.worlds.kill import kill_tree
 from pytest_accel.worlds.messages import SessionSpec, StartWorld
 
 _END_PATIENCE = 10.0

@@ -17,6 +17,7 @@ from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
 from pytest_accel.worlds.files import log_path, progress_path, socket_path, stack_path
 from pytest_accel.worlds.messages import (
+    Astray,
     Broken,
     ExitRequest,
     ExtraReport,
@@ -283,6 +284,8 @@ class World:
             self._ready.add(rank.rank)
         elif isinstance(message, Broken):
             self._close(rank, "unstarted", message.text)
+        elif isinstance(message, Astray):
+            self._close(rank, "failed", message.text)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
             self._close(rank, "died", f"asked for the end of the session: {message.reason}")
@@ -310,7 +313,8 @@ class World:
             return
         now = time.monotonic()
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
-        self._close(rank, "died", describe_exit(status), at=now)
+        unknown = "lost its connection to the driver (exit status unknown)"
+        self._close(rank, "died", unknown if status is None else describe_exit(status), at=now)
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""

@@ -1,0 +1,255 @@
+"""The processes of a session's worlds: started, retired and killed through the fork server, which is kept here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from pytest_accel.worlds import files
+from pytest_accel.worlds.autopsy import describe_exit, tail
+from pytest_accel.worlds.kill import kill_tree
+from pytest_accel.worlds.messages import (
+    RETIRED,
+    KillWorld,
+    Preload,
+    RankExited,
+    Retire,
+    ServerNote,
+    SessionSpec,
+    StartFailed,
+    StartWorld,
+    WorldStarted,
+)
+from pytest_accel.worlds.roster import PooledWorld
+from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.starter import Starter
+
+RETIRE_PATIENCE = 10.0
+"""Seconds that a retired world has for its session fixtures."""
+START_PATIENCE = 120.0
+"""Seconds that the fork server may take to start a world, what it imports before that included."""
+
+
+class Owner(Protocol):
+    """Who is told of the worlds. Each method is called with the lock held."""
+
+    def on_started(self, world: PooledWorld) -> None:
+        """Its processes are there."""
+
+    def on_not_started(self, world: PooledWorld, why: str) -> None:
+        """It has no processes, and is forgotten."""
+
+    def on_lost(self, world: PooledWorld) -> None:
+        """The fork server ended while it was being started; it is forgotten."""
+
+    def on_gone(self, world: PooledWorld) -> None:
+        """Its processes are gone, and what they used is free."""
+
+    def on_tick(self) -> None:
+        """About once a second."""
+
+
+class Fleet:
+    """All worlds that have processes. Its methods are called with `lock` held, but for :meth:`stop_server`."""
+
+    def __init__(self, spec: SessionSpec, lock: threading.RLock, owner: Owner) -> None:
+        self.worlds: dict[int, PooledWorld] = {}
+        self.complaints: list[str] = []
+        """What went wrong outside of any test, such as an error in a session fixture's end."""
+        self.notes: list[str] = []
+        """What a person who asked for ``-v`` wants to know."""
+        self.closing = False
+        self.directory = spec.directory
+        self._spec = spec
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        self._owner = owner
+        self._starter: Starter | None = None
+        self._preload = True
+
+    def warm(self) -> None:
+        """Start the fork server, if it does not run."""
+        if self._starter is None and not self.closing:
+            self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
+
+    def preload(self, modules: tuple[str, ...]) -> None:
+        """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
+        if self._starter is not None and self._preload:
+            self._starter.send(Preload(modules))
+
+    def start(self, world: PooledWorld) -> None:
+        """Start a world's processes."""
+        self.worlds[world.spec.world] = world
+        self.warm()
+        assert self._starter is not None
+        self._starter.send(StartWorld(world.spec))
+
+    def idle(self, shape: WorldShape) -> PooledWorld | None:
+        """A warm world of `shape` that runs no test."""
+        for world in self.worlds.values():
+            if world.state == "idle" and world.shape == shape and not world.exits:
+                return world
+        return None
+
+    def kill(self, world: PooledWorld) -> None:
+        """End its processes at once."""
+        world.state = "killed"
+        self._end(world, 0.0)
+
+    def retire(self, world: PooledWorld) -> None:
+        """Have its pytest sessions end; what is left after a while is killed."""
+        world.state = "retiring"
+        for rank in range(world.spec.ranks):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
+                call.connect(files.socket_path(self.directory, world.spec.world, rank))
+                Connection(call.detach()).send(Retire())
+        self._end(world, RETIRE_PATIENCE)
+
+    def _end(self, world: PooledWorld, after: float) -> None:
+        if world.ended or self._starter is None:
+            self._forget(world)
+        else:
+            self._starter.send(KillWorld(world.spec.world, after))
+
+    def _forget(self, world: PooledWorld) -> None:
+        """Its processes are gone."""
+        if self.worlds.pop(world.spec.world, None) is None:
+            return
+        for _, tell in world.watchers:
+            tell(None)
+        files.remove_rank_files(self.directory, world.spec)
+        self._owner.on_gone(world)
+        self._changed.notify_all()
+
+    def watch_exit(self, number: int, rank: int, tell: Callable[[int | None], None]) -> None:
+        """`tell` gets the rank's exit status when it has one; None where it cannot be known."""
+        world = self.worlds.get(number)
+        if world is None:
+            tell(None)
+        elif rank in world.exits:
+            tell(world.exits[rank])
+        else:
+            world.watchers.append((rank, tell))
+
+    def end_worlds(self, *, politely: bool) -> None:
+        """End all worlds, for good; waits until their processes are gone, and lets go of the lock while it waits.
+
+        `politely`: warm worlds tear their session fixtures down first.
+        """
+        self.closing = True
+        for world in list(self.worlds.values()):
+            if politely and world.state == "idle":
+                self.retire(world)
+            elif world.state not in ("retiring", "killed") or not politely:
+                self.kill(world)
+        deadline = time.monotonic() + RETIRE_PATIENCE + 2
+        while self.worlds and self._starter is not None and (left := deadline - time.monotonic()) > 0:
+            self._changed.wait(left)
+
+    def stop_server(self) -> None:
+        """End the fork server and all that came from it. Called without the lock, for which its thread may wait."""
+        with self._lock:
+            starter, self._starter = self._starter, None
+        if starter is not None:
+            starter.stop()
+        with self._lock:
+            for world in list(self.worlds.values()):
+                self._forget(world)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
+        """Say of a rank what no test could say."""
+        log = tail(files.log_path(self.directory, world.spec.world, rank))
+        text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
+        self.complaints.append(f"{text}\n{log}" if log else text)
+
+    # The fork server's messages, in its thread
+
+    def _event(self, message: object) -> None:
+        with self._lock:
+            if isinstance(message, WorldStarted):
+                self._started(message)
+            elif isinstance(message, StartFailed):
+                self._start_failed(message)
+            elif isinstance(message, RankExited):
+                self._exited(message)
+            elif isinstance(message, ServerNote):
+                self.notes.append(message.text)
+
+    def _started(self, message: WorldStarted) -> None:
+        world = self.worlds.get(message.world)
+        if world is not None and world.state == "starting":
+            world.pids = message.pids
+            self._owner.on_started(world)
+
+    def _start_failed(self, message: StartFailed) -> None:
+        world = self.worlds.get(message.world)
+        if world is not None:
+            self._forget(world)
+            self._owner.on_not_started(world, f"the ranks could not be started:\n{message.text}")
+
+    def _exited(self, message: RankExited) -> None:
+        world = self.worlds.get(message.world)
+        if world is None:
+            return
+        world.exits[message.rank] = message.status
+        for entry in [entry for entry in world.watchers if entry[0] == message.rank]:
+            world.watchers.remove(entry)
+            entry[1](message.status)
+        if world.state == "retiring" and message.status != RETIRED:
+            self.complain(world, message.rank, message.status, "did not come to the end of its session")
+        elif world.state == "idle":
+            self.complain(world, message.rank, message.status, "died after its last test had passed")
+            self.kill(world)
+        if world.ended and world.state in ("retiring", "killed"):
+            self._forget(world)
+
+    def _server_ended(self) -> None:
+        """Every rank is ending with it: worlds at work are reported dead, worlds in the making are asked for anew."""
+        with self._lock:
+            if self._starter is None:
+                return
+            if self.closing:
+                for world in list(self.worlds.values()):
+                    if world.state == "retiring":
+                        self.complain(world, 0, -9, "may not have torn its session's fixtures down")
+                    self._forget(world)
+                return
+            self._starter, self._preload = None, False
+            lost = []
+            for world in list(self.worlds.values()):
+                for pid in world.pids:
+                    kill_tree(pid)
+                if world.state == "leased":
+                    self._all_dead(world)
+                    continue
+                self._forget(world)
+                if world.state == "starting":
+                    lost.append(world)
+            for world in lost:
+                self._owner.on_lost(world)
+
+    def _all_dead(self, world: PooledWorld) -> None:
+        world.exits |= {rank: -9 for rank in range(world.spec.ranks) if rank not in world.exits}
+        for rank, tell in world.watchers:
+            tell(world.exits[rank])
+        world.watchers.clear()
+
+    def _tick(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            stuck = [world for world in self.worlds.values() if world.state == "starting"]
+            if self._starter is not None and any(now - world.idle_since > START_PATIENCE for world in stuck):
+                self._starter.kill()
+            self._owner.on_tick()
+
+    def server_log(self) -> str:
+        """The end of what the fork server has written."""
+        return tail(os.path.join(self.directory, "server.log"))

@@ -1,0 +1,41 @@
+"""Ending processes for good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from multiprocessing import resource_tracker
+
+import psutil
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL for a rank, its process group and every descendant that has left the group."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL for what is left of a rank's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """SIGKILL for all that came from this process, until there is nothing."""
+    tracker = getattr(resource_tracker, "_resource_tracker", None)
+    spared = getattr(tracker, "_pid", None)  # It ends by itself, after it has removed what the ranks left.
+    while True:
+        children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, timeout=1)
