@@ -62,7 +62,7 @@ class Driver:
             or self._shape != marked.shape
             or (world is not None and marked.shape.fresh and world.used)
         )
-        if world is not None and (unfit or not world.alive or world.harm is not None):
+        if world is not None and (unfit or world.worn or not world.alive or world.harm is not None):
             self._close()
             world = None
         if world is None:
@@ -94,6 +94,7 @@ class Driver:
             or following.shape.fresh
             or self._ahead is not None
             or world.harm is not None
+            or world.worn
             or self._port.wanted(world.number)
             or not world.alive  # A death that no test has told of is then not the next one's.
         ):

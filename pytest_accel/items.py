@@ -130,9 +130,8 @@ class MarkedItem:
             # Ranks that were ended with the world have had their say in the phase that failed.
             outcomes = tuple(outcome for outcome in outcomes if outcome.report is not None)
         judged = verdict.judge(when, outcomes, place=self.place, about=self.shape.about, timeout=timeout)
-        if len({outcome.ending for outcome in outcomes}) > 1:
-            # One may have stopped half way to a message or a collective that another has begun.
-            world.harm = world.harm or f"its ranks parted in the {when} phase of {self.item.nodeid}"
+        if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
+            world.worn = True  # A rank may have begun a message that the one it is for has not come to.
         if when == "teardown":
             judged = self._settle(world, judged, failed_before)
         durations = [outcome.report.report.get("duration", 0.0) for outcome in outcomes if outcome.report]

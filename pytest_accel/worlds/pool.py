@@ -97,8 +97,8 @@ class Pool:
             ticket.cancelled = True
             self._answer(ticket, PoolError(why))
 
-    def release(self, number: int, harm: str | None, noticed: frozenset[int] = frozenset()) -> None:
-        """A driver gives its world back; `harm` says why it must not run another test.
+    def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
+        """A driver gives its world back; `harm` says why it must end at once, `worn` that it must not run another test.
 
         `noticed` are the ranks whose death the driver has reported in a test. A rank that died unnoticed is a
         complaint: somewhere a test killed it, and passed.
@@ -113,7 +113,7 @@ class Pool:
             world.ticket = None
             if harm is not None or world.exits:
                 self._fleet.kill(world)
-            elif world.shape.fresh or self._fleet.closing:
+            elif world.shape.fresh or worn or self._fleet.closing:
                 self._fleet.retire(world)
             else:
                 world.state, world.idle_since = "idle", time.monotonic()

@@ -27,7 +27,7 @@ class Port(Protocol):
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         """A world of `shape`, whose devices may take `patience` seconds; :class:`PoolError` says why there is none."""
 
-    def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
+    def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
         """Give a world back; see :meth:`Pool.release`."""
 
     def exit_status(self, world: int, rank: int, patience: float) -> int | None:
@@ -138,9 +138,9 @@ class RemotePort(_Waits):
             answers, patience, lambda why: self._send("withdraw", number, why), lambda: self._send("cancel", number)
         )
 
-    def release(self, world: int, harm: str | None, noticed: frozenset[int]) -> None:
+    def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
         self._wanted.discard(world)
-        self._send("release", world, harm, noticed)
+        self._send("release", world, harm, noticed, worn)
 
     def exit_status(self, world: int, rank: int, patience: float) -> int | None:
         number, answers = self._expect()

@@ -83,7 +83,7 @@ def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socke
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
     # A retired rank's tests have been judged one by one; a session that cannot end raises.
-    judged = (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
+    judged = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
     return RETIRED if plugin.retired and code in judged else int(code)
 
 

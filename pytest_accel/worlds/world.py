@@ -86,6 +86,8 @@ class World:
         self.grant = grant
         self.harm: str | None = None
         """Why it must not run another test; None while it may."""
+        self.worn = False
+        """Whether it should not run another test, but may end in good order."""
         self.exit_request: ExitRequest | None = None
         self.extras: list[tuple[int, ExtraReport]] = []
         self._port = port
@@ -195,7 +197,7 @@ class World:
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
         self._selector.close()
-        self._port.release(self.number, self.harm, frozenset(self._told))
+        self._port.release(self.number, self.harm, frozenset(self._told), self.worn)
 
     @property
     def alive(self) -> bool:
