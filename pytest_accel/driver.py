@@ -10,7 +10,7 @@ from pytest_accel import verdict
 from pytest_accel.leases.locks import Holder
 from pytest_accel.worlds.roster import PoolError
 from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.world import World
+from pytest_accel.worlds.world import LostWorld, World
 
 if TYPE_CHECKING:
     from pytest_accel.config import Settings
@@ -65,20 +65,27 @@ class Driver:
         if world is not None and (unfit or world.worn or not world.alive or world.harm is not None):
             self._close()
             world = None
-        if world is None:
-            holder = Holder.here(marked.item.nodeid)
+        while world is None:
             try:
-                patience = self.settings.wait if marked.shape.need is not None else None
-                grant = self._port.acquire(marked.shape, holder, patience)
-            except PoolError as error:
-                raise pytest.fail.Exception(str(error), pytrace=False) from None
-            world = self._world = World(grant, self._port)
-            self._shape = marked.shape
-            unready = world.start()
-            if unready:
-                judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
+                world = self._acquire(marked)
+            except LostWorld:
                 self._close()
-                pytest.fail(verdict.plain_text(judged), pytrace=False)
+        return world
+
+    def _acquire(self, marked: MarkedItem) -> World:
+        holder = Holder.here(marked.item.nodeid)
+        try:
+            patience = self.settings.wait if marked.shape.need is not None else None
+            grant = self._port.acquire(marked.shape, holder, patience)
+        except PoolError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        world = self._world = World(grant, self._port)
+        self._shape = marked.shape
+        unready = world.start()
+        if unready is not None:
+            judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
+            self._close()
+            pytest.fail(verdict.plain_text(judged), pytrace=False)
         return world
 
     def after(self, following: MarkedItem | None) -> None:

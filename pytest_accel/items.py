@@ -212,6 +212,8 @@ class MarkedItem:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
         subtests, self._subtests = self._subtests, []
         for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
+            if subtest.failed and report.skipped:  # The driver has judged: an expected failure, so theirs are too.
+                subtest.outcome, subtest.wasxfail = "skipped", getattr(report, "wasxfail", "")
             self.item.ihook.pytest_runtest_logreport(report=subtest)
         if duration := self._durations.get(report.when):
             # The ranks' own: the driver hears of all phases when the test has ended.

@@ -293,8 +293,11 @@ def _tell(outcome: RankOutcome) -> str:
         if outcome.ending == "hung":
             at = where(outcome.stack)
             return f"{outcome.text}, and was ended{f' at {at}' if at else ''}"
-        return outcome.text.strip().splitlines()[-1] if outcome.text.strip() else outcome.ending
+        lines = outcome.text.strip().splitlines() or [outcome.ending]
+        return lines[-1] if outcome.ending == "unstarted" else lines[0]
     longrepr = outcome.report.report.get("longrepr")
+    if (expected := _wasxfail(outcome)) is not None:
+        return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
     if outcome.ending == "skipped":
         return f"skipped: {_reason(longrepr)}"
     if outcome.ending == "failed" and isinstance(longrepr, dict) and longrepr.get("reprcrash"):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(package) is None for package in ("accelerate", "sklearn")), reason="needs accelerate and scikit-learn"
+)
 
 
 def run(*arguments: str, status: int) -> pytest.LineMatcher:
@@ -20,12 +25,6 @@ def run(*arguments: str, status: int) -> pytest.LineMatcher:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return pytest.LineMatcher(done.stdout.splitlines())
-
-
-@pytest.fixture(autouse=True)
-def what_the_examples_import() -> None:
-    for package in ("accelerate", "sklearn"):
-        pytest.importorskip(package)
 
 
 def test_the_examples_on_a_machine_without_accelerators() -> None:

@@ -218,8 +218,9 @@ class Pool:
     # Worlds
 
     def _hand_over(self, world: PooledWorld, ticket: Ticket) -> None:
+        warm = world.state != "starting"
         world.state, world.ticket = "leased", ticket
-        self._answer(ticket, Grant(world.spec, world.pids, self._fleet.directory))
+        self._answer(ticket, Grant(world.spec, world.pids, self._fleet.directory, warm))
         if world.wanted:  # Said while it was being started, and said only once.
             self._on_wanted(ticket.driver, world.spec.world)
 

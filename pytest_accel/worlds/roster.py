@@ -23,6 +23,8 @@ class Grant:
     spec: WorldSpec
     pids: tuple[int, ...]
     directory: str
+    warm: bool
+    """Whether somebody has had it before."""
 
 
 @dataclass(slots=True, eq=False)

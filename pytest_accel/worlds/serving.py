@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Generator
@@ -86,6 +87,7 @@ class RankPlugin:
         where = context.session.directory, context.spec.world, context.rank
         self._log = log_path(*where)
         self._progress = Progress(progress_path(*where))
+        self._mute = False
         self._held: list[PhaseReport] = []
         """Phases that have passed and are not yet reported: one message a test, unless something goes wrong."""
 
@@ -226,10 +228,15 @@ class RankPlugin:
                 collectives=group.collectives(),
                 warnings=tuple(warnings),
                 stale=stale,
-                harm=group.harm(self.context) if self.context.spec.grouped else None,
+                harm=self._harm(),
                 properties=self._properties(),
             ),
         )
+
+    def _harm(self) -> str | None:
+        if self._mute:
+            return "the test closed its standard streams, which are pytest's own files"
+        return group.harm(self.context) if self.context.spec.grouped else None
 
     def _properties(self) -> dict[str, Any]:
         peak = group.peak_memory(self.context.torch_device())
@@ -303,6 +310,15 @@ class RankPlugin:
             return (yield)
         finally:
             self.context.kept_groups |= group.group_names() - before
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        """Looks at the streams while they are those that pytest captures with."""
+        __tracebackhide__ = True
+        try:
+            return (yield)
+        finally:
+            self._mute = sys.stdout.closed or sys.stderr.closed
 
     # What the test reports
 

@@ -62,6 +62,10 @@ class RankOutcome:
     """The end of what it wrote outside of pytest's capture."""
 
 
+class LostWorld(Exception):
+    """A warm world had died before its driver got it."""
+
+
 @dataclass(slots=True, eq=False)
 class _Rank:
     rank: int
@@ -129,17 +133,22 @@ class World:
             self._selector.register(pidfd, selectors.EVENT_READ, found)
         return found
 
-    def start(self) -> tuple[RankOutcome, ...]:
-        """Wait until every rank can take a test; what stands in the way, by rank, else nothing."""
+    def start(self) -> tuple[RankOutcome, ...] | None:
+        """Wait until every rank can take a test; None: they all can, else what has become of each.
+
+        :class:`LostWorld`: a rank of a warm world had died before it was granted, which concerns no test to come.
+        """
         deadline = time.monotonic() + START_PATIENCE
         while len(self._ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
             if any(rank.end is not None for rank in self._ranks):
                 deadline = min(deadline, time.monotonic() + GRACE)
             if not self._pump(deadline):
                 self._give_up([rank for rank in self._ranks if rank.rank not in self._ready and not rank.done])
-        ends = tuple(rank.end for rank in self._ranks if rank.end is not None)
+        ends = [rank.end for rank in self._ranks if rank.end is not None]
+        if self.grant.warm and any(end.ending == "died" for end in ends):
+            raise LostWorld
         self._told |= {end.rank for end in ends}
-        return ends
+        return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
     @property
     def used(self) -> bool:

@@ -67,12 +67,19 @@ class Run:
 class Suite:
     """A folder with test files, and pytest sessions in it."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = pytester.path
         self._pytester = pytester
+        self._monkeypatch = monkeypatch
         self._ini = _INI
+        self._options: tuple[str, ...] = ("-p", "accel", "-p", "xdist")
+
+    def all_plugins(self, *, shuffle: bool = False) -> None:
+        """Have sessions load every plugin that is installed: many, which most tests need not wait for."""
+        self._monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+        self._options = () if shuffle else ("-p", "no:randomly")
         if importlib.util.find_spec("pytest_asyncio") is not None:
-            self._ini += "asyncio_default_fixture_loop_scope = function\n"
+            self.ini("asyncio_default_fixture_loop_scope = function")
 
     def ini(self, text: str) -> None:
         """Add lines to the ini file."""
@@ -90,11 +97,11 @@ class Suite:
         path = self.path / name
         return path.read_text().splitlines() if path.exists() else []
 
-    def run(self, *args: str, shuffle: bool = False, quiet: bool = False) -> Run:
+    def run(self, *args: str, quiet: bool = False) -> Run:
         """Run a session to its end."""
         (self.path / "pytest.ini").write_text(self._ini)
-        common = [] if shuffle else ["-p", "no:randomly"]
-        result = self._pytester.runpytest_subprocess(*common, *([] if quiet else ["-v"]), *args, timeout=_PATIENCE)
+        options = self._options if quiet else (*self._options, "-v")
+        result = self._pytester.runpytest_subprocess(*options, *args, timeout=_PATIENCE)
         text = result.stdout.str()
         words: dict[str, list[str]] = {}
         for pattern in _LINES:
@@ -112,4 +119,5 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: 
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.setenv("COLUMNS", "160")
-    return Suite(pytester)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return Suite(pytester, monkeypatch)

@@ -124,6 +124,7 @@ def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:
 
         def test_unmarked():
             assert "WORLD_SIZE" not in os.environ
+            assert "SIM_VISIBLE_DEVICES" not in os.environ
         """,
     )
     suite.write(

@@ -68,6 +68,7 @@ _FLAKY = """
 
 @_needs("pytest_rerunfailures")
 def test_reruns(suite: Suite) -> None:
+    suite.all_plugins()
     suite.write("test_flaky.py", _FLAKY % ("", "", "", ""))
     run = suite.run("--reruns=1")
     assert {name.partition("::")[2]: words for name, words in run.words.items()} == {
@@ -83,6 +84,7 @@ def test_reruns(suite: Suite) -> None:
 
 @_needs("pytest_rerunfailures")
 def test_reruns_of_some(suite: Suite) -> None:
+    suite.all_plugins()
     flaky = "@pytest.mark.flaky(reruns=2, only_rerun='Flaky')"
     suite.write("test_flaky.py", _FLAKY % (flaky, flaky, flaky, ""))
     run = suite.run("-n1")
@@ -102,6 +104,7 @@ def test_reruns_of_some(suite: Suite) -> None:
 
 @_needs("pytest_timeout")
 def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
+    suite.all_plugins()
     suite.write(
         "test_slow.py",
         """
@@ -141,6 +144,7 @@ def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
 
 @_needs("pytest_html")
 def test_reports_for_people_and_machines(suite: Suite) -> None:
+    suite.all_plugins()
     suite.write(
         "test_report.py",
         """
@@ -174,6 +178,7 @@ def test_reports_for_people_and_machines(suite: Suite) -> None:
 @_needs("pytest_cov")
 @pytest.mark.parametrize("how", [(), ("-n1",)], ids=["plain", "xdist"])
 def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> None:
+    suite.all_plugins()
     suite.write(
         "product.py",
         """
@@ -210,6 +215,7 @@ def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> N
 
 @_needs("pytest_randomly")
 def test_one_seed_for_all_ranks(suite: Suite) -> None:
+    suite.all_plugins(shuffle=True)
     suite.write(
         "test_random.py",
         """
@@ -228,10 +234,10 @@ def test_one_seed_for_all_ranks(suite: Suite) -> None:
                 print(number, file=file)
         """,
     )
-    run = suite.run("-p", "randomly", "--randomly-seed=12", shuffle=True)
+    run = suite.run("--randomly-seed=12")
     assert run.count() == {"PASSED": 8}
     order = [int(name.partition("[")[2][:-1]) for name in run.words]
     assert sorted(order) == list(range(8))
     assert order != sorted(order)
-    run = suite.run("-n1", shuffle=True)
+    run = suite.run("-n1")
     assert run.count() == {"PASSED": 8}

@@ -71,8 +71,8 @@ def test_auto_imports_what_tests_import(package: Suite) -> None:
 @pytest.mark.parametrize("setting", ["none", "json"])
 def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
-    package.write("test_heavy.py", _TEST.format(name="heavy"))
-    run = package.run()
+    package.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))
+    run = package.run("--accel-fresh")
     assert run.count() == {"PASSED": 2}
     ranks, others = _importers(package, "heavy")
     assert len(ranks) == 4

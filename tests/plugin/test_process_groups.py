@@ -393,7 +393,7 @@ def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
 
         @pytest.mark.devices(4)
         def test_holds_all():
-            inner = [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider",
+            inner = [sys.executable, "-m", "pytest", "-v", "-p", "accel", "-p", "no:cacheprovider",
                      "--accel-wait=0.2", "--basetemp=inner", "test_inner.py"]
             environ = {name: text for name, text in os.environ.items() if name != "SIM_VISIBLE_DEVICES"}
             done = subprocess.run(inner, env=environ, stdout=subprocess.PIPE, text=True)

@@ -355,6 +355,7 @@ def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
         import logging
         import os
         import sys
+        import unittest
         import warnings
         from pathlib import Path
 
@@ -462,6 +463,18 @@ def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
                     assert number != 1 or rank == 0
 
 
+        @pytest.mark.xfail(reason="known", strict=True)
+        def test_xfail_subtests(subtests, rank):
+            with subtests.test("fails"):
+                assert rank == 0
+
+
+        class TestCase(unittest.TestCase):
+            def test_case_subtests(self):
+                with self.subTest("holds"):
+                    assert True
+
+
         def test_main_module_is_pytest():
             assert Path(sys.argv[0]).name in ("pytest", "__main__.py")
         """,
@@ -471,6 +484,9 @@ def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
     assert run.word("test_addmarker") == "XFAIL"
     if not arguments:
         assert run.words.pop("test_builtin.py::test_subtests")[-1] == "FAILED"
+        assert run.words.pop("test_builtin.py::test_xfail_subtests")[-1] == "XFAIL"
+        assert run.words.pop("test_builtin.py::TestCase::test_case_subtests")[-1] == "PASSED"
+        assert run.text.count("\nFAILED ") == run.text.count("\nSUBFAILED") == 1
         assert "contains 1 failed subtest" in run.failure("test_subtests")
         assert "[numbered] (number='1')" in run.text
         assert "rank 1 failed" in run.text
@@ -583,6 +599,7 @@ def test_a_file_that_breaks_only_in_ranks_is_an_error(suite: Suite) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
 @pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
 def test_async_tests_and_hypothesis(suite: Suite) -> None:
+    suite.all_plugins()
     suite.write(
         "test_async.py",
         """

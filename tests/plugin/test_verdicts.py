@@ -218,6 +218,7 @@ _OUTCOMES = """
 
 
 def test_outcomes(suite: Suite) -> None:
+    suite.all_plugins()
     file = suite.write("test_outcomes.py", _OUTCOMES)
     run = suite.run("-rA", "--junitxml=junit.xml", "--durations=3", "--durations-min=0", "-o", "junit_family=xunit1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED

@@ -106,6 +106,8 @@ _HOW = [
 
 @pytest.mark.parametrize("how", _HOW, ids=["-".join(how).replace("--", "") for how in _HOW])
 def test_distributions(suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "-n2" in how:
+        suite.all_plugins()
     suite.write("log.py", _LOG)
     suite.write("test_suite.py", _SUITE)
     suite.ini("pythonpath = .")

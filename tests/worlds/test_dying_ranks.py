@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -213,7 +213,7 @@ def test_death_is_told_where_it_happens(suite: Suite) -> None:
         "test_teardown": "rank 1 died in the teardown phase: killed by SIGKILL",
         "test_while_another_waits_for_it": "rank 0 died in the call phase: killed by SIGKILL",
         "test_becomes_another_program": "rank 1 died in the call phase: exit status 0",
-        "test_stays_as_another_program": "rank 1 died in the call phase: closed its connection to the driver",
+        "test_stays_as_another_program": "rank 1 died in the call phase: lost its connection to the driver",
         "test_sys_exit_0": "SystemExit: 0",
         "test_sys_exit_text": "SystemExit: no more",
         "test_one_of_four": "rank 2 died in the call phase: killed by SIGKILL",
@@ -226,126 +226,24 @@ def test_death_is_told_where_it_happens(suite: Suite) -> None:
     assert "test_deaths.py" in run.failure("test_segfault").partition("Segmentation fault")[2], "no stack of the crash"
 
 
-_PASSES = """
-    import os
-    import sys
-    import threading
-    from pathlib import Path
-
-    import pytest
-
-    HERE = Path(__file__).parent
-
-
-    def when_idle(then):
-        main = threading.main_thread().ident
-        while sys._current_frames()[main].f_code.co_name != "_recv":
-            pass
-        then()
-
-
-    @pytest.mark.distributed(2)
-    def test_passes(rank):
-        (HERE / f"rank-{rank}").write_text(str(os.getpid()))
-        if rank == 1 and os.environ.get("BY_ITSELF"):
-            threading.Thread(target=when_idle, args=[lambda: os._exit(0)], daemon=True).start()
-
-
-    def test_unmarked():
-        pass
-
-
-    @pytest.mark.distributed(2)
-    def test_next(rank):
-        (HERE / f"next-{rank}").write_text(str(os.getpid()))
-"""
-
-_DRIVER = """
-    import os
-    import signal
-    from pathlib import Path
-
-    import psutil
-    import pytest
-
-
-    def rank_1_has_died(killed):
-        pid = int((Path(__file__).parent / "rank-1").read_text())
-        try:
-            process = psutil.Process(pid)
-            if killed:
-                process.kill()
-            process.wait(30)
-        except psutil.NoSuchProcess:
-            pass
-
-
-    if "WORLD_SIZE" not in os.environ:
-"""
-
-
-@pytest.mark.parametrize(
-    ("hook", "cause", "tests", "by_itself"),
-    [
-        pytest.param(
-            "def pytest_runtest_logfinish(nodeid): 'test_passes' in nodeid and rank_1_has_died(True)",
-            "killed by SIGKILL",
-            "test_passes or test_next",
-            "",
-            id="kept for the next test",
-        ),
-        pytest.param(
-            "def pytest_runtest_logfinish(nodeid): 'test_passes' in nodeid and rank_1_has_died(True)",
-            "killed by SIGKILL",
-            "test_passes",
-            "",
-            id="after the last test",
-        ),
-        pytest.param(
-            "def pytest_runtest_call(item): 'test_unmarked' in item.name and rank_1_has_died(True)",
-            "killed by SIGKILL",
-            "test_passes or test_unmarked or test_next",
-            "",
-            id="idle",
-        ),
-        pytest.param(
-            "@pytest.hookimpl(tryfirst=True)\n"
-            "def pytest_runtest_teardown(item): 'test_passes' in item.name and rank_1_has_died(False)",
-            "exit status 0",
-            "test_passes or test_next",
-            "yes",
-            id="before the driver has read the end of the test",
-        ),
-    ],
-)
-def test_death_after_the_test_has_passed_fails_the_session(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, hook: str, cause: str, tests: str, by_itself: str
-) -> None:
-    suite.write("test_it.py", _PASSES)
-    suite.write("conftest.py", _DRIVER + textwrap.indent(hook, " " * 8))
-    monkeypatch.setenv("BY_ITSELF", by_itself)
-    run = suite.run("-k", tests)
-    run.expect(dict.fromkeys(tests.split(" or "), "PASSED"))
-    assert f"rank 1 of a world of 2 died after its last test had passed ({cause})" in run.text
-    assert run.code == pytest.ExitCode.TESTS_FAILED
-
-
-def test_death_between_two_tests_fails_the_second(suite: Suite) -> None:
-    hook = "def pytest_runtest_logstart(nodeid): 'test_next' in nodeid and rank_1_has_died(True)"
-    suite.write("test_it.py", _PASSES)
-    suite.write("conftest.py", _DRIVER + textwrap.indent(hook, " " * 8))
-    run = suite.run("-k", "test_passes or test_next")
-    run.expect({"test_passes": "PASSED", "test_next": "ERROR"})
-    assert "rank 1 died in the setup phase: killed by SIGKILL" in run.failure("test_next")
-
-
-def test_death_in_the_end_of_a_session_fixture_fails_the_session(suite: Suite) -> None:
+def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
         import os
+        import sys
+        import threading
+        from pathlib import Path
 
         import pytest
+
+        distributed = pytest.mark.distributed(2)
+
+
+        @pytest.fixture
+        def victim(rank, world_size):
+            if rank == world_size - 1:
+                Path(__file__).with_name("victim").write_text(str(os.getpid()))
 
 
         @pytest.fixture(scope="session")
@@ -355,35 +253,56 @@ def test_death_in_the_end_of_a_session_fixture_fails_the_session(suite: Suite) -
                 os._exit(0)
 
 
-        @pytest.mark.distributed(2)
-        def test_passes(ends_badly):
+        def when_idle(then):
+            main = threading.main_thread().ident
+            while sys._current_frames()[main].f_code.co_name != "_recv":
+                pass
+            then()
+
+
+        @distributed
+        def test_killed_at_its_end(victim):
             pass
-        """,
-    )
-    run = suite.run()
-    assert "exit status 0" in run.text
-    assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
-def test_death_in_the_end_of_a_retired_world_fails_the_session(suite: Suite) -> None:
-    """Its last test has passed long ago, and its devices are wanted for another shape."""
-    suite.write(
-        "test_it.py",
-        """
-        import os
-
-        import pytest
+        @distributed
+        def test_after_that():
+            pass
 
 
-        @pytest.fixture(scope="session")
-        def ends_badly(rank):
-            yield
-            if rank == 0:
-                os._exit(0)
+        @distributed
+        def test_killed_before_the_next_begins(victim):
+            pass
 
 
-        @pytest.mark.distributed(2)
-        def test_passes(ends_badly):
+        def test_unmarked():
+            pass
+
+
+        @distributed
+        def test_next_begins(rank, victim):
+            if rank == 1:
+                threading.Thread(target=when_idle, args=[lambda: os._exit(0)], daemon=True).start()
+
+
+        @distributed
+        def test_killed_while_it_is_sent_a_test(victim):
+            pass
+
+
+        @pytest.fixture
+        def waits_for_its_death(rank):
+            if rank == 1:
+                threading.Event().wait()
+
+
+        @distributed
+        def test_sent(waits_for_its_death):
+            pass
+
+
+        @distributed
+        def test_retires_badly(ends_badly):
             pass
 
 
@@ -392,12 +311,80 @@ def test_death_in_the_end_of_a_retired_world_fails_the_session(suite: Suite) -> 
             pass
 
 
-        @pytest.mark.distributed(2)
-        def test_same_shape():
+        @distributed
+        def test_ends_badly(ends_badly):
+            pass
+
+
+        @pytest.mark.distributed(1)
+        def test_last(victim):
             pass
         """,
     )
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+        import psutil
+        import pytest
+
+
+        def victim_dies(kill):
+            try:
+                process = psutil.Process(int(Path(__file__).with_name("victim").read_text()))
+                if kill:
+                    process.kill()
+                process.wait(30)
+            except psutil.NoSuchProcess:
+                pass
+
+
+        if "WORLD_SIZE" not in os.environ:
+
+            def pytest_runtest_logfinish(nodeid):
+                if nodeid.endswith(("test_killed_at_its_end", "test_last")):
+                    victim_dies(kill=True)
+
+            def pytest_runtest_logstart(nodeid):
+                if nodeid.endswith("test_sent"):
+                    victim_dies(kill=True)
+
+            def pytest_runtest_call(item):
+                if item.name == "test_unmarked":
+                    victim_dies(kill=True)
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_teardown(item):
+                if item.name == "test_next_begins":
+                    victim_dies(kill=False)
+        """,
+    )
     run = suite.run()
-    run.expect(dict.fromkeys(["test_passes", "test_wants_all_devices", "test_same_shape"], "PASSED"))
-    assert "rank 0 of a world of 2 failed when its session ended (exit status 0)" in run.text
+    run.expect(
+        {
+            "test_killed_at_its_end": "PASSED",
+            "test_after_that": "PASSED",
+            "test_killed_before_the_next_begins": "PASSED",
+            "test_unmarked": "PASSED",
+            "test_next_begins": "PASSED",
+            "test_killed_while_it_is_sent_a_test": "PASSED",
+            "test_sent": "ERROR",
+            "test_retires_badly": "PASSED",
+            "test_wants_all_devices": "PASSED",
+            "test_ends_badly": "PASSED ERROR",
+            "test_last": "PASSED",
+        }
+    )
+    assert "rank 1 died in the setup phase: killed by SIGKILL" in run.failure("test_sent")
+    assert "rank 0 died in the teardown phase: exit status 0" in run.failure("test_ends_badly")
+    complaints = re.findall(r"^(rank .) of a world of . .* \((.*)\)$", run.text, re.MULTILINE)
+    assert complaints == [
+        ("rank 1", "killed by SIGKILL"),
+        ("rank 1", "killed by SIGKILL"),
+        ("rank 1", "exit status 0"),
+        ("rank 0", "exit status 0"),
+        ("rank 0", "killed by SIGKILL"),
+    ]
     assert run.code == pytest.ExitCode.TESTS_FAILED

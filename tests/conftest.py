@@ -1,0 +1,134 @@
+"""Surroundings of their own for the tests, and a look at what they leave behind: the suite checks that of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_accel.leases.locks import VARIABLE
+from pytest_accel.stash import RANK
+
+_MARK = "ACCEL_TESTED_BY"
+"""The environment variable by which every process that a test starts is known, however it has come away from it."""
+_PATIENCE = 15.0
+"""Seconds that what is about to end has to do so."""
+_PYTESTS_OWN = {"PYTEST_CURRENT_TEST"}
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Surroundings:
+    """The places of the tests that one pytest process runs, and what they have left there and elsewhere."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.temporary = temporary
+        self.environment = {
+            _MARK: uuid.uuid4().hex,
+            VARIABLE: str(temporary / "locks"),
+            "TMPDIR": str(temporary),
+        }
+        self._shared_memory = _names(_SHARED_MEMORY)
+
+    def left(self) -> list[str]:
+        """What is there and should not be, after a time for it to go; a line each."""
+        deadline = time.monotonic() + _PATIENCE
+        while (found := self._look()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that a test has started or forked."""
+        this = psutil.Process()
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.status() == psutil.STATUS_ZOMBIE or process == this:
+                    continue
+                command = process.cmdline()
+                child = process.ppid() == this.pid
+                # It serves this process until its end, and ends with it.
+                if child and any("multiprocessing.resource_tracker" in part for part in command):
+                    continue
+                forked = child and command == this.cmdline()
+                if forked or process.environ().get(_MARK) == self.environment[_MARK]:
+                    found.append(process)
+        return found
+
+    def _look(self) -> list[str]:
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
+        found += [f"session folder {path}" for path in self.temporary.glob("accel-*")]
+        found += [f"held lock {path}: {path.read_text()}" for path in self.temporary.rglob("*.lock") if _is_held(path)]
+        new = _names(_SHARED_MEMORY) - self._shared_memory
+        return found + [f"shared memory {name}" for name in sorted(new - _in_use(new))]
+
+
+def _names(folder: Path) -> set[str]:
+    return set(os.listdir(folder)) if folder.is_dir() else set()
+
+
+def _is_held(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _in_use(names: set[str]) -> set[str]:
+    """Those of the shared memory's files that a process has mapped or open: another session's, for all we know."""
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*") if names else ():
+        with contextlib.suppress(OSError):
+            text = (process / "maps").read_text(errors="replace")
+            text += "\n".join(os.readlink(descriptor) for descriptor in (process / "fd").iterdir()) + "\n"
+            used |= {name for name in names if f"{_SHARED_MEMORY / name}\n" in text}
+    return used
+
+
+@pytest.fixture(scope="session", autouse=True)
+def surroundings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    """One for each pytest process; what its tests have left fails the last of them."""
+    made = Surroundings(tmp_path_factory.mktemp("own"))
+    yield made
+    if RANK in request.config.stash:
+        return
+    left = made.left()
+    for process in made.processes():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    if left:
+        pytest.fail("\n".join(["the tests of this process have left behind", *left]), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def unchanged(request: pytest.FixtureRequest, surroundings: Surroundings) -> Iterator[None]:
+    """The test finds its surroundings in the environment, and leaves that, and the working directory, as they were."""
+    if RANK in request.config.stash:  # torch sets variables there when it starts a device's runtime.
+        yield
+        return
+    before, folder = dict(os.environ), os.getcwd()
+    os.environ.update(surroundings.environment)
+    given = dict(os.environ)
+    yield
+    names = {name for name in given.keys() | os.environ if given.get(name) != os.environ.get(name)} - _PYTESTS_OWN
+    left = [f"{name}={os.environ.get(name)!r}, which was {given.get(name)!r}" for name in sorted(names)]
+    for name in names | surroundings.environment.keys():
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+    if not os.path.exists(folder) or not os.path.exists(".") or not os.path.samefile(folder, "."):
+        left.append("another working directory")
+        os.chdir(folder)
+    if left:
+        pytest.fail("\n".join(["the test has left behind", *left]), pytrace=False)

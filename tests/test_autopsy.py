@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks, where
+from pytest_accel.worlds.stacks import STACK_SIGNAL
+
+Start = Callable[[Path, str], "subprocess.Popen[str]"]
+
+ANSWERS = """
+import faulthandler, sys
+stacks = open(sys.argv[1], "a")
+faulthandler.register(int(sys.argv[2]), file=stacks, all_threads=True)
+"""
+WAITS = """
+def wait_for_ever():
+    print("ready", flush=True)
+    sys.stdin.read()
+wait_for_ever()
+"""
+HOLDS_THE_GIL = """
+import ctypes, os
+def sit_in_native_code():
+    print("ready", flush=True)
+    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+sit_in_native_code()
+"""
+IGNORES = """
+import signal, sys
+signal.signal(int(sys.argv[2]), signal.SIG_IGN)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program that gets the path for its stacks and the signal, and waits until it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(stacks: Path, code: str) -> subprocess.Popen[str]:
+        stacks.touch()
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, stacks, str(STACK_SIGNAL)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "exit status 0"),
+        (3, "exit status 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGKILL, "killed by SIGKILL"),
+        (-250, "killed by signal 250"),
+    ],
+)
+def test_an_exit_status_in_words(status: int, text: str) -> None:
+    assert describe_exit(status) == text
+
+
+def test_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(str(log)) == ""
+    log.write_bytes(b"\n".join([b"first", b"caf\xff", b"last", b"", b""]))
+    assert tail(str(log)) == "first\ncaf\N{REPLACEMENT CHARACTER}\nlast"
+    assert tail(str(log), 7) == "\nlast".strip("\n")
+    assert tail(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(("program", "function"), [(WAITS, "wait_for_ever"), (HOLDS_THE_GIL, "sit_in_native_code")])
+def test_the_stack_of_a_process(start: Start, tmp_path: Path, program: str, function: str) -> None:
+    path = tmp_path / "stacks"
+    process = start(path, ANSWERS + program)
+    for _ in range(2):  # The second without the first.
+        stack = take_stacks({0: process.pid}, {0: str(path)}, STACK_SIGNAL, patience=60)[0]
+        assert stack.count(f"in {function}\n") == 1
+        assert stack.endswith("in <module>")
+    assert process.poll() is None
+
+
+def test_a_process_that_does_not_answer_or_is_gone_has_no_stack(start: Start, tmp_path: Path) -> None:
+    names = ("answers", "ignores", "gone")
+    paths = {rank: tmp_path / name for rank, name in enumerate(names)}
+    processes = [
+        start(paths[0], ANSWERS + WAITS),
+        start(paths[1], IGNORES + WAITS),
+        start(paths[2], ANSWERS + WAITS),
+    ]
+    processes[2].kill()
+    processes[2].wait()
+    stacks = take_stacks(
+        {rank: process.pid for rank, process in enumerate(processes)},
+        {rank: str(path) for rank, path in paths.items()},
+        STACK_SIGNAL,
+        patience=1,
+    )
+    assert {names[rank]: "wait_for_ever" in stack for rank, stack in stacks.items()} == {
+        "answers": True,
+        "ignores": False,
+        "gone": False,
+    }
+    assert stacks[1] == stacks[2] == ""
+
+
+def test_the_frame_that_is_the_users() -> None:
+    stack = """Thread 0x00007f1 (most recent call first):
+  File "/opt/lib/python3.12/threading.py", line 655 in wait
+  File "/venv/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/helpers.py", line 40 in meet
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+    assert where(stack) == "/home/me/helpers.py:40 in meet"
+
+
+def test_a_stack_without_any_names_nothing() -> None:
+    assert where("") == ""
+    assert where('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') == ""

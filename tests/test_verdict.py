@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_accel.verdict import (
+    RankDied,
+    RankError,
+    RankHung,
+    RanksDisagree,
+    RankUnstarted,
+    Verdict,
+    compare_collectives,
+    failure,
+    judge,
+    plain_text,
+    properties,
+    ranks_text,
+)
+from pytest_accel.worlds.messages import ExceptionSketch, Finished, PhaseReport, When
+from pytest_accel.worlds.world import Ending, RankOutcome
+
+PLACE = ("test_it.py", 3)
+STACK = """Thread 0x00007f (most recent call first):
+  File "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+
+
+def _reported(rank: int, ending: Ending, at: float, exception: ExceptionSketch | None, **report: Any) -> RankOutcome:
+    return RankOutcome(rank, ending, at, PhaseReport(1, "call", {"outcome": ending, **report}, at, exception))
+
+
+def passed(rank: int, **report: Any) -> RankOutcome:
+    return _reported(rank, "passed", 1.0, None, longrepr=None, **report)
+
+
+def failed(rank: int, text: str = "assert 0 == 1", at: float = 1.0, line: int = 7, **report: Any) -> RankOutcome:
+    longrepr = failure(text, ["the traceback"], ("test_it.py", line))
+    return _reported(
+        rank, "failed", at, ExceptionSketch("builtins", "AssertionError", text), longrepr=longrepr, **report
+    )
+
+
+def skipped(rank: int, reason: str = "no network", **report: Any) -> RankOutcome:
+    return _reported(rank, "skipped", 1.0, None, longrepr=("test_it.py", 5, f"Skipped: {reason}"), **report)
+
+
+def died(rank: int, text: str = "killed by SIGSEGV", at: float = 1.0, log: str = "") -> RankOutcome:
+    return RankOutcome(rank, "died", at, text=text, log=log)
+
+
+def hung(rank: int, stack: str = STACK) -> RankOutcome:
+    return RankOutcome(
+        rank, "hung", 9.0, text="did not come to an end" if stack else "does not answer, not even a signal", stack=stack
+    )
+
+
+def judged(*outcomes: RankOutcome, when: When = "call") -> Verdict:
+    return judge(when, outcomes, place=PLACE, about=f"{len(outcomes)} on sim", timeout=5)
+
+
+def sections(verdict: Verdict) -> dict[str, str]:
+    """What a failure shows below its traceback."""
+    return {name: text for name, text, _ in verdict.longrepr["sections"]}
+
+
+def summary(verdict: Verdict) -> tuple[str, list[str]]:
+    """The first of these sections: its headline, and a line for each rank or ranks."""
+    name, text, _ = verdict.longrepr["sections"][0]
+    return name, text.splitlines()
+
+
+def test_all_ranks_must_have_passed() -> None:
+    assert judged(passed(0), passed(1)) == Verdict("passed")
+
+
+@pytest.mark.parametrize("wrong", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
+def test_one_rank_that_has_not_passed_fails_the_test(wrong: RankOutcome) -> None:
+    for outcomes in ([passed(0), wrong], [wrong, passed(0)], [passed(0), wrong, passed(2)]):
+        assert judged(*outcomes).outcome == "failed"
+
+
+def test_a_failure_is_the_ranks_own() -> None:
+    verdict = judged(passed(0), failed(1))
+    assert verdict.message == "rank 1: assert 0 == 1"
+    assert verdict.error == ExceptionSketch("builtins", "AssertionError", "assert 0 == 1")
+    assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 7, "message": "rank 1: assert 0 == 1"}
+    assert verdict.longrepr["chain"][-1][1]["message"] == "rank 1: assert 0 == 1"
+    assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"] == ["the traceback\n"]
+    assert summary(verdict) == (
+        "rank 1 of 2 on sim",
+        ["rank 1: failed at test_it.py:7: assert 0 == 1", "rank 0: passed"],
+    )
+
+
+def test_what_a_rank_reported_is_left_as_it_was() -> None:
+    outcome = failed(1)
+    assert outcome.report is not None
+    before = copy.deepcopy(outcome.report.report)
+    judged(passed(0), outcome)
+    assert outcome.report.report == before
+
+
+def test_one_process_alone_has_no_number() -> None:
+    verdict = judged(failed(0))
+    assert verdict.message == "assert 0 == 1"
+    assert verdict.longrepr["sections"] == []
+    assert judged(died(0)).message == "the test's process died in the call phase: killed by SIGSEGV"
+
+
+def test_equal_failures_are_told_once() -> None:
+    verdict = judged(passed(0), *(failed(rank, at=rank) for rank in (1, 2, 3)), failed(4, line=8, at=5))
+    assert verdict.message == "ranks 1-3: assert 0 == 1"
+    assert summary(verdict) == (
+        "ranks 1-3 of 5 on sim",
+        [
+            "ranks 1-3: failed at test_it.py:7: assert 0 == 1",
+            "rank 0: passed",
+            "rank 4: failed at test_it.py:8: assert 0 == 1",
+        ],
+    )
+
+
+def test_failures_of_unlike_text_are_not_equal() -> None:
+    verdict = judged(failed(0, "assert 1 == 2"), failed(1, "assert 1 == 3", at=2))
+    assert verdict.message == "rank 0: assert 1 == 2"
+    assert summary(verdict)[1][1:] == ["rank 1: failed at test_it.py:7: assert 1 == 3"]
+
+
+def test_the_earliest_failure_is_the_cause() -> None:
+    assert judged(failed(0, "late", at=2), failed(1, "early", at=1)).message == "rank 1: early"
+    assert judged(failed(0, "late", at=2), died(1, at=1)).error is RankDied
+    assert judged(failed(0, "early", at=1), died(1, at=2)).message == "rank 0: early"
+
+
+def test_of_two_at_once_the_death_is_the_cause() -> None:
+    assert judged(failed(0), died(1)).message == "rank 1 died in the call phase: killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:41209",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:550] Read error: Connection reset by peer",
+        "writev [127.0.0.1]:3321: Broken pipe",
+        "Socket Timeout",
+        "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error, NCCL version 2.27.5",
+        "NCCL communicator was aborted on rank 1.",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    ],
+)
+def test_what_only_says_that_a_peer_is_gone_is_no_cause(text: str) -> None:
+    consequence = failed(0, text, at=1)
+    for cause in (died(1, at=2), failed(1, "ValueError: wrong", at=2), RankOutcome(1, "unstarted", 2.0, text="no")):
+        verdict = judged(consequence, cause)
+        assert verdict.message.startswith("rank 1")
+        assert summary(verdict)[1][-1] == f"rank 0: failed at test_it.py:7: {text}"
+
+
+def test_a_lost_peer_is_the_cause_where_there_is_no_other() -> None:
+    text = "Connection closed by peer"
+    assert judged(passed(0), failed(1, text)).message == f"rank 1: {text}"
+    assert judged(failed(0, text, at=2, line=8), failed(1, text, at=1)).message == f"rank 1: {text}"
+
+
+def test_precedence() -> None:
+    """Each set of outcomes has what decides, and everything that is weaker."""
+    weaker: list[RankOutcome] = [skipped(0), passed(1)]
+    assert judged(*weaker).error is RanksDisagree
+    weaker.append(hung(2))
+    assert judged(*weaker).error is RankHung
+    # Ranks hang because another has failed, though it is the hang that comes to an end first.
+    weaker.append(failed(3, at=99))
+    assert judged(*weaker).message == "rank 3: assert 0 == 1"
+    weaker.append(died(4, at=98))
+    assert judged(*weaker).error is RankDied
+
+
+def test_a_death_says_how_and_shows_the_last_output() -> None:
+    verdict = judged(passed(0), died(1, "killed by SIGABRT\nmore of it", log="terminate called"), when="setup")
+    assert verdict.error is RankDied
+    assert verdict.message == "rank 1 died in the setup phase: killed by SIGABRT"
+    assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
+    assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"] == [
+        f"{verdict.message}\n",
+        "more of it\n",
+    ]
+    assert sections(verdict)["[rank 1] last output"] == "terminate called"
+
+
+def test_deaths_are_alike_where_their_output_is() -> None:
+    assert judged(died(0), died(1)).message.startswith("ranks 0-1 died")
+    assert judged(died(0, log="this"), died(1, log="that", at=2)).message.startswith("rank 0 died")
+
+
+def test_a_hang_shows_where_every_rank_is() -> None:
+    verdict = judged(passed(0), hung(1), hung(2))
+    assert verdict.error is RankHung
+    assert verdict.message == "ranks 1-2 did not finish the call phase within 5 s (timeout)"
+    assert summary(verdict) == (
+        "ranks 1-2 of 3 on sim",
+        ["ranks 1-2: did not come to an end, and was ended at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
+    )
+    assert sections(verdict)["[rank 1] stacks"] == sections(verdict)["[rank 2] stacks"] == STACK
+
+
+def test_hangs_at_unlike_places_are_told_apart() -> None:
+    verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
+    assert verdict.message.startswith("rank 0 did not finish")
+    assert (
+        summary(verdict)[1][1] == "rank 1: did not come to an end, and was ended at /home/me/test_it.py:30 in test_it"
+    )
+
+
+def test_a_rank_that_shows_no_stack_is_said_not_to_answer() -> None:
+    verdict = judged(passed(0), hung(1, ""))
+    assert verdict.message == (
+        "rank 1 did not finish the call phase within 5 s (timeout), and does not answer, not even a signal"
+    )
+    assert list(sections(verdict)) == ["rank 1 of 2 on sim"]
+
+
+def test_ranks_without_a_report_fail_the_test() -> None:
+    verdict = judged(passed(0), RankOutcome(1, "unstarted", text="Traceback\nLookupError: no such test\n", log="noise"))
+    assert verdict.error is RankUnstarted
+    assert verdict.message == "rank 1 could not run the test: LookupError: no such test"
+    assert sections(verdict)["[rank 1] last output"] == "noise"
+    assert judged(RankOutcome(0, "unstarted")).message == "the test's process could not run the test: no reason given"
+    assert judged(passed(0), RankOutcome(1, "failed", text="a copy came back")).error is RankError
+
+
+def test_ranks_that_disagree() -> None:
+    verdict = judged(skipped(0), passed(1), skipped(2), passed(3))
+    assert verdict.error is RanksDisagree
+    assert verdict.message == "the ranks disagree in the call phase: ranks 0, 2 skipped, ranks 1, 3 ran"
+    assert plain_text(verdict).splitlines() == [
+        verdict.message,
+        "",
+        "ranks 0, 2: skipped: no network",
+        "ranks 1, 3: passed",
+    ]
+
+
+def test_skipped_by_all() -> None:
+    verdict = judged(skipped(0), skipped(1, "no disk"))
+    assert verdict == Verdict("skipped", "no network", longrepr=("test_it.py", 5, "Skipped: no network"))
+
+
+def test_an_expected_failure_is_one_on_all_ranks() -> None:
+    expected = [skipped(rank, wasxfail="reason: known") for rank in range(2)]
+    verdict = judged(*expected)
+    assert (verdict.outcome, verdict.message, verdict.wasxfail) == ("xfailed", "reason: known", "reason: known")
+    assert judged(expected[0], skipped(1)).outcome == "skipped"
+    assert judged(expected[0], passed(1)).error is RanksDisagree
+    assert judged(expected[0], failed(1)).message == "rank 1: assert 0 == 1"
+
+
+def test_an_unexpected_pass_is_kept() -> None:
+    verdict = judged(passed(0), passed(1, wasxfail="known"))
+    assert (verdict.outcome, verdict.wasxfail) == ("passed", "known")
+
+
+def test_an_outcome_that_nobody_knows_is_no_pass() -> None:
+    strange: Any = "rerun"
+    verdict = judged(passed(0), _reported(1, strange, 1.0, None, longrepr=None))
+    assert verdict.error is RanksDisagree
+    assert verdict.message == "rank 1 reported 'rerun' for the call phase, which is no pass, failure or skip"
+
+
+def test_captured_output_is_labelled_by_rank() -> None:
+    out, loud, log = ("Captured stdout call", "a\n"), ("Captured stdout call", "b\n"), ("Captured log call", "c\n")
+    outcomes = [passed(0, sections=[out, log]), passed(1, sections=[loud]), passed(2, sections=[out])]
+    labelled = (
+        ("Captured stdout call [ranks 0, 2]", "a\n"),
+        ("Captured log call [rank 0]", "c\n"),
+        ("Captured stdout call [rank 1]", "b\n"),
+    )
+    assert judged(*outcomes).sections == labelled
+    assert judged(*outcomes, died(3)).sections == labelled
+    assert judged(passed(0, sections=[out])).sections == (out,)
+
+
+@pytest.mark.parametrize(
+    ("longrepr", "message"),
+    [
+        ("one line", "rank 1: one line"),
+        ("first\nsecond", "rank 1: first"),
+        ("", "rank 1: failed"),
+        (None, "rank 1: None"),
+    ],
+)
+def test_a_failure_may_be_plain_text(longrepr: str | None, message: str) -> None:
+    verdict = judged(passed(0), _reported(1, "failed", 1.0, None, longrepr=longrepr))
+    assert (verdict.message, verdict.error) == (message, RankError)
+    assert verdict.longrepr["reprcrash"]["path"] == "test_it.py"
+
+
+def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
+    verdict = judged(passed(0), failed(1), died(2, at=3, log="out of memory"))
+    data = {
+        "$report_type": "TestReport",
+        "nodeid": "test_it.py::test_it",
+        "location": ("test_it.py", 2, "test_it"),
+        "keywords": {},
+        "outcome": "failed",
+        "when": "call",
+        "longrepr": verdict.longrepr,
+    }
+    report = pytestconfig.hook.pytest_report_from_serializable(config=pytestconfig, data=data)
+    assert report.longrepr.reprcrash.message == "rank 1: assert 0 == 1"
+    lines = report.longreprtext.splitlines()
+    assert lines[0] == "the traceback"
+    assert lines[2:5] == [
+        "rank 1: failed at test_it.py:7: assert 0 == 1",
+        "rank 0: passed",
+        "rank 2: killed by SIGSEGV",
+    ]
+    assert lines[-1] == "out of memory"
+
+
+def test_plain_text_says_everything_once() -> None:
+    assert plain_text(judged(passed(0), died(1, log="out of memory"))).splitlines() == [
+        "rank 1 died in the call phase: killed by SIGSEGV",
+        "--- rank 1 of 2 on sim ---",
+        "rank 1: killed by SIGSEGV",
+        "rank 0: passed",
+        "--- [rank 1] last output ---",
+        "out of memory",
+    ]
+
+
+def test_properties_are_told_apart_where_the_ranks_differ() -> None:
+    def with_properties(rank: int, *pairs: tuple[str, object]) -> RankOutcome:
+        return passed(rank, user_properties=list(pairs))
+
+    assert properties(
+        [
+            with_properties(0, ("same", 1), ("same", 2), ("other", 3), ("alone", 5)),
+            with_properties(1, ("same", 1), ("same", 2), ("other", 4)),
+        ]
+    ) == [("same", 1), ("same", 2), ("other[rank 0]", 3), ("other[rank 1]", 4), ("alone[rank 0]", 5)]
+    assert properties([with_properties(0, ("mine", 1))]) == [("mine", 1)]
+    assert properties([with_properties(0, ("mine", 1)), died(1)]) == [("mine[rank 0]", 1)]
+
+
+def finished(*counts: dict[str, tuple[tuple[int, ...], int]]) -> dict[int, Finished]:
+    return {rank: Finished(1, collectives) for rank, collectives in enumerate(counts)}
+
+
+def test_as_many_collectives_on_every_rank() -> None:
+    assert compare_collectives({}) is None
+    assert compare_collectives(finished({}, {})) is None
+    assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) is None
+
+
+def test_a_collective_that_one_rank_left_out() -> None:
+    world = (0, 1, 2)
+    sentence = (
+        "the ranks issued different numbers of collectives in process group '0' (of ranks 0-2), "
+        "counted since the group was made: rank 0: 4, rank 1: 3, rank 2: 4"
+    )
+    assert compare_collectives(finished({"0": (world, 4)}, {"0": (world, 3)}, {"0": (world, 4)})) == sentence
+
+
+def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
+    """Each pair of ranks has its own group, and a rank knows only those that it belongs to."""
+    left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
+    counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
+    assert compare_collectives(finished(*counts)) is None
+    counts[3]["1"] = (right, 7)
+    assert compare_collectives(finished(*counts)) == (
+        "the ranks issued different numbers of collectives in process group '1' (of ranks 2-3), "
+        "counted since the group was made: rank 2: 6, rank 3: 7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([1], "rank 1"),
+        ([0, 1, 2, 3], "ranks 0-3"),
+        ([3, 1], "ranks 1, 3"),
+        ([7, 5, 2, 6, 0], "ranks 0, 2, 5-7"),
+        ([9, 10, 11], "ranks 9-11"),
+    ],
+)
+def test_ranks_are_named_in_runs(ranks: Sequence[int], text: str) -> None:
+    assert ranks_text(ranks) == text

@@ -1,0 +1,303 @@
+"""Ranks that do not come to the end of a test, or not to the same one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+
+def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
+    suite.write(
+        "test_hangs.py",
+        """
+        import ctypes
+        import os
+        import signal
+        import threading
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        impatient = pytest.mark.distributed(2, timeout=1)
+
+
+        @impatient
+        def test_event(rank):
+            if rank == 1:
+                threading.Event().wait()
+
+
+        @impatient
+        def test_busy_in_setup(busy_rank_0):
+            pass
+
+
+        @pytest.fixture
+        def busy_rank_0(rank):
+            while rank == 0:
+                pass
+
+
+        @pytest.fixture
+        def endless_teardown(rank):
+            yield
+            if rank == 1:
+                threading.Event().wait()
+
+
+        @impatient
+        def test_teardown(endless_teardown):
+            pass
+
+
+        @impatient
+        def test_native_call_holds_the_interpreter(rank):
+            if rank == 1:
+                ctypes.PyDLL(None).pause()
+                while True:
+                    ctypes.PyDLL(None).pause()
+
+
+        @impatient
+        def test_stopped(rank):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+        @impatient
+        def test_deaf_to_signals(rank):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            while rank == 1:
+                pass
+
+
+        @impatient
+        def test_ignores_signals(rank):
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                signal.signal(number, signal.SIG_IGN)
+            while rank == 1:
+                pass
+
+
+        @impatient
+        def test_all_wait_for_a_collective_of_nobody(rank):
+            dist.recv(torch.zeros(1), src=1 - rank)
+
+
+        @pytest.mark.distributed(2)
+        def test_fails_while_another_waits(rank):
+            assert rank == 0, "the cause"
+            dist.barrier()
+
+
+        @pytest.mark.distributed(4)
+        def test_one_fails_before_a_barrier_of_four(rank):
+            assert rank != 2, "the cause"
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_raises_while_another_computes(rank):
+            if rank == 1:
+                raise ValueError("the cause")
+            while True:
+                pass
+
+
+        @pytest.mark.distributed(2)
+        def test_last(world_size):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == world_size
+        """,
+    )
+    run = suite.run("-n3")
+    run.expect(
+        {
+            "test_event": "FAILED",
+            "test_busy_in_setup": "ERROR",
+            "test_teardown": "PASSED ERROR",
+            "test_native_call_holds_the_interpreter": "FAILED",
+            "test_stopped": "FAILED",
+            "test_deaf_to_signals": "FAILED",
+            "test_ignores_signals": "FAILED",
+            "test_all_wait_for_a_collective_of_nobody": "FAILED",
+            "test_fails_while_another_waits": "FAILED",
+            "test_one_fails_before_a_barrier_of_four": "FAILED",
+            "test_raises_while_another_computes": "FAILED",
+            "test_last": "PASSED",
+        }
+    )
+    said = {
+        "test_event": ["rank 1 did not finish the call phase within 1 s (timeout)", "in test_event"],
+        "test_busy_in_setup": ["rank 0 did not finish the setup phase within 1 s (timeout)", "in busy_rank_0"],
+        "test_teardown": ["rank 1 did not finish the teardown phase within 1 s (timeout)", "in endless_teardown"],
+        "test_native_call_holds_the_interpreter": [
+            "rank 1 did not finish the call phase within 1 s (timeout)",
+            "in test_native_call_holds_the_interpreter",
+        ],
+        "test_stopped": ["rank 1 did not finish the call phase", "does not answer, not even a signal"],
+        "test_deaf_to_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
+        "test_ignores_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
+        "test_all_wait_for_a_collective_of_nobody": [
+            "ranks 0-1 did not finish the call phase within 1 s (timeout)",
+            "in test_all_wait_for_a_collective_of_nobody",
+        ],
+        "test_fails_while_another_waits": ["AssertionError: the cause", "rank 0: did not come to an end"],
+        "test_one_fails_before_a_barrier_of_four": ["AssertionError: the cause", "did not come to an end"],
+        "test_raises_while_another_computes": ["ValueError: the cause", "rank 0: did not come to an end"],
+    }
+    for test, texts in said.items():
+        for text in texts:
+            assert text in run.failure(test)
+    waiting = run.failure("test_fails_while_another_waits")
+    assert waiting.index("the cause") < waiting.index("did not come to an end") < waiting.index("in barrier")
+
+
+def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
+    suite.write(
+        "test_disagreement.py",
+        """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.fixture(scope="module")
+        def process():
+            return os.getpid()
+
+
+        @pytest.fixture
+        def only_rank_0(rank):
+            if rank:
+                pytest.skip("for one rank")
+
+
+        def test_one_skips(rank):
+            if rank == 0:
+                pytest.skip("not for me")
+
+
+        def test_one_skips_in_setup(only_rank_0):
+            pass
+
+
+        def test_one_expects_to_fail(rank):
+            if rank == 1:
+                pytest.xfail("knows why")
+
+
+        def test_one_more_collective_on_one_rank(rank):
+            if rank == 0:
+                dist.all_reduce(torch.ones(1), async_op=True)
+
+
+        def test_after_it(world_size):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == world_size
+
+
+        def test_one_more_collective_in_a_subgroup(rank):
+            group = dist.new_group([0, 1])
+            if rank == 1:
+                dist.broadcast(torch.ones(1), src=1, group=group, async_op=True)
+
+
+        def test_destroys_the_world():
+            dist.destroy_process_group()
+
+
+        def test_world_is_there_again(world_size):
+            dist.barrier()
+
+
+        def test_one_rank_destroys_the_world(rank):
+            if rank == 1:
+                dist.destroy_process_group()
+
+
+        def test_world_is_there_once_more():
+            dist.barrier()
+
+
+        def test_one_rank_destroys_the_world_and_fails(rank):
+            if rank == 1:
+                dist.destroy_process_group()
+                assert False
+
+
+        def test_all_is_well(world_size):
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_leaves_its_group():
+            dist.init_process_group("gloo")
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_does_not_inherit_it():
+            assert not dist.is_initialized()
+            dist.init_process_group("gloo")
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_one_rank_inits_alone_and_fails(rank):
+            if rank == 1:
+                raise RuntimeError("the cause")
+            dist.init_process_group("gloo")
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_inits_after_it():
+            dist.init_process_group("gloo")
+            dist.barrier()
+            dist.destroy_process_group()
+        """,
+    )
+    run = suite.run()
+    run.expect(
+        {
+            "test_one_skips": "FAILED",
+            "test_one_skips_in_setup": "ERROR",
+            "test_one_expects_to_fail": "FAILED",
+            "test_one_more_collective_on_one_rank": "PASSED ERROR",
+            "test_after_it": "PASSED",
+            "test_one_more_collective_in_a_subgroup": "PASSED ERROR",
+            "test_destroys_the_world": "PASSED",
+            "test_world_is_there_again": "PASSED",
+            "test_one_rank_destroys_the_world": "PASSED",
+            "test_world_is_there_once_more": "PASSED",
+            "test_one_rank_destroys_the_world_and_fails": "FAILED",
+            "test_all_is_well": "PASSED",
+            "test_leaves_its_group": "PASSED",
+            "test_does_not_inherit_it": "PASSED",
+            "test_one_rank_inits_alone_and_fails": "FAILED",
+            "test_inits_after_it": "PASSED",
+        }
+    )
+    said = {
+        "test_one_skips": "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran",
+        "test_one_skips_in_setup": "the ranks disagree in the setup phase: rank 1 skipped, rank 0 ran",
+        "test_one_expects_to_fail": "rank 1: xfailed: knows why",
+        "test_one_more_collective_in_a_subgroup": "different numbers of collectives",
+        "test_one_rank_inits_alone_and_fails": "RuntimeError: the cause",
+    }
+    for test, text in said.items():
+        assert text in run.failure(test)
+    more = run.failure("test_one_more_collective_on_one_rank")
+    assert "different numbers of collectives in process group '0' (of ranks 0-1)" in more
+    assert "rank 0: 1, rank 1: 0" in more

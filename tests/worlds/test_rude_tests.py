@@ -1,0 +1,285 @@
+"""Tests that treat their process badly: they get their verdict, and the test after them runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+
+def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
+    suite.write(
+        "test_rude.py",
+        """
+        import json
+        import os
+        import signal
+        import socket
+        import subprocess
+        import sys
+        import threading
+        from multiprocessing import shared_memory
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2)
+        PROGRAMS = []
+
+
+        @pytest.fixture(autouse=True)
+        def meets_the_others(world_size):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == world_size
+
+
+        def test_prints_megabytes():
+            for _ in range(100):
+                print("out " * 10_000)
+                print("err " * 10_000, file=sys.stderr)
+
+
+        def test_prints_megabytes_and_fails(rank):
+            for _ in range(100):
+                print("out " * 10_000)
+            assert rank == 0, "the cause"
+
+
+        def test_writes_what_is_no_text():
+            os.write(1, b"\\xff\\xfe\\x00 out")
+            os.write(2, b"\\xff\\xfe\\x00 err")
+            sys.stdout.write("\\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"))
+
+
+        def test_writes_what_is_no_text_and_fails(rank):
+            os.write(1, b"before \\xff after")
+            assert rank == 1, "caf\\xe9 \\udcff"
+
+
+        def test_closes_standard_streams():
+            for number in range(3):
+                os.close(number)
+
+
+        def test_closes_sys_streams():
+            sys.stdout.close()
+            sys.stderr.close()
+
+
+        def test_after_closed_streams(capfd):
+            os.write(1, b"heard")
+            assert capfd.readouterr().out == "heard"
+
+
+        def test_closes_every_descriptor(rank):
+            if rank == 1:
+                os.closerange(3, 256)
+
+
+        def test_closes_every_descriptor_and_opens_others(rank, tmp_path):
+            if rank == 1:
+                os.closerange(0, 256)
+                files = [open(tmp_path / str(number), "w+") for number in range(50)]
+                pairs = [socket.socketpair() for number in range(50)]
+
+
+        def test_removes_its_directory(tmp_path):
+            inside = tmp_path / "inside"
+            inside.mkdir()
+            os.chdir(inside)
+            inside.rmdir()
+
+
+        def test_has_no_directory(rank):
+            pass
+
+
+        def test_clears_the_environment():
+            os.environ.clear()
+
+
+        def test_has_an_environment(monkeypatch):
+            monkeypatch.setenv("WORD", "value")
+
+
+        def test_deletes_modules():
+            for name in [name for name in sys.modules if name.startswith("json")]:
+                del sys.modules[name]
+
+
+        def test_child_comes_back(rank):
+            if rank == 0:
+                child = os.fork()
+                if child:
+                    os.waitpid(child, 0)
+
+
+        def test_child_comes_back_failing(rank):
+            if rank == 0:
+                child = os.fork()
+                if child == 0:
+                    assert 1 + 1 == 3
+                os.waitpid(child, 0)
+
+
+        def test_child_exits_the_session(rank):
+            if rank == 0:
+                child = os.fork()
+                if child == 0:
+                    pytest.exit("from a child")
+                os.waitpid(child, 0)
+
+
+        def test_child_stays():
+            if os.fork() == 0:
+                while True:
+                    signal.pause()
+
+
+        def test_child_program_stays():
+            PROGRAMS.append(subprocess.Popen(["sleep", "1000"]))
+
+
+        def test_daemon_stays(rank):
+            read, write = os.pipe()
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.setsid()
+                    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                    os.write(write, b"here")
+                    os.closerange(0, 256)
+                    while True:
+                        signal.pause()
+                os._exit(0)
+            assert os.read(read, 4) == b"here"
+            os.wait()
+
+
+        def test_thread_stays():
+            threading.Thread(target=threading.Event().wait).start()
+
+
+        def test_shared_memory_stays(rank):
+            memory = shared_memory.SharedMemory(create=True, size=1 << 16, name=f"RUN-{rank}")
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+        def test_shared_memory_stays_in_a_rank_that_lives_on(rank):
+            shared_memory.SharedMemory(create=True, size=1 << 16, name=f"RUN-on-{rank}")
+
+
+        def test_leads_its_own_group():
+            assert os.getpgrp() == os.getpid()
+            os.killpg(0, signal.SIGWINCH)
+
+
+        def test_raises_a_signal_that_python_turns_into_an_interrupt(rank):
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                while True:
+                    pass
+
+
+        def test_alarms_later():
+            signal.alarm(1000)
+
+
+        def test_recursion(rank):
+            def deeper():
+                return deeper()
+
+            deeper()
+
+
+        def test_last_leaves_no_directory(tmp_path):
+            inside = tmp_path / "inside"
+            inside.mkdir()
+            os.chdir(inside)
+            inside.rmdir()
+            os.environ.clear()
+        """.replace("RUN-", f"{suite.run_id}-"),
+    )
+    suite.write(
+        "test_rude_too.py",
+        """
+        import os
+
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2)
+        def test_another_file(rank, tmp_path):
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_clears_the_variables_of_its_rank():
+            os.environ.clear()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_has_the_variables_of_its_rank(rank):
+            assert os.environ["RANK"] == str(rank)
+
+
+        @pytest.mark.devices
+        def test_closes_every_descriptor_alone():
+            os.closerange(3, 256)
+
+
+        @pytest.mark.devices
+        def test_closes_every_descriptor_and_opens_others_alone(tmp_path):
+            os.closerange(0, 256)
+            files = [open(tmp_path / str(number), "w+") for number in range(50)]
+
+
+        @pytest.mark.devices
+        def test_is_alone(devices):
+            assert len(devices) == 1
+        """,
+    )
+    run = suite.run()
+    run.expect(
+        {
+            "test_prints_megabytes": "PASSED",
+            "test_prints_megabytes_and_fails": "FAILED",
+            "test_writes_what_is_no_text": "PASSED",
+            "test_writes_what_is_no_text_and_fails": "FAILED",
+            "test_closes_standard_streams": "PASSED",
+            "test_closes_sys_streams": "FAILED ERROR",
+            "test_after_closed_streams": "PASSED",
+            "test_closes_every_descriptor": "FAILED",
+            "test_closes_every_descriptor_and_opens_others": "FAILED",
+            "test_removes_its_directory": "PASSED",
+            "test_has_no_directory": "PASSED",
+            "test_clears_the_environment": "PASSED",
+            "test_has_an_environment": "PASSED",
+            "test_deletes_modules": "PASSED",
+            "test_child_comes_back": "FAILED",
+            "test_child_comes_back_failing": "FAILED",
+            "test_child_exits_the_session": "FAILED",
+            "test_child_stays": "PASSED",
+            "test_child_program_stays": "PASSED",
+            "test_daemon_stays": "PASSED",
+            "test_thread_stays": "PASSED",
+            "test_shared_memory_stays": "FAILED",
+            "test_shared_memory_stays_in_a_rank_that_lives_on": "PASSED",
+            "test_leads_its_own_group": "PASSED",
+            "test_raises_a_signal_that_python_turns_into_an_interrupt": "PASSED",
+            "test_alarms_later": "PASSED",
+            "test_recursion": "FAILED",
+            "test_last_leaves_no_directory": "PASSED",
+            "test_another_file": "PASSED",
+            "test_clears_the_variables_of_its_rank": "PASSED",
+            "test_has_the_variables_of_its_rank": "PASSED",
+            "test_closes_every_descriptor_alone": "FAILED",
+            "test_closes_every_descriptor_and_opens_others_alone": "FAILED",
+            "test_is_alone": "PASSED",
+        }
+    )
