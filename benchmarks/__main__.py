@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` in the repository's root: measures, prints a table, and ends with 1 if a target is missed."""
+"""``python -m benchmarks`` in the repository's root: measures, prints a table, ends with 1 if a target is missed."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ def base_temporary_directory(config: pytest.Config) -> Path | None:
     """
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else Path(factory.getbasetemp())
+
+
+def silent_terminal(config: pytest.Config) -> pytest.TerminalReporter:
+    """A reporter that hears of nothing, and is there to be asked.
+
+    Before pytest 9.1 a comparison in an assert asks it how to colour the explanation, and fails where there is none.
+    """
+    hooks = {name: None for name in dir(pytest.TerminalReporter) if name.startswith("pytest_")}
+    silent: type[pytest.TerminalReporter] = type("SilentTerminalReporter", (pytest.TerminalReporter,), hooks)
+    return silent(config, sys.stdout)
 
 
 def teardown_for(item: pytest.Item) -> None:

@@ -21,79 +21,71 @@ def inner(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-TIDY = """
-    import os
-    import subprocess
-    import sys
-    import tempfile
-
-    import pytest
+def run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return inner.runpytest_subprocess("-p", "no:randomly", "-p", "no:asyncio", *arguments)
 
 
-    @pytest.mark.parametrize("number", range(2))
-    def test_tidy(number, monkeypatch, tmp_path, capfd):
-        monkeypatch.setenv("SET", "1")
-        monkeypatch.delenv("HOME", raising=False)
-        monkeypatch.chdir(tmp_path)
-        subprocess.run([sys.executable, "-c", ""], check=True)
-        with open("/dev/shm/accel-test", "a"):
-            os.unlink("/dev/shm/accel-test")
-    """
-
-
-@pytest.mark.parametrize("workers", [(), ("-n2",)])
-def test_tidy_tests_pass(inner: pytest.Pytester, workers: tuple[str, ...]) -> None:
-    inner.makepyfile(TIDY)
-    inner.runpytest_subprocess(*workers).assert_outcomes(passed=2)
-
-
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        ("os.environ['LEFT'] = '1'", "LEFT='1', which was None"),
-        ("del os.environ['PATH']", "PATH=None, which was '*"),
-        ("os.environ['PATH'] += ':'", "PATH='*:', which was '*'"),
-        ("os.chdir('/')", "another working directory"),
-    ],
-)
-def test_what_a_test_changes_is_its_own_error(inner: pytest.Pytester, code: str, text: str) -> None:
+def test_tidy_tests_pass(inner: pytest.Pytester) -> None:
     inner.makepyfile(
-        f"""
+        """
         import os
+        import subprocess
+        import sys
 
-        HERE = os.getcwd()
+        from pytest_accel.leases.locks import DeviceLocks, Holder
 
-        def test_changes():
-            {code}
-
-        def test_next():
-            assert "LEFT" not in os.environ and os.environ["PATH"]
-            assert os.getcwd() == HERE
+        def test_tidy(monkeypatch, tmp_path):
+            monkeypatch.setenv("SET", "1")
+            monkeypatch.delenv("PATH")
+            monkeypatch.chdir(tmp_path)
+            subprocess.run([sys.executable, "-c", ""], check=True)
+            with open(f"/dev/shm/accel-{os.getpid()}", "a") as file:
+                os.unlink(file.name)
+            locks = DeviceLocks()
+            assert locks.try_acquire("GPU-1", Holder.here("this"))
+            locks.release("GPU-1")
         """
     )
-    result = inner.runpytest_subprocess("-p", "no:randomly")
-    result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*ERROR at teardown of test_changes*", "the test has left behind", text])
+    run(inner).assert_outcomes(passed=1)
 
 
-STARTED = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-
-
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        (f"LEFT.append({STARTED})", "process *: *python* -c import time*"),
-        # Its parent is gone, and this process is not among its forebears.
-        (f"os.fork() or ({STARTED}, os._exit(0)); os.wait()", "process *: *python* -c import time*"),
-        ("os.fork() or (time.sleep(600), os._exit(0))", "process *: *python* -mpytest *"),
-        ("tempfile.mkdtemp(prefix='accel-', dir=os.environ['TMPDIR'])", "session folder */accel-*"),
-        ("LEFT.append(open(f'/dev/shm/accel-{os.getpid()}', 'a')); LEFT[0].close()", "shared memory accel-*"),
-        ("LEFT.append(DeviceLocks()); LEFT[0].try_acquire('GPU-1', Holder.here('this'))", "held lock *GPU-1.lock: {*}"),
-    ],
-)
-def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester, code: str, text: str) -> None:
+def test_what_a_test_changes_is_its_own_error(inner: pytest.Pytester) -> None:
     inner.makepyfile(
-        f"""
+        """
+        import os
+
+        HERE, PATH = os.getcwd(), os.environ["PATH"]
+
+        def test_sets():
+            os.environ["LEFT"] = "1"
+
+        def test_removes():
+            del os.environ["PATH"]
+
+        def test_replaces():
+            os.environ["PATH"] = "elsewhere"
+
+        def test_goes():
+            os.chdir("/")
+
+        def test_next():
+            assert (os.getcwd(), os.environ["PATH"], os.environ.get("LEFT")) == (HERE, PATH, None)
+        """
+    )
+    result = run(inner)
+    result.assert_outcomes(passed=5, errors=4)
+    for test, text in (
+        ("sets", "LEFT='1', which was None"),
+        ("removes", "PATH=None, which was '*'"),
+        ("replaces", "PATH='elsewhere', which was '*'"),
+        ("goes", "another working directory"),
+    ):
+        result.stdout.fnmatch_lines([f"*ERROR at teardown of test_{test}*", "the test has left behind", text])
+
+
+def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester) -> None:
+    inner.makepyfile(
+        """
         import os
         import subprocess
         import sys
@@ -104,22 +96,57 @@ def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester, code: s
 
         LEFT = []
 
-        def test_leaves_something():
-            {code}
+        def start(number):
+            LEFT.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(600 + {number})"]))
+
+        def test_child():
+            start(1)
+
+        def test_orphan():
+            # Its parent is gone, and this process is not among its forebears.
+            pid = os.fork()
+            if pid == 0:
+                start(2)
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+        def test_fork():
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+
+        def test_folder():
+            tempfile.mkdtemp(prefix="accel-", dir=os.environ["TMPDIR"])
+
+        def test_lock():
+            LEFT.append(DeviceLocks())
+            assert LEFT[-1].try_acquire("GPU-1", Holder.here("this"))
+
+        def test_shared_memory():
+            open(f"/dev/shm/accel-{os.getpid()}", "a").close()
 
         def test_last():
             pass
         """
     )
     try:
-        result = inner.runpytest_subprocess("-p", "no:randomly", "-W", "ignore")
+        result = run(inner, "-W", "ignore")
     finally:
         for path in Path("/dev/shm").glob("accel-[0-9]*"):
             path.unlink()
-    result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(
-        ["*ERROR at teardown of test_last*", "the tests of this process have left behind", text]
+    result.assert_outcomes(passed=7, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_last*", "the tests of this process have left behind"])
+    result.stdout.fnmatch_lines_random(
+        [
+            "process *: * -c import time; time.sleep(600 + 1)",
+            "process *: * -c import time; time.sleep(600 + 2)",
+            "process *: * -mpytest *",
+            "session folder */accel-*",
+            "held lock */GPU-1.lock: {*}",
+            "shared memory accel-*",
+        ]
     )
+    assert len([line for line in result.outlines if line.startswith("process ")]) == 3
 
 
 def test_workers_look_each_after_their_own(inner: pytest.Pytester) -> None:
@@ -128,14 +155,11 @@ def test_workers_look_each_after_their_own(inner: pytest.Pytester) -> None:
         import os
         import tempfile
 
-        import pytest
-
-        @pytest.mark.parametrize("number", range(2))
-        def test_leaves_a_folder(number, worker_id):
+        def test_leaves_a_folder(worker_id):
             tempfile.mkdtemp(prefix=f"accel-{worker_id}-", dir=os.environ["TMPDIR"])
         """
     )
-    result = inner.runpytest_subprocess("-n2", "--dist=each", "-p", "no:randomly")
-    result.assert_outcomes(passed=4, errors=2)
+    result = run(inner, "-n2", "--dist=each")
+    result.assert_outcomes(passed=2, errors=2)
     for worker in ("gw0", "gw1"):
         result.stdout.fnmatch_lines_random([f"session folder *accel-{worker}-*"])

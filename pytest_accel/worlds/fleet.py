@@ -223,10 +223,9 @@ class Fleet:
                     self._forget(world)
                 return
             self._starter, self._preload = None, False
+            kill_marked(self.directory)
             lost = []
             for world in list(self.worlds.values()):
-                for pid in world.pids:
-                    kill_tree(pid)
                 if world.state == "leased":
                     self._all_dead(world)
                     continue

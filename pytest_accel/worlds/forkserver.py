@@ -73,6 +73,8 @@ class _Server:
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
         self._plugins_loaded = False
+        # What a test forked in the controller may hold the connection open for ever.
+        self._controller_end = linux.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -89,8 +91,12 @@ class _Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
+            if self._controller_end is not None:
+                selector.register(self._controller_end, selectors.EVENT_READ)
             while True:
-                selector.select(self._patience())
+                ready = selector.select(self._patience())
+                if any(key.fileobj == self._controller_end for key, _ in ready):
+                    return
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._reap()
@@ -166,7 +172,8 @@ class _Server:
                 code = rank_module.run(self.spec, spec, rank, listeners[rank], store)
             except BaseException:
                 traceback.print_exc()
-            leave(code)
+            finally:  # Also where there is no stream to print on: the server's code is not for this process.
+                leave(code)
         return pid
 
     def _become_child(self) -> None:
@@ -176,8 +183,9 @@ class _Server:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         self.connection.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        for descriptor in (self._wake_read, self._wake_write, self._controller_end):
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _reap(self) -> None:
         while True:

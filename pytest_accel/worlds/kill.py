@@ -9,6 +9,9 @@ from multiprocessing import resource_tracker
 
 import psutil
 
+MARK = "PYTEST_ACCEL_SESSION"
+"""The environment variable that a session's fork server has, and all that comes from it: the session's folder."""
+
 
 def kill_tree(pid: int) -> None:
     """SIGKILL for a rank, its process group and every descendant that has left the group."""
@@ -19,6 +22,23 @@ def kill_tree(pid: int) -> None:
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def kill_marked(directory: str) -> None:
+    """SIGKILL for every process of the session in `directory`, until there is none: also those that left their parents.
+
+    The environment that is looked at is the one with which a process's program was started.
+    """
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == directory and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    found.append(process)
+        if not found:
+            return
+        psutil.wait_procs(found, timeout=1)
 
 
 def kill_group(pid: int) -> None:

@@ -1,7 +1,8 @@
-"""The two prctl(2) calls that keep orphans from staying behind; they do nothing where there is no prctl."""
+"""The calls of Linux that keep orphans from staying behind; they do nothing elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -26,3 +27,11 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Adopt every descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_of(pid: int) -> int | None:
+    """A descriptor that is readable once `pid` has ended (pidfd_open(2)); None where there is none to be had."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return None

@@ -35,6 +35,8 @@ class RankContext:
         """How many tests this world has begun, whoever drove them: the same number on every rank."""
         self.store: Store | None = None
         self.default_group: ProcessGroup | None = None
+        self.variables: dict[str, str | None] = {}
+        """The environment that makes this process the rank that it is; None: not set."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
         self.vendor = VENDORS[spec.kind](spec.kind_argument)
@@ -117,7 +119,7 @@ def _reseed() -> None:
 
 def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     spec, rank = context.spec, context.rank
-    changes: dict[str, str | None] = {"PYTEST_CURRENT_TEST": None, **dict(context.session.hidden)}
+    changes: dict[str, str | None] = dict(context.session.hidden)
     if context.seen or spec.kind != "cpu":
         changes |= context.vendor.mask(context.seen, os.environ)
     if spec.grouped:
@@ -125,7 +127,9 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
         changes |= group.environment(spec, rank, store.getsockname()[1])
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
-    for name, value in {**changes, **dict(spec.env)}.items():
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    context.variables = {**changes, **dict(spec.env)}
+    for name, value in context.variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -1,7 +1,7 @@
 """The pytest session inside a rank, and how it serves a driver.
 
 The session is a real one, with the controller's arguments, so that fixtures, parametrization, plugins and assertion
-rewriting are the real ones. It collects nothing by itself: a file is collected when a test of it is first asked for.
+rewriting are the real ones.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 import traceback
 from collections.abc import Generator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.shims import forget_sections, teardown_for
+from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group
+from pytest_accel.worlds.catalogue import Catalogue
 from pytest_accel.worlds.files import log_path, progress_path
 from pytest_accel.worlds.messages import (
     Astray,
@@ -30,7 +30,6 @@ from pytest_accel.worlds.messages import (
     ExitRequest,
     ExtraReport,
     Finished,
-    NodeRef,
     PhaseReport,
     Ready,
     Retire,
@@ -74,14 +73,8 @@ class RankPlugin:
         self._listener = listener
         self._store_socket = store
         self._connection: Connection | None = None
-        self._collected: list[pytest.Item] = []
-        self._directories: dict[Path, pytest.Collector] = {}
-        self._opened: set[Path] = set()
-        """Directories that have been collected."""
-        self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
-        self._errors: list[str] = []
+        self._catalogue = Catalogue(context.session.seed)
         self._serial = 0
-        self._left: tuple[pytest.Item, list[Any]] | None = None
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
@@ -95,6 +88,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
+        config.pluginmanager.register(self._catalogue)
         config.stash[RANK] = self.context
         option = config.option
         for name in _WRITES_A_FILE:
@@ -116,31 +110,8 @@ class RankPlugin:
             if line not in known:
                 config.addinivalue_line("markers", line)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> bool:
-        session.items = []
-        return True
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """One node for a directory in all collections: since pytest 9.1 its conftest's fixtures hang on the node."""
-        made = yield
-        return made if made is None else self._directories.setdefault(path, made)
-
-    def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        if isinstance(collector, pytest.Directory):
-            self._opened.add(collector.path)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self._collected = list(items)  # Before -k, --lf and others deselect: the driver has made that choice.
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._errors.append(f"{report.nodeid}: {report.longreprtext}")
-
     def pytest_internalerror(self, excrepr: Any) -> None:
-        self._errors.append(str(excrepr))
+        self._catalogue.errors.append(str(excrepr))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -161,7 +132,7 @@ class RankPlugin:
         self.served = True
         with contextlib.suppress(OSError):
             self._accept()
-            self._send(Broken("\n".join([text, *self._errors])))
+            self._send(Broken("\n".join([text, *self._catalogue.errors])))
 
     def _prepare(self) -> None:
         context, spec = self.context, self.context.spec
@@ -198,9 +169,9 @@ class RankPlugin:
         group.reset_peak_memory(self.context.torch_device())
         stale = None
         try:
-            item = self._find(session, request.node)
-            following = self._following(session, item, request)
-            stale = self._drop_stale(item)
+            item = self._catalogue.find(session, request.node)
+            following = self._catalogue.following(session, item, request)
+            stale = self._catalogue.drop_stale(item)
         except Exception:
             self._report_no_test(request)
             return
@@ -216,7 +187,7 @@ class RankPlugin:
             asked = ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)
             self._send(*self._take_held(), asked)
             return
-        self._left = None if following is None else (following, _common(item, following))
+        self._catalogue.ran(item, following)
         self._finish(request, stale)
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
@@ -236,6 +207,13 @@ class RankPlugin:
     def _harm(self) -> str | None:
         if self._mute:
             return "the test closed its standard streams, which are pytest's own files"
+        try:
+            os.getcwd()
+        except OSError:
+            return "the test removed the working directory"
+        for name, value in self.context.variables.items():
+            if os.environ.get(name) != value:
+                return f"the test left {name} changed, which is the rank's own"
         return group.harm(self.context) if self.context.spec.grouped else None
 
     def _properties(self) -> dict[str, Any]:
@@ -244,61 +222,8 @@ class RankPlugin:
 
     def _report_no_test(self, request: RunTest) -> None:
         """The test cannot be had here: an error of its setup, never silence."""
-        text = "\n".join([traceback.format_exc(), *self._errors])
+        text = "\n".join([traceback.format_exc(), *self._catalogue.errors])
         self._send(Broken(text))
-
-    def _find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
-        if node.path not in self._files:
-            self._errors.clear()
-            self._collected = []
-            self._announce_conftests(session.config)
-            with contextlib.suppress(pytest.UsageError):
-                session.perform_collect([node.path])
-            for item in self._collected:
-                _leave_xfail_to_the_driver(item)
-                _draw_alike(item, self.context.session.seed)
-            if self._errors:
-                raise LookupError(f"{node.path} could not be collected in this rank")
-            self._files[node.path] = {names_of(item): item for item in self._collected}
-        found = self._files[node.path].get(node.names)
-        if found is None:
-            here = ", ".join("::".join(names) for names in self._files[node.path]) or "none"
-            raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
-        return found
-
-    def _announce_conftests(self, config: pytest.Config) -> None:
-        """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it.
-
-        Those of the others, and of the root directory's, it knows: told twice, it makes each fixture once more.
-        """
-        fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
-        for name, plugin in config.pluginmanager.list_name_plugin():
-            path = Path(name)
-            if path.name == "conftest.py" and path.parent not in (*self._opened, config.rootpath):
-                fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
-
-    def _following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
-        """What pytest is told comes next, which decides the fixtures that outlive the test."""
-        if request.last:
-            return None
-        if request.next is None:
-            return _Later.from_parent(session, name="later")
-        if request.next.path == request.node.path:
-            return self._find(session, request.next)
-        path = Path(request.next.path)
-        shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
-        return _Later.from_parent(shared[-1] if shared else session, name="later")
-
-    def _drop_stale(self, item: pytest.Item) -> str | None:
-        """Tear down what was kept for a test that did not come."""
-        left, self._left = self._left, None
-        if left is None or all(node in item.listchain() for node in left[1]):
-            return None
-        try:
-            teardown_for(item)
-        except (Exception, pytest.fail.Exception, pytest.skip.Exception):
-            return f"in tearing down what was kept for {left[0].nodeid}:\n{traceback.format_exc()}"
-        return None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
@@ -360,6 +285,8 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.pluginmanager.unblock("terminalreporter")
+        session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
         self._config = session.config
 
     def pytest_warning_recorded(
@@ -382,38 +309,6 @@ class RankPlugin:
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
             self._connection.send(messages)
-
-
-class _Later(pytest.Item):
-    """Stands for a test of some other file: what belongs to the session, or to a package of both, outlives this one."""
-
-    def runtest(self) -> None:
-        """Nothing: it is never run."""
-
-
-def names_of(item: pytest.Item) -> tuple[str, ...]:
-    """The parts of a test's id that lie below its file."""
-    return tuple(item.nodeid.split("::")[1:])
-
-
-def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
-    """The collectors that stay set up between two tests."""
-    later = following.listchain()
-    return [node for node in item.listchain() if node in later]
-
-
-def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
-    for node in item.listchain():
-        node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]
-
-
-def _draw_alike(item: pytest.Item, seed: int) -> None:
-    """Ranks that draw different hypothesis examples would not meet in their collectives."""
-    function: Any = getattr(item, "obj", None)
-    if getattr(function, "is_hypothesis_test", False):
-        import hypothesis
-
-        hypothesis.seed(seed)(getattr(function, "__func__", function))
 
 
 def _cut(text: str) -> str:

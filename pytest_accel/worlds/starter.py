@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from pytest_accel.worlds.kill import kill_tree
+from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import SessionSpec, StartWorld
 
 _END_PATIENCE = 10.0
@@ -36,6 +36,7 @@ class Starter:
             f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n"
             f"from pytest_accel.worlds.forkserver import main; main({theirs.fileno()}, {os.getpid()})"
         )
+        os.makedirs(spec.directory, mode=0o700, exist_ok=True)  # A server that has crashed has removed it.
         # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs, open(os.path.join(spec.directory, "server.log"), "wb") as log:
@@ -45,6 +46,7 @@ class Starter:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, MARK: spec.directory},
                 start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
             )
         self._connection = Connection(ours.detach())

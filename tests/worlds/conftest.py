@@ -30,7 +30,9 @@ _LINES = (
     re.compile(rf"^(?P<test>\S+::\S+) (?P<word>{_WORDS})\b", re.MULTILINE),
     re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::\S+)", re.MULTILINE),
 )
-_OUTER = re.compile(r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$")
+_OUTER = re.compile(
+    r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
+)
 """What an outer session, or a launcher around it, may have set."""
 
 Value = TypeVar("Value")
@@ -71,7 +73,9 @@ class Run:
 
     def expect(self, expected: dict[str, str]) -> None:
         """Every test has got its word, or the assertion shows the whole text."""
-        wrong = {name: self.words.get(name) for name in expected | self.words if self.words.get(name) != expected.get(name)}
+        wrong = {
+            name: self.words.get(name) for name in expected | self.words if self.words.get(name) != expected.get(name)
+        }
         if wrong:
             pytest.fail(f"{self.text}\n{wrong}", pytrace=False)
 
@@ -122,7 +126,19 @@ class Suite:
             "COLUMNS": "160",
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:asyncio", *args],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-v",
+                "-p",
+                "no:randomly",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:asyncio",
+                *args,
+            ],
             cwd=self.path,
             env=environment,
             stdin=subprocess.DEVNULL,

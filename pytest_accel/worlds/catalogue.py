@@ -1,0 +1,146 @@
+"""The tests of a rank: a file is collected when one of its tests is first asked for.
+
+A plugin of the rank's pytest session, whose own collection finds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.shims import teardown_for
+from pytest_accel.worlds.messages import NodeRef, RunTest
+
+
+class Catalogue:
+    """Finds tests, and keeps account of what stays set up from one to the next."""
+
+    def __init__(self, seed: int) -> None:
+        """`seed` is for generators of test cases."""
+        self.errors: list[str] = []
+        """What went wrong in collecting."""
+        self._seed = seed
+        self._collected: list[pytest.Item] = []
+        self._directories: dict[Path, pytest.Collector] = {}
+        self._opened: set[Path] = set()
+        """Directories that have been collected."""
+        self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
+        self._left: tuple[pytest.Item, list[Any]] | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        session.items = []
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
+        """One node for a directory in all collections: since pytest 9.1 its conftest's fixtures hang on the node."""
+        made = yield
+        return made if made is None else self._directories.setdefault(path, made)
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        if isinstance(collector, pytest.Directory):
+            self._opened.add(collector.path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._collected = list(items)  # Before -k, --lf and others deselect: the driver has made that choice.
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.errors.append(f"{report.nodeid}: {report.longreprtext}")
+
+    def find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
+        """The test `node`; LookupError where this rank has none of that name."""
+        if node.path not in self._files:
+            self.errors.clear()
+            self._collected = []
+            self._announce_conftests(session.config)
+            with contextlib.suppress(pytest.UsageError):
+                session.perform_collect([node.path])
+            for item in self._collected:
+                _leave_xfail_to_the_driver(item)
+                _draw_alike(item, self._seed)
+            if self.errors:
+                raise LookupError(f"{node.path} could not be collected in this rank")
+            self._files[node.path] = {names_of(item): item for item in self._collected}
+        found = self._files[node.path].get(node.names)
+        if found is None:
+            here = ", ".join("::".join(names) for names in self._files[node.path]) or "none"
+            raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
+        return found
+
+    def _announce_conftests(self, config: pytest.Config) -> None:
+        """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it.
+
+        Those of the others, and of the root directory's, it knows: told twice, it makes each fixture once more.
+        """
+        fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
+        for name, plugin in config.pluginmanager.list_name_plugin():
+            path = Path(name)
+            if path.name == "conftest.py" and path.parent not in (*self._opened, config.rootpath):
+                fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
+
+    def following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
+        """What pytest is told comes next, which decides the fixtures that outlive the test."""
+        if request.last:
+            return None
+        if request.next is None:
+            return _Later.from_parent(session, name="later")
+        if request.next.path == request.node.path:
+            return self.find(session, request.next)
+        path = Path(request.next.path)
+        shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
+        return _Later.from_parent(shared[-1] if shared else session, name="later")
+
+    def ran(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        """`item` has run, and what `following` shares with it is still set up."""
+        self._left = None if following is None else (following, _common(item, following))
+
+    def drop_stale(self, item: pytest.Item) -> str | None:
+        """Tear down what was kept for a test that did not come."""
+        left, self._left = self._left, None
+        if left is None or all(node in item.listchain() for node in left[1]):
+            return None
+        try:
+            teardown_for(item)
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception):
+            return f"in tearing down what was kept for {left[0].nodeid}:\n{traceback.format_exc()}"
+        return None
+
+
+class _Later(pytest.Item):
+    """Stands for a test of some other file: what belongs to the session, or to a package of both, outlives this one."""
+
+    def runtest(self) -> None:
+        """Nothing: it is never run."""
+
+
+def names_of(item: pytest.Item) -> tuple[str, ...]:
+    """The parts of a test's id that lie below its file."""
+    return tuple(item.nodeid.split("::")[1:])
+
+
+def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
+    """The collectors that stay set up between two tests."""
+    later = following.listchain()
+    return [node for node in item.listchain() if node in later]
+
+
+def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
+    for node in item.listchain():
+        node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]
+
+
+def _draw_alike(item: pytest.Item, seed: int) -> None:
+    """Ranks that draw different hypothesis examples would not meet in their collectives."""
+    function: Any = getattr(item, "obj", None)
+    if getattr(function, "is_hypothesis_test", False):
+        import hypothesis
+
+        hypothesis.seed(seed)(getattr(function, "__func__", function))

@@ -1,0 +1,107 @@
+"""What a rank finds on its GPU, against what NVIDIA's own tools and torch say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.cuda_order import ask_driver
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from pytest_accel.fixtures import Accel
+    from pytest_accel.hardware.device import Device
+
+pytestmark = pytest.mark.devices(kind="cuda")
+
+MIB = 1024**2
+
+
+def test_the_machine_is_what_nvidia_smi_shows(card: Device) -> None:
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("needs nvidia-smi")
+    command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    rows = [line.split(", ") for line in shown.splitlines()]
+    found = Cuda().discover()
+    sliced = {device.parent for device in found}
+    whole = {device.id: device for device in found if device.parent is None}
+    assert card.id in whole
+    assert {uuid: (device.name, device.pci) for uuid, device in whole.items()} == {
+        # nvidia-smi writes eight digits of the domain, in capitals; the kernel four, in small letters.
+        uuid: (name, bus.lower()[4:])
+        for uuid, name, _, bus in rows
+        if uuid not in sliced
+    }
+    for uuid, _, memory, _ in rows:
+        if uuid in whole:
+            assert whole[uuid].memory == pytest.approx(int(memory) * MIB, abs=MIB)
+    addresses = [str(device.pci) for device in found]
+    assert addresses == sorted(addresses)
+
+
+def test_the_driver_counts_what_is_found(card: Device) -> None:
+    order = ask_driver()
+    assert order is not None
+    assert card.id.removeprefix("GPU-") in order
+    assert sorted(order) == sorted(device.id.removeprefix("GPU-") for device in Cuda().discover())
+
+
+def test_cuda_0_is_the_leased_gpu(
+    accel: Accel, card: Device, device: torch.device, devices: list[torch.device]
+) -> None:
+    import torch
+
+    assert str(device) == "cuda:0"
+    assert devices == [device]
+    assert torch.cuda.device_count() == 1
+    seen = torch.cuda.get_device_properties(0)
+    assert f"GPU-{seen.uuid}" == card.id
+    assert accel.kind == "cuda"
+    assert accel.ids == (card.id,)
+    assert accel.mask == {"CUDA_VISIBLE_DEVICES": card.id}
+    assert seen.name == card.name
+    assert (seen.major, seen.minor) == card.capability
+    # Some of what NVML counts is the driver's own.
+    assert card.memory is not None
+    assert 0.8 * card.memory < seen.total_memory <= card.memory
+
+
+def test_the_gpu_calculates(device: torch.device) -> None:
+    import torch
+
+    left = torch.arange(16.0, device=device).reshape(4, 4)
+    assert torch.equal(left @ torch.eye(4, device=device), left)
+
+
+@pytest.mark.distributed(1)
+def test_nccl_with_one_rank(card: Device, device: torch.device, process_group: ProcessGroup) -> None:
+    import torch
+    import torch.distributed as dist
+
+    assert dist.get_backend(process_group) == "nccl"
+    assert dist.get_world_size(process_group) == 1
+    assert f"GPU-{torch.cuda.get_device_properties(device).uuid}" == card.id
+    mine = torch.arange(4.0, device=device)
+    dist.all_reduce(mine)
+    gathered = torch.empty_like(mine)
+    dist.all_gather_into_tensor(gathered, mine)
+    assert gathered.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.distributed(1, backend="gloo")
+def test_gloo_beside_a_gpu(device: torch.device, process_group: ProcessGroup) -> None:
+    import torch
+    import torch.distributed as dist
+
+    assert dist.get_backend(process_group) == "gloo"
+    objects: list[object] = [None]
+    dist.all_gather_object(objects, str(device))
+    assert objects == ["cuda:0"]
+    assert torch.ones(2, device=device).sum().item() == 2
