@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pytest_accel.worlds import files
 from pytest_accel.worlds.autopsy import describe_exit, tail
-from pytest_accel.worlds.kill import kill_tree
+from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
     KillWorld,
@@ -216,6 +216,7 @@ class Fleet:
         with self._lock:
             if self._starter is None:
                 return
+            kill_marked(self.directory)
             if self.closing:
                 for world in list(self.worlds.values()):
                     if world.state == "retiring":
@@ -223,7 +224,6 @@ class Fleet:
                     self._forget(world)
                 return
             self._starter, self._preload = None, False
-            kill_marked(self.directory)
             lost = []
             for world in list(self.worlds.values()):
                 if world.state == "leased":

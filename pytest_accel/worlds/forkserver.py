@@ -36,7 +36,7 @@ import psutil
 
 from pytest_accel.worlds import linux
 from pytest_accel.worlds.files import socket_path
-from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
+from pytest_accel.worlds.kill import MARK, kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
     KillWorld,
     Preload,
@@ -359,7 +359,11 @@ def clean_up(spec: SessionSpec) -> None:
 def main(descriptor: int, controller: int) -> None:
     """Serve `controller` on the socket `descriptor`; the first message is the :class:`SessionSpec`."""
     connection = Connection(descriptor)
-    spec: SessionSpec = pickle.loads(connection.recv_bytes())
+    try:
+        spec: SessionSpec = pickle.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        shutil.rmtree(os.environ[MARK], ignore_errors=True)
+        return
     linux.become_subreaper()
     # Shared by all ranks: what a killed rank leaves in shared memory is then removed when the session ends.
     resource_tracker.ensure_running()

@@ -33,9 +33,12 @@ def kill_marked(directory: str) -> None:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == directory and process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
-                    found.append(process)
+                if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if any("multiprocessing.resource_tracker" in part for part in process.cmdline()):
+                    continue  # It ends by itself, after it has removed what the others left.
+                process.kill()
+                found.append(process)
         if not found:
             return
         psutil.wait_procs(found, timeout=1)

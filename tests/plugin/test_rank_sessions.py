@@ -501,7 +501,7 @@ def test_ini_and_arguments_hold_in_ranks(suite: Suite, monkeypatch: pytest.Monke
         python_functions = verify_*
         pythonpath = lib
         usefixtures = everywhere
-        addopts = -o xfail_strict=true
+        addopts = -p no:doctest
         """
     )
     suite.write("lib/mine.py", "VALUE = 5\n")
@@ -535,7 +535,7 @@ def test_ini_and_arguments_hold_in_ranks(suite: Suite, monkeypatch: pytest.Monke
             assert request.node.reached
             assert pytestconfig.getoption("--color-of") == "red"
             assert pytestconfig.getini("weight") == 7
-            assert pytestconfig.getini("xfail_strict") is True
+            assert not pytestconfig.pluginmanager.hasplugin("doctest")
             assert pytestconfig.inipath == pytestconfig.rootpath / "pytest.ini"
             assert pytestconfig.invocation_params.dir == pytestconfig.rootpath / "checks"
         """,

@@ -98,8 +98,17 @@ class Session:
             pytest.fail(text, pytrace=False)
         return Run(self.process.returncode, text)
 
-    def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+    def fork_server(self) -> psutil.Process:
+        """The fork server, waited for."""
+        return eventually("a fork server", lambda: _fork_servers(psutil.Process(self.process.pid)))[0]
+
+    def preloaded_fork_server(self) -> psutil.Process:
+        """Its copy that has imported more, from which the ranks come."""
+        return eventually("a preloaded fork server", lambda: _fork_servers(self.fork_server()))[0]
+
+
+def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
+    return [child for child in parent.children() if "forkserver import main" in " ".join(child.cmdline())]
 
 
 class Suite:
@@ -161,6 +170,10 @@ class Suite:
         path = self.path / name
         eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text().strip()
+
+    def appears(self, pattern: str) -> None:
+        """Wait for a file below the suite's temporary directory."""
+        eventually(pattern, lambda: list(self.temporary.glob(pattern)))
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of any session of this suite."""
