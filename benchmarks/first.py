@@ -8,20 +8,24 @@ from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, interleaved, middle, session
 
 COLLECTION = 1.5
-"""Seconds that collection takes at least: what the test file does not need to import torch, it computes."""
+"""Seconds that collection takes at least."""
 
-_HEAD = f"""import time
+_OTHER_FILE = f"""import time
 
-_begin = time.monotonic()
-{suites.IMPORTS}
-while time.monotonic() < _begin + {COLLECTION}:
+import conftest
+
+while time.monotonic() < conftest.began + {COLLECTION}:
     pass
 """
+"""What importing torch leaves of that time, a file computes whose tests the ranks do not run."""
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """From the end of a collection without the plugin to the first result with it, both since the process began."""
-    suite = suites.write(folder / "first", suites.all_reduce("2"), 1, head=_HEAD)
+    suite = suites.write(folder / "first", suites.all_reduce("2"), 1)
+    with (suite / "conftest.py").open("a") as conftest:
+        conftest.write("\nbegan = time.monotonic()\n")
+    (suite / "test_1.py").write_text(_OTHER_FILE + suites.TRIVIAL.format(number=1))
     # A test that needs ranks cannot run without the plugin: status 1.
     made = interleaved(
         {

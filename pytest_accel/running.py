@@ -33,6 +33,8 @@ class RunningHooks:
         marked = item.stash.get(MARKED, None)
         if marked is None:
             return (yield)
+        if self._session.is_copy:
+            pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)
         following = nextitem.stash.get(MARKED, None) if nextitem is not None else None
         if self._session.is_worker:
             # Only the next test is known, and other workers' tests may come between it and a later one.

@@ -40,6 +40,7 @@ class AccelSession:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
+        self._pid = os.getpid()
         self._making = threading.Lock()
         self._pool: Pool | None = None
         self._port: Port | None = None
@@ -51,6 +52,11 @@ class AccelSession:
     def worker_input(self) -> dict[str, Any] | None:
         """What xdist's controller has handed to this worker; None in a process that is none."""
         return getattr(self.config, "workerinput", None)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process was forked from the session's, by a test, and has come out of the test."""
+        return os.getpid() != self._pid
 
     @property
     def is_worker(self) -> bool:
@@ -165,6 +171,8 @@ class AccelSession:
 
     def close(self, *, politely: bool) -> None:
         """Give everything back; in the controller, end every process."""
+        if self.is_copy:
+            return  # All that it has is the original's.
         if self._driver is not None:
             self._driver.close()
         if self._pool is not None:

@@ -37,7 +37,7 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
 
-    result = pytester.runpytest_subprocess("-rA", "--accel", "sim:machine.toml")
+    result = pytester.runpytest_subprocess("-rA", "-p", "no:randomly", "--accel", "sim:machine.toml")
 
     ends = [match.groups() for line in result.outlines if (match := re.match(r"([A-Z]+) (test_\w+)\.py::", line))]
     assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}

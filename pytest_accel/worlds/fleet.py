@@ -216,24 +216,21 @@ class Fleet:
         with self._lock:
             if self._starter is None:
                 return
+            worlds = list(self.worlds.values())
+            if not self.closing:
+                self._starter, self._preload = None, False
+                for world in worlds:
+                    if world.state == "leased":
+                        self._all_dead(world)  # First: their drivers wait for it.
             kill_marked(self.directory)
-            if self.closing:
-                for world in list(self.worlds.values()):
-                    if world.state == "retiring":
-                        self.complain(world, 0, -9, "may not have torn its session's fixtures down")
+            for world in worlds:
+                if self.closing and world.state == "retiring":
+                    self.complain(world, 0, -9, "may not have torn its session's fixtures down")
+                if self.closing or world.state != "leased":
                     self._forget(world)
-                return
-            self._starter, self._preload = None, False
-            lost = []
-            for world in list(self.worlds.values()):
-                if world.state == "leased":
-                    self._all_dead(world)
-                    continue
-                self._forget(world)
-                if world.state == "starting":
-                    lost.append(world)
-            for world in lost:
-                self._owner.on_lost(world)
+            for world in worlds:
+                if not self.closing and world.state == "starting":
+                    self._owner.on_lost(world)
 
     def _all_dead(self, world: PooledWorld) -> None:
         world.exits |= {rank: -9 for rank in range(world.spec.ranks) if rank not in world.exits}

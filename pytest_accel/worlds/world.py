@@ -186,8 +186,8 @@ class World:
         limit = min(deadline, self._grace_end())
         if self._pump(min(limit, time.monotonic() + _LOOK_AGAIN)):
             return
-        for rank in self._ranks:
-            self._catch_up(rank)
+        if any([self._catch_up(rank) for rank in self._ranks]):
+            return  # Those who are waited for may be others now.
         if time.monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
 
@@ -223,13 +223,15 @@ class World:
         ends = [rank.reports[before].at for rank in self._ranks if before is not None and before in rank.reports]
         return max(ends, default=self._began)
 
-    def _catch_up(self, rank: _Rank) -> None:
-        """What a rank has passed without having said so yet."""
+    def _catch_up(self, rank: _Rank) -> bool:
+        """Take what a rank has passed without having said so yet; whether there was something."""
         serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
         if serial != self._serial or at < self._began:
-            return  # Of another test, maybe of another driver's: each counts from one.
-        for when in PHASES[:passed]:
-            rank.reports.setdefault(when, PhaseReport(serial, when, {"outcome": "passed"}, at))
+            return False  # Of another test, maybe of another driver's: each counts from one.
+        news = [when for when in PHASES[:passed] if when not in rank.reports]
+        for when in news:
+            rank.reports[when] = PhaseReport(serial, when, {"outcome": "passed"}, at)
+        return bool(news)
 
     def _settled(self, rank: _Rank, when: When) -> bool:
         """Whether phase `when` can bring nothing new from `rank`."""

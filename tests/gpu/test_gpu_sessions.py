@@ -39,7 +39,7 @@ STATE = """
         for index in range(pynvml.nvmlDeviceGetCount()):
             with contextlib.suppress(pynvml.NVMLError):
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-                listed |= {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+                listed |= {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)}
         pynvml.nvmlShutdown()
         return {"initialised": count != NOT_INITIALIZED, "listed": os.getpid() in listed}
 
@@ -240,9 +240,9 @@ def test_what_a_warm_test_costs(inner: Inner, record_property: Any) -> None:
                 assert torch.ones(8, device=device).sum().item() == 8
         """,
     )
-    inner.run("-p", "no:accel", "test_plain.py").assert_outcomes(passed=TESTS)
+    inner.run("-q", "-p", "no:accel", "test_plain.py").assert_outcomes(passed=TESTS)
     plain = _milliseconds(inner)
-    inner.run("test_marked.py").assert_outcomes(passed=TESTS)
+    inner.run("-q", "test_marked.py").assert_outcomes(passed=TESTS)
     warm = _milliseconds(inner)
     print(f"a plain CUDA test {plain:.2f} ms, a warm devices(1) test {warm:.2f} ms, {warm / plain:.2f} times as long")
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})

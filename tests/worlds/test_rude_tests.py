@@ -283,3 +283,45 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
             "test_is_alone": "PASSED",
         }
     )
+    assert "errors outside of any test" not in run.text
+    assert "characters left out" in run.text
+    said = {
+        "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIGABRT",
+        "test_child_comes_back": "failed in the call phase: a process that it had forked came back out of the test",
+        "test_child_comes_back_failing": "assert (1 + 1) == 3",
+        "test_closes_every_descriptor_alone": "the test's process died in the call phase",
+        "test_writes_what_is_no_text_and_fails": "before \N{REPLACEMENT CHARACTER} after",
+    }
+    for test, text in said.items():
+        assert text in run.failure(test)
+
+
+def test_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_first():
+            pass
+
+
+        def test_child_comes_back():
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+        @pytest.mark.distributed(2)
+        def test_last():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.code == 0
+    assert "3 passed" in run.text
+    assert "errors outside of any test" not in run.text
