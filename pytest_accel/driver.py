@@ -28,11 +28,18 @@ class Driver:
         self._world: World | None = None
         self._shape: WorldShape | None = None
         self._error: BaseException | None = None
+        self._next: MarkedItem | None = None
+        self._told: MarkedItem | None = None
+        """The test that the world's ranks go on to if they all pass the one that they run."""
         self._ahead: MarkedItem | None = None
-        """A test that the world has been sent and whose setup phase has not been asked for."""
+        """A test that the world's ranks have begun and whose setup phase has not been asked for."""
 
-    def prepare(self, marked: MarkedItem) -> None:
-        """Wait for the test's world before its phases begin, so that no other plugin's clock counts the waiting."""
+    def prepare(self, marked: MarkedItem, following: MarkedItem | None) -> None:
+        """Wait for the test's world before its phases begin, so that no other plugin's clock counts the waiting.
+
+        `following` is the very next test, if it has marks.
+        """
+        self._next = following
         if marked.missing is None:
             try:
                 self._have(marked)
@@ -48,15 +55,36 @@ class Driver:
         if self._ahead is None:
             self._send(world, marked)
         self._ahead = None
+        following = self._next
+        if (
+            following is not None
+            and marked.is_sure_to_run
+            and following.is_sure_to_run
+            and self._stays(world, following)
+        ):
+            self._told = following
+            self._send(world, following, ahead=True)
         return world
 
-    def _send(self, world: World, marked: MarkedItem) -> None:
-        world.send(marked.node, marked.following.node if marked.following else None, last=marked.last)
+    def _send(self, world: World, marked: MarkedItem, *, ahead: bool = False) -> None:
+        following = marked.following.node if marked.following else None
+        world.send(marked.node, following, last=marked.last, ahead=ahead)
+
+    def _stays(self, world: World, following: MarkedItem) -> bool:
+        """Whether the world is to run `following` too."""
+        return (
+            following.missing is None
+            and following.shape == self._shape
+            and not following.shape.fresh
+            and not self._port.wanted(world.number)
+        )
 
     def _have(self, marked: MarkedItem) -> World:
         world = self._world
         if world is not None and self._ahead is marked:
             return world  # Whatever has become of it is this test's to tell.
+        if world is not None:
+            self._look_ahead(world)
         unfit = (
             self._ahead is not None
             or self._shape != marked.shape
@@ -88,21 +116,27 @@ class Driver:
             pytest.fail(verdict.plain_text(judged), pytrace=False)
         return world
 
+    def _look_ahead(self, world: World) -> None:
+        """Find out whether the ranks have gone on to the test that they were told of."""
+        told, self._told = self._told, None
+        if told is not None and world.goes_on:
+            self._ahead = told
+
     def after(self, following: MarkedItem | None) -> None:
         """Keep the world if the very next test wants the same and nobody else waits, else give it back."""
         self._error = None
         world = self._world
         if world is None:
             return
-        if (
+        self._look_ahead(world)
+        if self._ahead is not None and self._ahead is following and world.harm is None:
+            world.follow()
+        elif (
             following is None
-            or following.missing is not None
-            or following.shape != self._shape
-            or following.shape.fresh
             or self._ahead is not None
+            or not self._stays(world, following)
             or world.harm is not None
             or world.worn
-            or self._port.wanted(world.number)
             or not world.alive  # A death that no test has told of is then not the next one's.
         ):
             self._close()
@@ -123,7 +157,7 @@ class Driver:
 
     def _close(self) -> None:
         world, self._world = self._world, None
-        ahead, self._ahead = self._ahead, None
+        ahead, self._ahead, self._told = self._ahead, None, None
         if world is not None:
             if ahead is not None:
                 world.harm = world.harm or f"it runs {ahead.item.nodeid}, which is not to be run after all"

@@ -70,7 +70,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """This rank's device, the first of them if it has several; ``cpu`` for ranks without accelerators."""
     from pytest_accel.worlds import group
 
-    return group.torch_devices([_in_rank(request).torch_device()])[0]
+    return group.torch_devices([_in_rank(request).torch_device])[0]
 
 
 @pytest.fixture(scope="session")

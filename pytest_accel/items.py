@@ -53,12 +53,7 @@ class MarkedItem:
     def is_sure_to_run(self) -> bool:
         """Whether nothing that is known now keeps its phases from being asked for."""
         session = self.item.session
-        if (
-            self.missing is not None
-            or session.shouldstop
-            or session.shouldfail
-            or hasattr(self.item.config, "workerinput")
-        ):
+        if self.missing is not None or session.shouldstop or session.shouldfail:
             return False
         return not any(mark.name in ("skip", "skipif", "xfail") for mark in self.item.iter_markers())
 

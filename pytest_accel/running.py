@@ -42,7 +42,7 @@ class RunningHooks:
             marked.following = following if same and not marked.shape.fresh else None
             marked.last = marked.shape.fresh
         if not any(item.iter_markers("skip")):
-            self._driver.prepare(marked)
+            self._driver.prepare(marked, following)
         try:
             return (yield)
         finally:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pytest_accel.worlds.autopsy import where
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, When
-from pytest_accel.worlds.world import RankOutcome
+from pytest_accel.worlds.outcome import RankOutcome
 
 _CONSEQUENCES = (
     "Connection closed by peer",

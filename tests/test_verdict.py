@@ -21,7 +21,7 @@ from pytest_accel.verdict import (
     ranks_text,
 )
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, PhaseReport, When
-from pytest_accel.worlds.world import Ending, RankOutcome
+from pytest_accel.worlds.outcome import Ending, RankOutcome
 
 PLACE = ("test_it.py", 3)
 STACK = """Thread 0x00007f (most recent call first):

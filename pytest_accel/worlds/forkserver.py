@@ -28,13 +28,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
 import psutil
 
-from pytest_accel.worlds import linux
+from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.kill import MARK, kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
@@ -134,8 +135,10 @@ class _Server:
         let_loggers_propagate("torch")
         running = self.worlds[spec.world] = _Running()
         listeners: list[socket.socket] = []
+        pairs: list[tuple[socket.socket, socket.socket]] = []
         store = None
         try:
+            pairs = peers.connect(spec.ranks)
             for rank in range(spec.ranks):
                 listener = socket.socket(socket.AF_UNIX)
                 listener.bind(socket_path(self.spec.directory, spec.world, rank))
@@ -144,7 +147,7 @@ class _Server:
             if spec.grouped:
                 store = reserve_port()
             for rank in range(spec.ranks):
-                pid = self._fork(spec, rank, listeners, store)
+                pid = self._fork(spec, rank, listeners, pairs, store)
                 running.pids[pid] = rank
         except OSError:
             running.deadline = time.monotonic()
@@ -153,10 +156,17 @@ class _Server:
         else:
             self._say(WorldStarted(spec.world, tuple(running.pids)))
         finally:
-            for held in (*listeners, *([store] if store else [])):
+            for held in (*listeners, *chain.from_iterable(pairs), *([store] if store else [])):
                 held.close()
 
-    def _fork(self, spec: WorldSpec, rank: int, listeners: Sequence[socket.socket], store: socket.socket | None) -> int:
+    def _fork(
+        self,
+        spec: WorldSpec,
+        rank: int,
+        listeners: Sequence[socket.socket],
+        pairs: Sequence[tuple[socket.socket, socket.socket]],
+        store: socket.socket | None,
+    ) -> int:
         server = os.getpid()
         pid = os.fork()
         if not pid:
@@ -167,9 +177,10 @@ class _Server:
                 for other, listener in enumerate(listeners):
                     if other != rank:
                         listener.close()
+                others = peers.take(rank, pairs)
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, spec, rank, listeners[rank], store)
+                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, store)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.

@@ -70,7 +70,7 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         listening.close()
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    device = torch.device(context.torch_device())
+    device = torch.device(context.torch_device)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     _serve_rendezvous(context, port)
@@ -139,7 +139,7 @@ def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ..
     from torch.distributed.device_mesh import init_device_mesh
 
     before = group_names()
-    mesh = init_device_mesh(torch.device(context.torch_device()).type, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(torch.device(context.torch_device).type, shape, mesh_dim_names=names)
     context.kept_groups |= group_names() - before
     return mesh
 

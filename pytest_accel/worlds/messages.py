@@ -1,13 +1,15 @@
 """What the pool, the fork server, the ranks and the drivers say to each other.
 
-Everything here is plain data that pickles. Times are `time.monotonic()` seconds, which all processes of one machine
-share.
+Everything here is plain data that pickles. What every test sends are named tuples, which pickle faster than
+dataclasses. Times are `time.monotonic()` seconds, which all processes of one machine share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from pytest_accel.hardware.device import Device
 
@@ -119,22 +121,22 @@ class ServerNote:
 # Driver to rank
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRef:
+class NodeRef(NamedTuple):
     """A test as a rank finds it: the file to collect and the names below it."""
 
     path: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunTest:
+class RunTest(NamedTuple):
     serial: int
     node: NodeRef
     next: NodeRef | None
     """The test that this world runs next, as far as the driver knows."""
     last: bool = False
     """No test follows in this world: session fixtures end with this test."""
+    ahead: bool = False
+    """Begin when every rank has passed the test before; if one has not, only when told so again (see `peers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,7 @@ class Astray:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReport:
+class PhaseReport(NamedTuple):
     serial: int
     when: When
     report: dict[str, Any]
@@ -187,8 +188,7 @@ class ExitRequest:
     returncode: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraReport:
+class ExtraReport(NamedTuple):
     """A report that is not a phase's: a subtest's."""
 
     serial: int
@@ -215,8 +215,7 @@ class WarningSketch:
     location: tuple[str, int, str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The last message of a test: what it left behind in this rank."""
 
     serial: int
@@ -227,4 +226,6 @@ class Finished:
     """Text of an error in tearing down what an earlier test had left set up."""
     harm: str | None = None
     """Why this world should not run another test."""
-    properties: dict[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, Any] = MappingProxyType({})
+    word: int | None = None
+    """What the rank has told its peers (see `peers`); None: that this test is nothing to go on from."""

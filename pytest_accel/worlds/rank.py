@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pytest_accel.hardware.inventory import VENDORS
 from pytest_accel.worlds import group, serving
 from pytest_accel.worlds.files import log_path, stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
+from pytest_accel.worlds.peers import Peers
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class RankContext:
         """How many tests this world has begun, whoever drove them: the same number on every rank."""
         self.store: Store | None = None
         self.default_group: ProcessGroup | None = None
-        self.variables: dict[str, str | None] = {}
+        self.variables: dict[bytes, bytes | None] = {}
         """The environment that makes this process the rank that it is; None: not set."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
@@ -55,6 +57,7 @@ class RankContext:
         """torch's names of the visible devices; ``cpu`` where the world has none."""
         return [self.vendor.torch_device(index) for index in range(len(self.seen))] or ["cpu"]
 
+    @cached_property
     def torch_device(self) -> str:
         """torch's name of this rank's first own device."""
         first = self.rank * self.spec.devices_per_rank if self.spec.visible == "world" else 0
@@ -66,7 +69,14 @@ class RankContext:
         return Path(self.session.basetemp, f"w{self.spec.world}-shared", str(self.tests))
 
 
-def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socket, store: socket.socket | None) -> int:
+def run(
+    session: SessionSpec,
+    spec: WorldSpec,
+    rank: int,
+    listener: socket.socket,
+    peers: Peers,
+    store: socket.socket | None,
+) -> int:
     """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
     _redirect_output(log_path(session.directory, spec.world, rank))
     stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115 - open as long as the process
@@ -80,7 +90,7 @@ def run(session: SessionSpec, spec: WorldSpec, rank: int, listener: socket.socke
     _let_the_driver_finish()
     os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
-    plugin = serving.RankPlugin(context, listener, store)
+    plugin = serving.RankPlugin(context, listener, peers, store)
     code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
@@ -128,9 +138,10 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     os.environ.pop("PYTEST_CURRENT_TEST", None)
-    context.variables = {**changes, **dict(spec.env)}
-    for name, value in context.variables.items():
+    for name, value in {**changes, **dict(spec.env)}.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+        # As bytes, which are compared after each test and cost a third.
+        context.variables[os.fsencode(name)] = None if value is None else os.fsencode(value)

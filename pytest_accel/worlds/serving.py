@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ import pytest
 
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
-from pytest_accel.worlds import group
+from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue
 from pytest_accel.worlds.files import log_path, progress_path
 from pytest_accel.worlds.messages import (
@@ -65,12 +66,15 @@ _LONGEST_SECTION = 1 << 20
 class RankPlugin:
     """Makes a pytest session serve a driver."""
 
-    def __init__(self, context: RankContext, listener: socket.socket, store: socket.socket | None) -> None:
+    def __init__(
+        self, context: RankContext, listener: socket.socket, others: peers.Peers, store: socket.socket | None
+    ) -> None:
         self.context = context
         self.served = False
         self.retired = False
         self._pid = os.getpid()
         self._listener = listener
+        self._peers = others
         self._store_socket = store
         self._connection: Connection | None = None
         self._catalogue = Catalogue(context.session.seed)
@@ -81,6 +85,11 @@ class RankPlugin:
         self._log = log_path(*where)
         self._progress = Progress(progress_path(*where))
         self._mute = False
+        self._later: RunTest | None = None
+        self._word: int | None = None
+        """What this rank has told its peers of its last test."""
+        self._spoke = False
+        """Whether the driver has heard of the running test, as it does where something is wrong."""
         self._held: list[PhaseReport] = []
         """Phases that have passed and are not yet reported: one message a test, unless something goes wrong."""
 
@@ -149,9 +158,10 @@ class RankPlugin:
 
     def _serve(self, session: pytest.Session, connection: Connection) -> None:
         """Until this driver gives the world back, by closing its connection, or the pool retires it."""
+        self._later = None
         while True:
             try:
-                message = connection.recv()
+                message = self._hear(connection)
             except (EOFError, OSError):
                 connection.close()
                 return
@@ -160,13 +170,29 @@ class RankPlugin:
                 return
             self._run(session, message)
 
+    def _hear(self, connection: Connection) -> RunTest | Retire:
+        """What the driver wants done, when it is time to do it."""
+        message: RunTest | Retire
+        message, self._later = self._later or connection.recv(), None
+        while isinstance(message, RunTest) and message.ahead:
+            if self._word is not None and self._peers.agree(connection):
+                return message
+            said = connection.recv()
+            if isinstance(said, RunTest) and said.ahead:
+                # The one after: the driver knows that all have passed, which the peers were about to say.
+                self._later = said
+                return message
+            message = said
+        return message
+
     # One test
 
     def _run(self, session: pytest.Session, request: RunTest) -> None:
         self.context.tests += 1
-        os.truncate(self._log, 0)  # What is left there is then the last output of the test in which the rank died.
-        self._serial = request.serial
-        group.reset_peak_memory(self.context.torch_device())
+        if os.stat(self._log).st_size:
+            os.truncate(self._log, 0)  # What is left there is then the last output of the test in which the rank died.
+        self._serial, self._word, self._spoke = request.serial, None, False
+        group.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
             item = self._catalogue.find(session, request.node)
@@ -192,17 +218,21 @@ class RankPlugin:
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
-        self._send(
-            *self._take_held(),
-            Finished(
-                request.serial,
-                collectives=group.collectives(),
-                warnings=tuple(warnings),
-                stale=stale,
-                harm=self._harm(),
-                properties=self._properties(),
-            ),
+        collectives, harm = group.collectives(), self._harm()
+        if not self._spoke and stale is None and harm is None:
+            self._word = peers.word(collectives)
+        finished = Finished(
+            request.serial,
+            collectives,
+            warnings=tuple(warnings),
+            stale=stale,
+            harm=harm,
+            properties=self._properties(),
+            word=self._word,
         )
+        if self._word is not None:
+            self._peers.tell(self.context.tests, self._word)
+        self._send(*self._take_held(), finished)
 
     def _harm(self) -> str | None:
         if self._mute:
@@ -212,12 +242,12 @@ class RankPlugin:
         except OSError:
             return "the test removed the working directory"
         for name, value in self.context.variables.items():
-            if os.environ.get(name) != value:
-                return f"the test left {name} changed, which is the rank's own"
+            if os.environb.get(name) != value:
+                return f"the test left {os.fsdecode(name)} changed, which is the rank's own"
         return group.harm(self.context) if self.context.spec.grouped else None
 
     def _properties(self) -> dict[str, Any]:
-        peak = group.peak_memory(self.context.torch_device())
+        peak = group.peak_memory(self.context.torch_device)
         return {} if peak is None else {"accel_peak_memory": peak}
 
     def _report_no_test(self, request: RunTest) -> None:
@@ -257,16 +287,18 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._end_copy(report.longreprtext)
+        self._end_copy(report)
         data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
+            self._spoke = True
             self._send(ExtraReport(self._serial, data))
             return
         now = time.monotonic()
         self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
         if not report.passed:
+            self._spoke = True
             self._send(*self._take_held())
         elif report.when != "teardown":
             self._progress.note(self._serial, 1 if report.when == "setup" else 2, now)
@@ -295,20 +327,23 @@ class RankPlugin:
         if when == "runtest":
             self._warnings.append(sketch_warning(warning_message, location))
 
-    def _end_copy(self, failure: str = "") -> None:
+    def _end_copy(self, report: pytest.TestReport | None = None) -> None:
         """End a process that the test forked and that has come out of the test, where only one can go on."""
         if os.getpid() == self._pid:
             return
+        failure = report.longreprtext if report is not None else ""
         assert self._connection is not None
         with contextlib.suppress(OSError):
-            self._connection.send((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
+            self._connection.send_bytes(
+                pickle.dumps((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
+            )
         os._exit(1)
 
     def _send(self, *messages: object) -> None:
         self._end_copy()
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
-            self._connection.send(messages)
+            self._connection.send_bytes(pickle.dumps(messages))
 
 
 def _cut(text: str) -> str:

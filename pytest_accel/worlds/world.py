@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import selectors
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Literal
 
 from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
@@ -28,6 +28,8 @@ from pytest_accel.worlds.messages import (
     RunTest,
     When,
 )
+from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
+from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.roster import Grant
 from pytest_accel.worlds.stacks import STACK_SIGNAL
@@ -42,44 +44,16 @@ _EXIT_PATIENCE = 1.0
 _LOOK_AGAIN = 0.2
 """Seconds after which a rank that has not spoken is looked at: it says that it has passed when the test has ended."""
 
-PHASES: tuple[When, ...] = ("setup", "call", "teardown")
-
-Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
-
-
-@dataclass(frozen=True, slots=True)
-class RankOutcome:
-    """How one phase of a test ended on one rank."""
-
-    rank: int
-    ending: Ending
-    at: float = 0.0
-    report: PhaseReport | None = None
-    text: str = ""
-    """What is known of a rank that did not report: how it died, where it hangs."""
-    stack: str = ""
-    log: str = ""
-    """The end of what it wrote outside of pytest's capture."""
-
 
 class LostWorld(Exception):
     """A warm world had died before its driver got it."""
 
 
-@dataclass(slots=True, eq=False)
-class _Rank:
-    rank: int
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Rank(RankState):
     pid: int
     connection: Connection
     pidfd: int | None
-    reports: dict[When, PhaseReport] = field(default_factory=dict)
-    finished: Finished | None = None
-    end: RankOutcome | None = None
-    """Set when the rank will say nothing more, whatever the phase."""
-
-    @property
-    def done(self) -> bool:
-        return self.finished is not None or self.end is not None
 
 
 class World:
@@ -96,6 +70,7 @@ class World:
         self.extras: list[tuple[int, ExtraReport]] = []
         self._port = port
         self._serial = 0
+        self._told_ahead = False
         self._began = 0.0
         self._ready: set[int] = set()
         self._told: set[int] = set()
@@ -127,7 +102,7 @@ class World:
         pidfd = None
         with contextlib.suppress(OSError, AttributeError):
             pidfd = os.pidfd_open(pid)
-        found = _Rank(rank, pid, connection, pidfd)
+        found = _Rank(rank=rank, pid=pid, connection=connection, pidfd=pidfd)
         self._selector.register(connection, selectors.EVENT_READ, found)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, found)
@@ -155,16 +130,44 @@ class World:
         """Whether this driver has sent it a test."""
         return self._serial > 0
 
-    def send(self, node: NodeRef, following: NodeRef | None, *, last: bool) -> None:
-        """Have every rank run the test `node`."""
+    def send(self, node: NodeRef, following: NodeRef | None, *, last: bool, ahead: bool = False) -> None:
+        """Have every rank run the test `node`, in place of one that they were told of ahead.
+
+        `ahead`: have them run it when they all have passed the test that they run now.
+        """
+        if ahead:
+            self._told_ahead = True
+        else:
+            self._begin(time.monotonic())
+        data = pickle.dumps(RunTest(self._serial + ahead, node, following, last, ahead))
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
+                rank.connection.send_bytes(data)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the ranks have gone on to the test that they were told of ahead: known when the last has ended."""
+        words = [rank.finished.word for rank in self._ranks if rank.finished is not None and rank.end is None]
+        return self._told_ahead and go_on(words, self.size)
+
+    def follow(self) -> None:
+        """Turn to the test that the ranks have gone on to."""
+        self._begin(max(rank.reports["teardown"].at for rank in self._ranks))
+        self._end_early()
+
+    def _end_early(self) -> None:
+        for rank in self._ranks:
+            if rank.died_early is not None:
+                self._end_dead(rank, rank.died_early)
+
+    def _begin(self, now: float) -> None:
         self._serial += 1
-        self._began = time.monotonic()
+        self._told_ahead = False
+        self._began = now
         self.extras.clear()
         for rank in self._ranks:
-            rank.reports.clear()
-            rank.finished = None
-            with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
-                rank.connection.send(RunTest(self._serial, node, following, last))
+            for message in rank.begin():
+                self._take(rank, message)
 
     def wait(self, when: When, timeout: float) -> tuple[RankOutcome, ...]:
         """How phase `when` ended on every rank, at most `timeout` seconds after it began, and a short grace.
@@ -173,11 +176,13 @@ class World:
         rank that does not is ended, and the world with it.
         """
         deadline = self._beginning(when) + timeout
-        while pending := [rank for rank in self._ranks if not self._settled(rank, when)]:
+        while pending := [rank for rank in self._ranks if not rank.settled(when)]:
             self._pump_or_give_up(pending, deadline)
         while self._grace_end() < math.inf and (pending := [rank for rank in self._ranks if not rank.done]):
             self._pump_or_give_up(pending, math.inf)
-        outcomes = tuple(self._outcome(rank, when) for rank in self._ranks)
+        if when == "teardown" and not self.goes_on:
+            self._end_early()
+        outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         self._told |= {rank.rank for rank, outcome in zip(self._ranks, outcomes, strict=True) if outcome is rank.end}
         return outcomes
 
@@ -186,7 +191,7 @@ class World:
         limit = min(deadline, self._grace_end())
         if self._pump(min(limit, time.monotonic() + _LOOK_AGAIN)):
             return
-        if any([self._catch_up(rank) for rank in self._ranks]):
+        if sum(self._catch_up(rank) for rank in self._ranks):
             return  # Those who are waited for may be others now.
         if time.monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
@@ -228,17 +233,7 @@ class World:
         serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
         if serial != self._serial or at < self._began:
             return False  # Of another test, maybe of another driver's: each counts from one.
-        news = [when for when in PHASES[:passed] if when not in rank.reports]
-        for when in news:
-            rank.reports[when] = PhaseReport(serial, when, {"outcome": "passed"}, at)
-        return bool(news)
-
-    def _settled(self, rank: _Rank, when: When) -> bool:
-        """Whether phase `when` can bring nothing new from `rank`."""
-        if rank.done or (when in rank.reports and when != "teardown"):
-            return True
-        setup = rank.reports.get("setup")
-        return when == "call" and setup is not None and setup.report["outcome"] != "passed"
+        return rank.has_passed(serial, passed, at)
 
     def _grace_end(self) -> float:
         """When the ranks that may wait in vain have had their grace; infinite while there are none.
@@ -247,6 +242,7 @@ class World:
         Teardown is every rank's own, and has the time that any phase has.
         """
         times = [rank.end.at for rank in self._ranks if rank.end is not None]
+        times += [rank.died_early for rank in self._ranks if rank.died_early is not None]
         wrong = [
             (PHASES.index(when), report.at)
             for rank in self._ranks
@@ -254,7 +250,7 @@ class World:
             if report.report["outcome"] != "passed"
         ]
         for rank in self._ranks if wrong else ():
-            open_phase = next((phase for phase in ("setup", "call") if not self._settled(rank, phase)), None)
+            open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
             if open_phase is not None:
                 times += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
         return min(times) + GRACE if times else math.inf
@@ -264,36 +260,39 @@ class World:
         events = self._selector.select(max(0.0, deadline - time.monotonic()))
         for key, _ in events:
             rank: _Rank = key.data
-            if rank.end is not None:
+            if rank.end is not None or rank.died_early is not None:
                 continue
             if key.fileobj is rank.connection:
                 self._receive(rank)
             else:
-                self._drain(rank)
                 self._died(rank)
         return bool(events)
 
     def _receive(self, rank: _Rank) -> None:
         try:
+            self._take_all(rank)
+        except (EOFError, OSError):
+            self._died(rank)
+
+    def _take_all(self, rank: _Rank) -> None:
+        try:
             messages = rank.connection.recv()
         except BlockingIOError:
             self._close(rank, "hung", "stopped in the middle of a message")
-            return
-        except (EOFError, OSError):
-            self._died(rank)
             return
         for message in messages:
             self._take(rank, message)
 
     def _drain(self, rank: _Rank) -> None:
-        """What a dead rank had still sent."""
+        """What a rank has sent until now."""
         with contextlib.suppress(EOFError, OSError):
             while rank.end is None and rank.connection.poll():
-                for message in rank.connection.recv():
-                    self._take(rank, message)
+                self._take_all(rank)
 
     def _take(self, rank: _Rank, message: object) -> None:
-        if isinstance(message, Ready):
+        if rank.finished is not None and self._told_ahead:
+            rank.early.append(message)
+        elif isinstance(message, Ready):
             self._ready.add(rank.rank)
         elif isinstance(message, Broken):
             self._close(rank, "unstarted", message.text)
@@ -316,18 +315,32 @@ class World:
         self._catch_up(rank)
         log = tail(log_path(self.grant.directory, self.number, rank.rank)) if ending != "hung" else ""
         rank.end = RankOutcome(rank.rank, ending, time.monotonic() if at is None else at, None, text, stack, log)
-        self._selector.unregister(rank.connection)
-        if rank.pidfd is not None:
-            self._selector.unregister(rank.pidfd)
+        self._deafen(rank)
         self.harm = self.harm or f"rank {rank.rank} {text}"
+
+    def _deafen(self, rank: _Rank) -> None:
+        for source in (rank.connection, rank.pidfd):
+            if source is not None and source in self._selector.get_map():
+                self._selector.unregister(source)
 
     def _died(self, rank: _Rank) -> None:
         if rank.end is not None:
             return
         now = time.monotonic()
+        self._drain(rank)
+        if self._told_ahead and rank.finished is not None and rank.finished.word is not None:
+            # In this test still, or in the next one already? That is known when all have finished this one.
+            rank.died_early = now
+            self._deafen(rank)
+        else:
+            self._end_dead(rank, now)
+
+    def _end_dead(self, rank: _Rank, at: float) -> None:
+        if rank.end is not None:
+            return  # It had said why.
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
         unknown = "lost its connection to the driver (exit status unknown)"
-        self._close(rank, "died", unknown if status is None else describe_exit(status), at=now)
+        self._close(rank, "died", unknown if status is None else describe_exit(status), at=at)
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
@@ -342,17 +355,3 @@ class World:
         pids = {rank.rank: rank.pid for rank in ranks}
         paths = {rank.rank: stack_path(self.grant.directory, self.number, rank.rank) for rank in ranks}
         return take_stacks(pids, paths, STACK_SIGNAL)
-
-    def _outcome(self, rank: _Rank, when: When) -> RankOutcome:
-        if when == "teardown" and rank.end is not None:
-            return rank.end  # Whatever it had reported: its process did not outlive the test.
-        report = rank.reports.get(when)
-        if report is not None:
-            outcome: Ending = report.report["outcome"]
-            return RankOutcome(rank.rank, outcome, report.at, report)
-        if rank.end is not None:
-            return rank.end
-        setup = rank.reports.get("setup")
-        if when == "call" and setup is not None and setup.report["outcome"] != "passed":
-            return RankOutcome(rank.rank, "passed")  # There was no call, which is no news.
-        return RankOutcome(rank.rank, "unstarted", text=f"came to the end of the test without a report of its {when}")

@@ -238,6 +238,8 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
         import pytest
 
         distributed = pytest.mark.distributed(2)
+        # The ranks wait for the driver, which finds out first whether the next test is to run.
+        not_gone_on_from = pytest.mark.skipif(False, reason="never")
 
 
         @pytest.fixture
@@ -260,6 +262,7 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
             then()
 
 
+        @not_gone_on_from
         @distributed
         def test_killed_at_its_end(victim):
             pass
@@ -279,6 +282,7 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
             pass
 
 
+        @not_gone_on_from
         @distributed
         def test_next_begins(rank, victim):
             if rank == 1:

@@ -1,0 +1,86 @@
+"""What is known of one rank in one test, and what that makes of each phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_accel.worlds.messages import Finished, PhaseReport, When
+
+PHASES: tuple[When, ...] = ("setup", "call", "teardown")
+
+Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """How one phase of a test ended on one rank."""
+
+    rank: int
+    ending: Ending
+    at: float = 0.0
+    report: PhaseReport | None = None
+    text: str = ""
+    """What is known of a rank that did not report: how it died, where it hangs."""
+    stack: str = ""
+    log: str = ""
+    """The end of what it wrote outside of pytest's capture."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RankState:
+    """Filled in while the test runs."""
+
+    rank: int
+    reports: dict[When, PhaseReport] = field(default_factory=dict)
+    finished: Finished | None = None
+    early: list[object] = field(default_factory=list)
+    """What it has sent of the test that it was told of ahead."""
+    died_early: float | None = None
+    """When it died, maybe in that test: it had finished the one before."""
+    end: RankOutcome | None = None
+    """Set when the rank will say nothing more, whatever the phase."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the test can bring nothing new from it."""
+        return self.finished is not None or self.end is not None
+
+    def begin(self) -> list[object]:
+        """Another test begins; gives what the rank has sent of it already."""
+        self.reports.clear()
+        self.finished = None
+        early, self.early = self.early, []
+        return early
+
+    def has_passed(self, serial: int, phases: int, at: float) -> bool:
+        """Take it that the first so many `phases` have passed; whether that is news."""
+        news = [when for when in PHASES[:phases] if when not in self.reports]
+        for when in news:
+            self.reports[when] = PhaseReport(serial, when, {"outcome": "passed"}, at)
+        return bool(news)
+
+    def settled(self, when: When) -> bool:
+        """Whether phase `when` can bring nothing new from it."""
+        if self.done or (when in self.reports and when != "teardown"):
+            return True
+        return when == "call" and self._has_no_call
+
+    def outcome(self, when: When) -> RankOutcome:
+        """How phase `when` ended, of a rank that is done or settled."""
+        if when == "teardown" and self.end is not None:
+            return self.end  # Whatever it had reported: its process did not outlive the test.
+        report = self.reports.get(when)
+        if report is not None:
+            ending: Ending = report.report["outcome"]
+            return RankOutcome(self.rank, ending, report.at, report)
+        if self.end is not None:
+            return self.end
+        if when == "call" and self._has_no_call:
+            return RankOutcome(self.rank, "passed")  # Which is no news.
+        return RankOutcome(self.rank, "unstarted", text=f"came to the end of the test without a report of its {when}")
+
+    @property
+    def _has_no_call(self) -> bool:
+        setup = self.reports.get("setup")
+        return setup is not None and setup.report["outcome"] != "passed"

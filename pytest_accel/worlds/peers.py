@@ -1,0 +1,105 @@
+"""Ranks that have all passed a test go on to the next one by themselves.
+
+The driver has told them of it ahead. What pytest does in the driver between two tests then takes no time of theirs.
+Each rank gives its word to the others when it has passed a test and left nothing behind; where one does not, or the
+words differ, nobody goes on before the driver says so. The driver has the same words, and knows what the ranks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.connection import Connection
+
+_RECORD = struct.Struct("<IQI")
+_MOMENT = 2
+"""Milliseconds in which ranks that pass together have done so. Their messages come to the driver at one time, then."""
+
+Collectives = Mapping[str, tuple[tuple[int, ...], int]]
+
+
+def word(collectives: Collectives) -> int:
+    """What a rank says when it has passed: alike for ranks that have issued as many collectives in the same groups."""
+    return zlib.crc32(repr(sorted(collectives.items())).encode())
+
+
+def go_on(words: Collection[int | None], size: int) -> bool:
+    """Whether `size` ranks begin the test that they were told of ahead. None: a rank that did not pass."""
+    return len(words) == size and len(set(words)) == 1 and None not in words
+
+
+class Peers:
+    """The other ranks, as one of them reaches them."""
+
+    def __init__(self, rank: int, inbox: socket.socket | None, outboxes: Sequence[socket.socket]) -> None:
+        """`inbox` gets what the others write into theirs of the `outboxes`; None where there are no others."""
+        self._rank = rank
+        self._inbox = inbox
+        self._outboxes = outboxes
+        self._test = 0
+        self._words: dict[int, dict[int, int]] = {}
+        """By test and rank. A peer may be one test ahead: what it needed of this rank was its word."""
+
+    def tell(self, test: int, word: int) -> None:
+        """Say that this rank has passed `test`, which is so manieth of the world; the others have a moment to do so."""
+        self._test, self._words = test, {test: {**self._words.get(test, {}), self._rank: word}, test + 1: {}}
+        for outbox in self._outboxes:
+            with contextlib.suppress(OSError):  # The other is gone, which the driver finds.
+                outbox.send(_RECORD.pack(self._rank, test, word), socket.MSG_DONTWAIT)
+        self._read()
+        self._listen(None, _MOMENT)
+
+    def agree(self, driver: Connection) -> bool:
+        """Wait until all have passed the test, alike; False: they have not, or the driver says something first."""
+        self._listen(driver, None)
+        return go_on(self._words[self._test].values(), self._size)
+
+    @property
+    def _size(self) -> int:
+        return len(self._outboxes) + 1
+
+    def _listen(self, driver: Connection | None, milliseconds: int | None) -> None:
+        """Until all have spoken, or the driver has, or so much time has passed."""
+        poll = select.poll()
+        if driver is not None:
+            poll.register(driver.fileno(), select.POLLIN)
+        if self._inbox is not None:
+            poll.register(self._inbox.fileno(), select.POLLIN)
+        while len(self._words[self._test]) < self._size:
+            ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+            if not ready or (driver is not None and driver.fileno() in ready):
+                return
+            if not self._read():
+                poll.unregister(ready.pop())
+
+    def _read(self) -> bool:
+        """Take in what has come; False: nothing more will."""
+        if self._inbox is None:
+            return False
+        try:
+            data = self._inbox.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # The test has closed it.
+        for rank, test, word in _RECORD.iter_unpack(data):
+            if test in self._words:
+                self._words[test][rank] = word
+        return bool(data)
+
+
+def connect(ranks: int) -> list[tuple[socket.socket, socket.socket]]:
+    """For each rank, the end that it reads and the end that the others write; nothing for a rank alone."""
+    return [socket.socketpair() for _ in range(ranks)] if ranks > 1 else []
+
+
+def take(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> Peers:
+    """What `rank` needs of them; the rest is closed in this process."""
+    for other, (inbox, outbox) in enumerate(pairs):
+        (outbox if other == rank else inbox).close()
+    outboxes = [outbox for other, (_, outbox) in enumerate(pairs) if other != rank]
+    return Peers(rank, pairs[rank][0] if pairs else None, outboxes)

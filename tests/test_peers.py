@@ -1,0 +1,111 @@
+"""Ranks tell each other that they have passed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import pytest
+
+from pytest_accel.worlds.peers import Peers, connect, go_on, word
+
+SAME = {"0": ((0, 1), 3)}
+
+
+def test_all_must_have_passed_alike() -> None:
+    assert go_on([word(SAME), word(dict(SAME))], 2)
+    assert not go_on([word(SAME), word({"0": ((0, 1), 4)})], 2)
+    assert not go_on([word(SAME), None], 2)
+    assert not go_on([None, None], 2)
+    assert not go_on([word(SAME)], 2)
+
+
+class Ranks:
+    """Peers of one process, each with a driver of its own."""
+
+    def __init__(self, size: int) -> None:
+        pairs = connect(size)
+        self.sockets = [end for pair in pairs for end in pair]
+        self.peers = [
+            Peers(
+                rank, pairs[rank][0] if pairs else None, [out for other, (_, out) in enumerate(pairs) if other != rank]
+            )
+            for rank in range(size)
+        ]
+        self.drivers: list[tuple[Connection, Connection]] = [Pipe() for _ in range(size)]
+
+    def close(self) -> None:
+        for end in self.sockets:
+            end.close()
+        for here, there in self.drivers:
+            here.close()
+            there.close()
+
+
+@pytest.fixture(params=[1, 2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    made = Ranks(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Ranks]:
+    made = Ranks(2)
+    yield made
+    made.close()
+
+
+def test_ranks_that_pass_go_on(ranks: Ranks) -> None:
+    for test in range(1, 20):
+        for rank in ranks.peers:
+            rank.tell(test, 7)
+        assert all(rank.agree(driver) for rank, (driver, _) in zip(ranks.peers, ranks.drivers, strict=True))
+
+
+def test_other_collectives_do_not_go_on(pair: Ranks) -> None:
+    for number, rank in enumerate(pair.peers):
+        rank.tell(1, number)
+    assert not any(rank.agree(driver) for rank, (driver, _) in zip(pair.peers, pair.drivers, strict=True))
+
+
+def test_the_driver_is_heard_while_a_peer_is_silent(pair: Ranks) -> None:
+    pair.peers[0].tell(1, 7)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(pair.peers[0].agree(pair.drivers[0][0])))
+    thread.start()
+    pair.drivers[0][1].send("another test")
+    thread.join()
+    assert answers == [False]
+
+
+def test_a_peer_may_have_passed_the_next_test_already(pair: Ranks) -> None:
+    slow, fast = pair.peers
+    fast.tell(1, 7)
+    slow.tell(1, 7)
+    assert fast.agree(pair.drivers[1][0])
+    fast.tell(2, 8)
+    assert slow.agree(pair.drivers[0][0])
+    slow.tell(2, 8)
+    assert slow.agree(pair.drivers[0][0])
+    assert fast.agree(pair.drivers[1][0])
+
+
+def test_words_of_tests_that_the_driver_has_settled_are_forgotten(pair: Ranks) -> None:
+    one, other = pair.peers
+    one.tell(1, 7)  # The other one failed.
+    other.tell(2, 9)
+    one.tell(2, 9)
+    assert one.agree(pair.drivers[0][0])
+    assert other.agree(pair.drivers[1][0])
+
+
+def test_a_peer_that_is_gone_leaves_the_driver_to_be_heard(pair: Ranks) -> None:
+    _, others, its, _ = pair.sockets
+    others.close()
+    its.close()
+    pair.peers[0].tell(1, 7)
+    pair.drivers[0][1].close()
+    assert not pair.peers[0].agree(pair.drivers[0][0])

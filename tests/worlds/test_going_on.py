@@ -1,0 +1,206 @@
+"""Ranks that have all passed go on to the next test by themselves: nothing may be seen of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.worlds.conftest import Suite
+
+CONFTEST = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    @pytest.fixture(autouse=True)
+    def noted(request):
+        rank = os.environ.get("RANK")
+        if rank is not None:
+            with Path(__file__).with_name("begun").open("a") as file:
+                file.write(f"{request.node.name} {rank}\\n")
+"""
+
+
+@pytest.fixture
+def begun(suite: Suite) -> Suite:
+    """A suite whose tests note which ranks have begun them."""
+    suite.write("conftest.py", CONFTEST)
+    return suite
+
+
+def times(suite: Suite) -> Counter[str]:
+    """How often each test was begun on each rank."""
+    return Counter((suite.path / "begun").read_text().splitlines())
+
+
+def test_ranks_that_never_meet_run_every_test_once(begun: Suite) -> None:
+    """One rank is ahead of the other at the end of a test, sometimes this one, sometimes that."""
+    begun.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("number", range(300))
+        def test_uneven(rank, number):
+            sum(range(20_000 * ((number + rank) % 3)))
+        """,
+    )
+    run = begun.run("-q")
+    assert "300 passed" in run.text
+    assert times(begun) == Counter({f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)})
+
+
+def test_what_goes_wrong_is_told_of_the_test_in_which_it_did(begun: Suite) -> None:
+    begun.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.fixture
+        def dies_at_once(rank):
+            if rank == 0:
+                os._exit(0)
+
+
+        @pytest.fixture
+        def fails_at_once(rank):
+            assert rank == 0, "at once"
+
+
+        @pytest.mark.parametrize("turn", range(5))
+        class TestTurns:
+            def test_passes_first(self, turn):
+                pass
+
+            def test_dies(self, dies_at_once, turn):
+                pass
+
+            def test_passes_second(self, turn):
+                pass
+
+            def test_fails(self, fails_at_once, turn):
+                pass
+
+            def test_passes_third(self, turn):
+                pass
+
+            def test_waits(self, rank, turn, process_group):
+                if rank == 0:
+                    process_group.barrier().wait()
+                else:
+                    pytest.skip("on this rank")
+        """,
+    )
+    run = begun.run("--accel-timeout", "60")
+    words = {"passes_first": "PASSED", "passes_second": "PASSED", "passes_third": "PASSED"}
+    words |= {"dies": "ERROR", "fails": "ERROR", "waits": "FAILED"}
+    run.expect({f"test_{name}[{turn}]": word for name, word in words.items() for turn in range(5)})
+    assert "errors outside of any test" not in run.text
+    assert set(times(begun).values()) == {1}
+
+
+def test_after_a_mismatch_nobody_goes_on(begun: Suite) -> None:
+    begun.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        def test_before():
+            pass
+
+
+        def test_one_collective_too_many(rank):
+            if rank == 0:
+                dist.all_reduce(torch.ones(1), async_op=True)
+
+
+        def test_after():
+            pass
+        """,
+    )
+    run = begun.run()
+    run.expect({"test_before": "PASSED", "test_one_collective_too_many": "PASSED ERROR", "test_after": "PASSED"})
+    assert set(times(begun).values()) == {1}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_after_the_first_failure_nothing_is_begun(begun: Suite, workers: tuple[str, ...]) -> None:
+    begun.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        def test_passes():
+            pass
+
+
+        def test_fails(rank):
+            assert rank == 0
+
+
+        def test_never():
+            pass
+        """,
+    )
+    run = begun.run("-x", *workers)
+    assert "1 failed, 1 passed" in run.text
+    assert "test_never 0" not in times(begun)
+    assert "test_never 1" not in times(begun)
+
+
+def test_a_test_that_is_run_again_has_ranks_to_itself(begun: Suite) -> None:
+    """The driver finds a failure where the ranks have found none, and they have gone on."""
+    begun.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.mark.flaky(reruns=1)
+        def test_again():
+            pass
+
+
+        def test_next():
+            pass
+        """,
+    )
+    begun.write(
+        "driver.py",
+        """
+        import os
+
+        import pytest
+
+        failed = []
+
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_runtest_teardown(item):
+            result = yield
+            if "RANK" not in os.environ and item.name == "test_again" and not failed:
+                failed.append(item)
+                assert False, "in the driver"
+            return result
+        """,
+    )
+    run = begun.run("-p", "driver", "-p", "rerunfailures")
+    assert "1 rerun" in run.text
+    assert run.code == 0, run.text
