@@ -111,6 +111,11 @@ def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
     return [child for child in parent.children() if "forkserver import main" in " ".join(child.cmdline())]
 
 
+def _hear_interrupts() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and so are all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Suite:
     """A folder with tests, and pytest sessions in it that share their locks with no other."""
 
@@ -133,6 +138,7 @@ class Suite:
             "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
             "TMPDIR": str(self.temporary),
             "COLUMNS": "160",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
         process = subprocess.Popen(
             [
@@ -140,12 +146,7 @@ class Suite:
                 "-m",
                 "pytest",
                 "-v",
-                "-p",
-                "no:randomly",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:asyncio",
+                *("-p", "accel", "-p", "xdist", "-p", "no:cacheprovider"),
                 *args,
             ],
             cwd=self.path,
@@ -156,6 +157,7 @@ class Suite:
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=_hear_interrupts,
         )
         session = Session(process)
         self._sessions.append(session)

@@ -1,0 +1,283 @@
+"""Sessions that are interrupted or lose one of their processes: what stays behind is looked for by ``suite``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Session, Suite
+
+ENDLESS = """
+    import os
+    import signal
+    import subprocess
+    import threading
+    from multiprocessing import shared_memory
+    from pathlib import Path
+
+    import pytest
+
+    HERE = Path(__file__).parent
+
+
+    def leave_everything_behind(rank):
+        shared_memory.SharedMemory(create=True, size=1 << 16, name=f"RUN-{rank}")
+        subprocess.Popen(["sleep", "1000"])
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                os.write(write, b"here")
+                while True:
+                    signal.pause()
+            os._exit(0)
+        assert os.read(read, 4) == b"here"
+
+
+    def wait_for_ever(rank):
+        leave_everything_behind(rank)
+        (HERE / f"rank-{rank}").write_text(f"{os.getpid()}\\n")
+        threading.Event().wait()
+
+
+    @pytest.mark.distributed(2)
+    def test_passes(rank):
+        pass
+
+
+    @pytest.mark.devices(2)
+    def test_other_shape():
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_endless(rank):
+        wait_for_ever(rank)
+
+
+    @pytest.mark.distributed(2)
+    def test_next():
+        pass
+"""
+
+
+def begin(suite: Suite, *args: str) -> Session:
+    """A session whose ranks wait for ever."""
+    suite.write("test_it.py", ENDLESS.replace("RUN-", f"{suite.run_id}-"))
+    session = suite.start(*args)
+    for rank in range(2):
+        suite.read(f"rank-{rank}")
+    return session
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
+def test_interrupt(suite: Suite, workers: list[str]) -> None:
+    session = begin(suite, *workers)
+    # As a terminal does it.
+    os.killpg(session.process.pid, signal.SIGINT)
+    run = session.finish()
+    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in run.text
+
+
+def test_second_interrupt(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        import threading
+        from pathlib import Path
+
+        if "WORLD_SIZE" not in os.environ:
+
+            def pytest_keyboard_interrupt():
+                Path(__file__).with_name("interrupted").write_text("yes\\n")
+                threading.Event().wait()
+        """,
+    )
+    session = begin(suite)
+    session.process.send_signal(signal.SIGINT)
+    suite.read("interrupted")
+    session.process.send_signal(signal.SIGINT)
+    assert session.finish().code != pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_end_of_the_controller(suite: Suite, number: signal.Signals) -> None:
+    session = begin(suite)
+    session.process.send_signal(number)
+    assert session.finish().code == -number
+
+
+def test_end_of_the_controller_while_its_own_child_lives_on(suite: Suite) -> None:
+    """The child has the controller's end of every connection."""
+    suite.write(
+        "test_first.py",
+        """
+        import os
+        import time
+        from pathlib import Path
+
+        TEMPORARY = Path(os.environ["TMPDIR"])
+
+
+        def test_forks():
+            if os.fork() == 0:
+                while list(TEMPORARY.glob("accel-*")):
+                    time.sleep(0.01)
+                os._exit(0)
+        """,
+    )
+    session = begin(suite, "test_it.py::test_passes", "test_first.py", "test_it.py::test_endless")
+    session.process.kill()
+    session.process.wait()
+    suite.expect_nothing_left()
+
+
+def test_end_of_the_controller_while_the_server_starts(suite: Suite) -> None:
+    suite.write("test_it.py", ENDLESS.replace("RUN-", f"{suite.run_id}-"))
+    session = suite.start()
+    session.fork_server()
+    session.process.kill()
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+def test_end_of_the_fork_server(suite: Suite, preloaded: bool) -> None:
+    session = begin(suite)
+    (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
+    run = session.finish()
+    run.expect({"test_passes": "PASSED", "test_other_shape": "PASSED", "test_endless": "FAILED", "test_next": "PASSED"})
+    assert "ranks 0-1 died in the call phase: killed by SIGKILL" in run.failure("test_endless")
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+def test_exit_from_a_rank(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.fixture
+        def exits(rank):
+            if rank == 1:
+                pytest.exit("enough", returncode=7)
+
+
+        @pytest.mark.distributed(2)
+        def test_passes():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_exits(exits, process_group):
+            process_group.barrier().wait()
+
+
+        @pytest.mark.distributed(2)
+        def test_never():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.words == {"test_passes": "PASSED"}
+    assert "enough" in run.text
+    assert run.code == 7
+
+
+def test_end_of_a_worker_gives_its_devices_back(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+        if "PYTEST_XDIST_WORKER" in os.environ:
+
+            def pytest_runtest_setup(item):
+                if item.name == "test_endless":
+                    Path(__file__).with_name("worker").write_text(f"{os.getpid()}\\n")
+        """,
+    )
+    session = begin(suite, "-n2", "-k", "test_endless or test_next")
+    os.kill(int(suite.read("worker")), signal.SIGKILL)
+    run = session.finish()
+    run.expect({"test_endless": "FAILED", "test_next": "PASSED"})
+    assert "crashed while running" in run.text
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+def test_end_of_the_controller_of_workers(suite: Suite) -> None:
+    session = begin(suite, "-n2")
+    session.process.kill()
+
+
+EXCLUSIVE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    HERE = Path(__file__).parent
+
+
+    @pytest.fixture
+    def alone(accel, rank):
+        files = [HERE / f"held-{device.id}" for device in accel.devices] if rank == 0 else []
+        for file in files:
+            file.touch(exist_ok=False)
+        yield
+        for file in files:
+            file.unlink()
+
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.parametrize("number", range(6))
+    def test_both(alone, number):
+        pass
+
+
+    @pytest.mark.distributed(1)
+    @pytest.mark.parametrize("number", range(6))
+    def test_one(alone, number):
+        pass
+
+
+    @pytest.mark.devices(1)
+    @pytest.mark.parametrize("number", range(4))
+    def test_no_ranks(accel, number):
+        file = HERE / f"held-{accel.devices[0].id}"
+        file.touch(exist_ok=False)
+        file.unlink()
+
+
+    def test_unmarked():
+        pass
+"""
+
+
+def test_sessions_that_contend_for_devices(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write("test_it.py", EXCLUSIVE)
+    sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
+    for session in sessions:
+        run = session.finish()
+        assert run.code == pytest.ExitCode.OK, run.text
+        assert list(run.words.values()) == ["PASSED"] * 17
+
+
+def test_a_dead_session_holds_nothing(suite: Suite) -> None:
+    """Another one waits for its devices, and gets them."""
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    first = begin(suite)
+    second = suite.start("-k", "test_next")
+    suite.appears("locks/wants/*.json")
+    first.process.kill()
+    run = second.finish()
+    run.expect({"test_next": "PASSED"})
