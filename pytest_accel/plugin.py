@@ -44,6 +44,9 @@ __all__ = [
     "world_size",
 ]
 
+_BEFORE = frozenset(sys.modules)
+"""What was imported before any conftest."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
@@ -111,7 +114,6 @@ class CollectionHooks:
         self._auto = "auto" in session.settings.preload
         option = session.config.option
         self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
-        self._modules = set(sys.modules)
         self._considered: set[str] = set()
 
     def pytest_collect_file(self, file_path: Path) -> None:
@@ -121,7 +123,7 @@ class CollectionHooks:
         # Without devices in the session, tests that only ask for devices are skipped.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._session.port.warm()
-            self._preload(preload.imports_of(file_path))
+            self._preload(preload.imports_of(file_path) | self._imported)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
@@ -130,12 +132,17 @@ class CollectionHooks:
         result = yield
         marked = self._session.adopt(items)
         if marked and self._runs:
-            self._preload({name.partition(".")[0] for name in set(sys.modules) - self._modules})
+            self._preload(self._imported)
             from pytest_accel.running import RunningHooks
 
             if not config.pluginmanager.has_plugin("accel-running"):
                 config.pluginmanager.register(RunningHooks(self._session), "accel-running")
         return result
+
+    @property
+    def _imported(self) -> set[str]:
+        """The packages that conftests and test files have imported."""
+        return {name.partition(".")[0] for name in sys.modules.keys() - _BEFORE}
 
     def _preload(self, names: set[str]) -> None:
         new = names - self._considered

@@ -388,7 +388,12 @@ def main(descriptor: int, controller: int) -> None:
     if given is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
     server = _Server(connection, spec, controller)
+    code = 1
     try:
         server.serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         clean_up(spec)
+        os._exit(code)  # Taking the interpreter apart, torch in it, takes longer than the rest of the session's end.

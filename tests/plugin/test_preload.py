@@ -68,6 +68,17 @@ def test_auto_imports_what_tests_import(package: Suite) -> None:
     assert len(others) == 2  # The driver and the server.
 
 
+def test_auto_imports_what_conftests_have_imported(package: Suite) -> None:
+    package.write("helper.py", "import heavy\n")
+    package.write("conftest.py", "import helper\n")
+    package.write("test_heavy.py", _TEST.format(name="helper"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(package, "heavy")
+    assert not ranks
+    assert len(others) == 2
+
+
 @pytest.mark.parametrize("setting", ["none", "json"])
 def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
