@@ -78,6 +78,8 @@ class Run:
     cpu: float
     """User and system time of all its processes."""
     others: float
+    collecting: float
+    """When collection began."""
     collected: float
     """When collection had ended."""
     begins: tuple[float, ...]
@@ -90,6 +92,13 @@ class Run:
     def per_test(self, first: int) -> float:
         """Milliseconds a test, from test `first` on: the ones before it start processes and fill caches."""
         return (self.ends[-1] - self.begins[first]) / (len(self.ends) - first) * 1e3
+
+    def per_collected_test(self, first: int) -> float:
+        """As :meth:`per_test`, with the test's part of collection.
+
+        Ranks collect a file when they come to it, which the running time has in it: so the others' must count as well.
+        """
+        return self.per_test(first) + (self.collected - self.collecting) / len(self.ends) * 1e3
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -131,6 +140,7 @@ def session(
         wall,
         cpu,
         others,
+        moments["collecting"],
         moments["collected"],
         tuple(moments["begins"]),
         tuple(moments["ends"]),

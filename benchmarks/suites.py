@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure import PARENT, STAMPS
 
 _CONFTEST = f"""
 import json, os, sys, time
+import pytest
 
-begins, ends, collected = [], [], 0.0
+begins, ends, collecting, collected = [], [], 0.0, 0.0
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    global collecting
+    collecting = time.monotonic()
 
 def pytest_collection_finish():
     global collected
@@ -24,7 +31,16 @@ def pytest_runtest_logfinish():
 def pytest_sessionfinish():
     if os.getppid() == int(os.environ["{PARENT}"]):
         with open(os.environ["{STAMPS}"], "w") as file:
-            json.dump({{"collected": collected, "begins": begins, "ends": ends, "torch": "torch" in sys.modules}}, file)
+            json.dump(
+                {{
+                    "collecting": collecting,
+                    "collected": collected,
+                    "begins": begins,
+                    "ends": ends,
+                    "torch": "torch" in sys.modules,
+                }},
+                file,
+            )
 """
 
 IMPORTS = """import pytest
@@ -133,10 +149,15 @@ def test_{number}(tmp_path):
 )
 
 
-def write(folder: Path, body: str, tests: int, *, head: str = IMPORTS, files: int = 1) -> Path:
-    """A suite of `tests` tests, `body` with its number filled in, evenly over `files` files."""
+def write(
+    folder: Path, body: str, tests: int, *, head: str = IMPORTS, files: int = 1, imported: Sequence[str] = ()
+) -> Path:
+    """A suite of `tests` tests, `body` with its number filled in, evenly over `files` files.
+
+    Its conftest imports what is to be `imported` before the tests are collected.
+    """
     folder.mkdir(parents=True)
-    (folder / "conftest.py").write_text(_CONFTEST)
+    (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + _CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\n")
     for file in range(files):
         numbers = range(file * tests // files, (file + 1) * tests // files)

@@ -15,8 +15,9 @@ _FIRST = 20
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Milliseconds a test in suites of 1,000 tests in ten files."""
-    write = partial(suites.write, tests=effort.tests, files=10)
+    """Milliseconds a test, its collection included, in suites of 1,000 tests in ten files."""
+    # What a file imports is imported once, and no cost of a test.
+    write = partial(suites.write, tests=effort.tests, files=10, imported=["torch", "torch.distributed"])
     plain = write(folder / "plain", suites.PLAIN)
     two = write(folder / "two", suites.all_reduce("2"))
     four = write(folder / "four", suites.all_reduce("4"))
@@ -27,10 +28,16 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     }
     if importlib.util.find_spec("expecttest") is not None:  # What torch.testing._internal needs.
         head, body = suites.CONTINUOUS
-        continuous = suites.write(folder / "continuous", body, effort.tests, head=head)
+        continuous = suites.write(
+            folder / "continuous",
+            body,
+            effort.tests,
+            head=head,
+            imported=["torch.testing._internal.common_distributed"],
+        )
         sessions["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
     made = interleaved(sessions, effort.runs)
-    values = {name: [run.per_test(_FIRST) for run in runs] for name, runs in made.items()}
+    values = {name: [run.per_collected_test(_FIRST) for run in runs] for name, runs in made.items()}
     base, ours = middle(values["plain"]), middle(values["two"])
 
     def figure(name: str, key: str, factor: float | None = None, beside: float = base, words: str = "") -> Figure:
