@@ -66,8 +66,6 @@ def refusal(need: DeviceNeed, kind: str) -> str | None:
     if need.share is not None:
         part = need.share.fraction if need.share.bytes is None else format_memory(need.share.bytes)
         return f"share={part} is not available for this kind ({kind}) yet"
-    if need.near is not None:
-        return f"near={need.near!r} is not available for this kind ({kind}) yet"
     return None
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.hardware.nearness import linked
 
 How = Literal["fastest", "pci", "free", "near", "ids"]
 _WORDS: tuple[How, ...] = tuple(how for how in get_args(How) if how != "ids")
-_VIA = {"nvlink": 1000, "pcie": 1, "numa": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
     chain = left[:1]
     del left[:1]
     while left:
-        nearest = max(left, key=lambda device: (_ties(chain[-1], device), sum(_ties(one, device) for one in chain)))
+        nearest = max(left, key=lambda device: (linked(chain[-1], device), sum(linked(one, device) for one in chain)))
         left.remove(nearest)
         chain.append(nearest)
     return tuple(chain)
@@ -119,8 +119,3 @@ def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 def _free(device: Device) -> int:
     return -1 if device.memory_free is None else device.memory_free
-
-
-def _ties(one: Device, other: Device) -> int:
-    links = sum(_VIA[link.via] for link in one.links if link.peer == other.id)
-    return links + (one.numa is not None and one.numa == other.numa)

@@ -98,7 +98,7 @@ class Broker:
         on_grant: Callable[[Lease], None],
         *,
         slots: int = 0,
-        prefer: Sequence[str] = (),
+        ties: Sequence[tuple[str, str, float]] = (),
         on_failure: Callable[[Exception], None] | None = None,
     ) -> int:
         """Ask for `count` of the devices `candidates` and for `slots` slots; the request's id.
@@ -116,7 +116,7 @@ class Broker:
             self._last_id += 1
             self._last_since = max(time.time(), math.nextafter(self._last_since, math.inf))
             request = Request(
-                self._last_id, tuple(name for name in self._devices if name in chosen), count, slots, tuple(prefer)
+                self._last_id, tuple(name for name in self._devices if name in chosen), count, slots, tuple(ties)
             )
             if not self._waiting:
                 # Nobody has looked at these since the last request went.

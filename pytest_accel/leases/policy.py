@@ -31,8 +31,8 @@ class Request:
     """Ids of the devices that would do, in the session's order."""
     count: int
     slots: int = 0
-    prefer: tuple[str, ...] = ()
-    """Ids of the devices to take first when there is a choice, best first. A wish: nothing waits for it."""
+    ties: tuple[tuple[str, str, float], ...] = ()
+    """How well pairs of candidates go together, where it differs. A wish for when there is a choice: nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,26 @@ def _plan(waiting: Sequence[Request], free: Collection[str], free_slots: int) ->
 
 
 def _pick(available: Sequence[str], request: Request) -> tuple[str, ...]:
-    if len(available) <= request.count:
-        return tuple(available)
-    liked = dict.fromkeys([*(device for device in request.prefer if device in available), *available])
-    chosen = set(list(liked)[: request.count])
+    if len(available) <= request.count or request.count < 2 or not request.ties:
+        return tuple(available[: request.count])
+    weights = {frozenset((one, other)): weight for one, other, weight in request.ties}
+    sets = [_grow(first, available, request.count, weights) for first in available]
+    # The first of the best: those that come first in the session's order.
+    chosen, _ = max(sets, key=lambda found: found[1])
     return tuple(device for device in available if device in chosen)
+
+
+def _grow(
+    first: str, available: Sequence[str], count: int, weights: Mapping[frozenset[str], float]
+) -> tuple[list[str], float]:
+    """`count` devices from `first` on, each the one that goes best with those before it, and how well they do."""
+    chosen, total = [first], 0.0
+
+    def bond(device: str) -> float:
+        return sum(weights.get(frozenset((device, one)), 0.0) for one in chosen)
+
+    while len(chosen) < count:
+        best = max((device for device in available if device not in chosen), key=bond)
+        total += bond(best)
+        chosen.append(best)
+    return chosen, total

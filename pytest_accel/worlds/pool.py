@@ -10,6 +10,7 @@ from functools import partial
 import psutil
 
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.nearness import ties
 from pytest_accel.hardware.needs import candidates
 from pytest_accel.leases.broker import Lease
 from pytest_accel.leases.brokers import Brokers
@@ -196,9 +197,15 @@ class Pool:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
-        fitting = [device.id for device in candidates(shape.need, self._machine.of(shape.kind))]
-        fail = partial(self._fail, ticket)
-        ticket.request = broker.submit(fitting, shape.need.count, holder, granted, on_failure=fail)
+        fitting = candidates(shape.need, self._machine.of(shape.kind))
+        ticket.request = broker.submit(
+            [device.id for device in fitting],
+            shape.need.count,
+            holder,
+            granted,
+            ties=ties(fitting, shape.need.near) if shape.need.count > 1 else (),
+            on_failure=partial(self._fail, ticket),
+        )
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:

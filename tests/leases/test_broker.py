@@ -46,8 +46,12 @@ def test_granted_before_submit_returns(session: Session) -> None:
     leases: list[Lease] = []
     broker.submit(("c", "a", "b"), 2, ME, leases.append, slots=3)
     assert [(lease.devices, lease.slots) for lease in leases] == [(("a", "b"), 3)]
-    broker.submit(DEVICES, 1, ME, leases.append, prefer=["d"])
-    assert leases[1].devices == ("d",)
+
+
+def test_devices_that_go_together_are_granted_together(session: Session) -> None:
+    leases: list[Lease] = []
+    session().submit(DEVICES, 2, ME, leases.append, ties=[("b", "d", 1.0)])
+    assert leases[0].devices == ("b", "d")
 
 
 @pytest.mark.parametrize("locks", [False, True])

@@ -17,8 +17,8 @@ def requests(draw: st.DrawFn) -> tuple[Request, ...]:
         candidates = tuple(name for name in DEVICES if draw(st.booleans()))
         count = draw(st.integers(0, len(candidates)))
         slots = draw(st.integers(0 if count else 1, SLOTS))
-        prefer = tuple(draw(st.lists(st.sampled_from(DEVICES), max_size=3)))
-        made.append(Request(number, candidates, count, slots, prefer))
+        ties = draw(st.lists(st.tuples(*[st.sampled_from(DEVICES)] * 2, st.floats(0, 1000)), max_size=6))
+        made.append(Request(number, candidates, count, slots, tuple(ties)))
     return tuple(made)
 
 
@@ -121,13 +121,24 @@ def test_a_request_that_waits_for_devices_leaves_the_slots_to_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefer", "expected"),
-    [((), ("a", "b")), (("c",), ("a", "c")), (("c", "b"), ("b", "c")), (("c", "c", "x"), ("a", "c"))],
+    ("ties", "count", "expected"),
+    [
+        ((), 2, ("a", "b")),
+        ((("b", "d", 1.0),), 2, ("b", "d")),
+        ((("d", "b", 1.0),), 2, ("b", "d")),
+        ((("a", "b", 1.0), ("c", "d", 1.0)), 2, ("a", "b")),
+        ((("a", "b", 1.0), ("c", "d", 2.0)), 2, ("c", "d")),
+        ((("b", "c", 1.0), ("c", "d", 1.0), ("b", "d", 1.0), ("a", "b", 2.0)), 3, ("a", "b", "c")),
+        ((("b", "c", 1.0), ("c", "d", 1.0), ("b", "d", 1.0), ("a", "b", 1.0)), 3, ("b", "c", "d")),
+        ((("b", "d", 1.0),), 1, ("a",)),
+        ((("b", "x", 9.0),), 2, ("a", "b")),
+    ],
 )
-def test_preferred_devices_are_taken_first_and_given_in_session_order(
-    prefer: tuple[str, ...], expected: tuple[str, ...]
+def test_devices_that_go_together_are_taken_together(
+    ties: tuple[tuple[str, str, float], ...], count: int, expected: tuple[str, ...]
 ) -> None:
-    assert decide([Request(1, ("a", "b", "c"), 2, prefer=prefer)], ["a", "b", "c"], 0) == (Grant(1, expected, 0),)
+    free = ["a", "b", "c", "d"]
+    assert decide([Request(1, tuple(free), count, ties=ties)], free, 0) == (Grant(1, expected, 0),)
 
 
 def test_wanted_are_the_leases_that_hold_what_somebody_lacks() -> None:

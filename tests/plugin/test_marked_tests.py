@@ -262,7 +262,7 @@ def test_share():
     raise AssertionError("ran")
 
 
-@pytest.mark.devices(2, near="nvlink")
+@pytest.mark.devices(2, near="infiniband")
 def test_near():
     raise AssertionError("ran")
 

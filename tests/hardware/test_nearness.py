@@ -1,0 +1,52 @@
+"""Which devices go well together."""
+
+from __future__ import annotations
+
+from pytest_accel.hardware.device import Device, Link, Near
+from pytest_accel.hardware.nearness import linked, ties
+
+
+def device(number: int, name: str = "A", numa: int | None = None, **links: Near) -> Device:
+    """``links`` are by the other's id: ``d1="nvlink"``."""
+    ends = tuple(Link(peer, via) for peer, via in links.items())
+    return Device(kind="sim", id=f"d{number}", index=number, name=name, numa=numa, links=ends)
+
+
+def best(devices: list[Device], near: Near | None = None) -> tuple[str, str]:
+    one, other, _ = max(ties(devices, near), key=lambda tie: tie[2])
+    return one, other
+
+
+def test_equal_pairs_say_nothing() -> None:
+    assert ties([device(0), device(1), device(2)], None) == ()
+    assert ties([device(0), device(1)], "nvlink") == ()
+    assert ties([device(0)], None) == ()
+
+
+def test_nvlinks_count_above_a_common_node() -> None:
+    assert linked(device(0, d1="nvlink"), device(1)) > linked(device(0, numa=0, d1="pcie"), device(1, numa=0))
+    assert linked(device(0, numa=0), device(1, numa=0)) > linked(device(0, numa=0), device(1, numa=1))
+    assert linked(device(0), device(1)) == 0
+
+
+def test_like_devices_go_together_whatever_links_others() -> None:
+    devices = [device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]
+    assert best(devices) == ("d0", "d2")
+
+
+def test_of_like_devices_the_linked_ones() -> None:
+    devices = [device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]
+    assert best(devices) == ("d1", "d2")
+
+
+def test_what_the_test_asks_for_stands_above_all() -> None:
+    devices = [
+        device(0, "A", numa=0),
+        device(1, "A", numa=1, d2="nvlink"),
+        device(2, "B", numa=0, d1="nvlink", d3="pcie"),
+        device(3, "C", numa=1, d2="pcie"),
+    ]
+    assert best(devices, "nvlink") == ("d1", "d2")
+    assert best(devices, "numa") == ("d0", "d2")
+    assert best(devices, "pcie") == ("d2", "d3")
+    assert best(devices) == ("d0", "d1")

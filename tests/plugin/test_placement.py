@@ -1,0 +1,63 @@
+"""Which of several free devices a test gets."""
+
+from __future__ import annotations
+
+from tests.plugin.conftest import Suite
+
+MACHINE = """
+    [[device]]
+    name = "Slow"
+    numa = 0
+
+    [[device]]
+    name = "Fast"
+    capability = "9.0"
+    links = [{to = 3, via = "nvlink"}]
+
+    [[device]]
+    name = "Slow"
+    numa = 1
+
+    [[device]]
+    name = "Odd"
+    capability = "8.0"
+    numa = 0
+    """
+
+
+def test_sets_of_devices(suite: Suite) -> None:
+    suite.write("machine.toml", MACHINE)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(2, fresh=True)
+        def test_like_ones(accel):
+            assert [device.name for device in accel.devices] == ["Slow", "Slow"]
+
+
+        @pytest.mark.devices(1, fresh=True)
+        def test_the_first_one(accel):
+            assert [device.name for device in accel.devices] == ["Fast"]
+
+
+        @pytest.mark.devices(2, near="nvlink", fresh=True)
+        def test_linked_ones(accel):
+            assert [device.name for device in accel.devices] == ["Fast", "Odd"]
+
+
+        @pytest.mark.distributed(2, device="sim")
+        @pytest.mark.devices(near="numa", fresh=True)
+        def test_neighbours(accel):
+            assert {device.numa for device in accel.devices} == {0}
+
+
+        @pytest.mark.devices(3, near="nvlink", fresh=True)
+        def test_more_than_are_linked(accel):
+            assert {"Fast", "Odd"} < {device.name for device in accel.devices}
+        """,
+    )
+    run = suite.run("--accel", "sim:machine.toml")
+    assert run.count() == {"PASSED": 5}, run.text
