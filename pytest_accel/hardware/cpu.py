@@ -75,6 +75,16 @@ class Cpu:
         """Nothing: no variable hides a CPU."""
 
 
+def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:
+    """How many of `cores` oneCCL's worker threads leave to the computation.
+
+    ``CCL_WORKER_COUNT`` threads, 1 where it is not set, each busy on a core of its own (oneCCL environment variables,
+    "Workers").
+    """
+    workers = environ.get("CCL_WORKER_COUNT", "1")
+    return max(1, cores - (int(workers) if workers.isdecimal() else 1))
+
+
 def affinity() -> tuple[int, ...]:
     """The logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import socket
 from collections import Counter
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
 
 HOST = "127.0.0.1"
+_PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
 
@@ -60,8 +62,6 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
 
     spec, rank = context.spec, context.rank
     port = listening.getsockname()[1]
-    if "OMP_NUM_THREADS" in os.environ:  # libgomp has read it before this process was forked.
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if rank == 0:
         store = dist.TCPStore(
             HOST, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -76,12 +76,55 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
     _serve_rendezvous(context, port)
     if spec.init:
         backend = spec.backend or dist.get_default_backend_for_device(device)
+        _check_backend(backend)
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=PATIENCE
         )
         context.default_group = world = dist.group.WORLD
         assert world is not None
         context.kept_groups.add(world.group_name)
+
+
+def backend_names(backend: str | None) -> list[str]:
+    """Those of ``cpu:gloo,cuda:nccl``, which is `torch.distributed.init_process_group`'s form."""
+    return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
+
+
+def limit_threads() -> None:
+    """As many threads as ``OMP_NUM_THREADS`` says: libgomp has read it before this process was forked."""
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads):
+        torch.set_num_threads(int(threads))
+
+
+def _check_backend(backend: str) -> None:
+    """ValueError, with what to do, for a backend that this torch does not have.
+
+    ``ccl`` is registered by importing its package (github.com/intel/torch-ccl, whose development has ended), the others
+    by how torch was built.
+    """
+    import torch
+    import torch.distributed as dist
+
+    for name in backend_names(backend):
+        packages = _PLUGIN_BACKENDS.get(name, ())
+        for package in packages:
+            if importlib.util.find_spec(package) is not None:
+                importlib.import_module(package)
+                break
+        if not dist.is_backend_available(name):
+            usable = set(dist.Backend.backend_list) - {"undefined", "fake"}
+            here = ", ".join(sorted(one for one in usable if dist.is_backend_available(one)))
+            remedy = "nothing that is imported here has registered it"
+            if packages:
+                remedy = f"install {packages[0]}"
+            elif name in dist.Backend.backend_list:
+                remedy = f"a torch that is built with {name} has it"
+            raise ValueError(
+                f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or take one of {here}"
+            )
 
 
 def _serve_rendezvous(context: RankContext, port: int) -> None:

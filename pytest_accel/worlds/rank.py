@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.inventory import VENDORS
 from pytest_accel.worlds import group, serving
@@ -57,6 +58,11 @@ class RankContext:
         """torch's names of the visible devices; ``cpu`` where the world has none."""
         return [self.vendor.torch_device(index) for index in range(len(self.seen))] or ["cpu"]
 
+    @property
+    def cores(self) -> set[int]:
+        """The logical CPUs that are this rank's own; empty where it may use all."""
+        return {core for device in self.own for core in device.cores}
+
     @cached_property
     def torch_device(self) -> str:
         """torch's name of this rank's first own device."""
@@ -87,6 +93,8 @@ def run(
     _reseed()
     context = RankContext(session, spec, rank)
     _set_environment(context, store)
+    if context.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, context.cores)
     _let_the_driver_finish()
     os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
@@ -131,7 +139,10 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.seen or spec.kind != "cpu":
-        changes |= context.vendor.mask(context.seen, os.environ)
+        # A CPU slot is no device that other ranks could see: threads and cores are for this rank's own.
+        changes |= context.vendor.mask(context.own if context.cores else context.seen, os.environ)
+    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in group.backend_names(spec.backend):
+        changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
         assert store is not None
         changes |= group.environment(spec, rank, store.getsockname()[1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.cpu import Cpu, affinity, cpu_quota, numa_nodes, parse_cpulist, split
+from pytest_accel.hardware.cpu import Cpu, affinity, cpu_quota, numa_nodes, parse_cpulist, split, threads_beside_ccl
 from pytest_accel.hardware.device import Device, Vendor
 
 
@@ -138,3 +138,17 @@ def test_nothing_hides_a_slot() -> None:
     assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(devices) == devices
     assert vendor.torch_device(1) == "cpu"
     vendor.verify(devices, {})
+
+
+@pytest.mark.parametrize(
+    ("cores", "environ", "threads"),
+    [
+        (4, {}, 3),
+        (4, {"CCL_WORKER_COUNT": "2"}, 2),
+        (1, {}, 1),
+        (2, {"CCL_WORKER_COUNT": "8"}, 1),
+        (4, {"CCL_WORKER_COUNT": "x"}, 3),
+    ],
+)
+def test_ccl_has_cores_for_itself(cores: int, environ: dict[str, str], threads: int) -> None:
+    assert threads_beside_ccl(cores, environ) == threads

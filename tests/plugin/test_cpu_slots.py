@@ -1,0 +1,77 @@
+"""Ranks on slots of the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from tests.plugin.conftest import Suite
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks for the affinity")
+
+
+def test_ranks_stay_in_their_slot(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+        import torch
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.devices(1)
+        def test_ranks(accel, gather):
+            (slot,) = accel.devices
+            assert os.sched_getaffinity(0) == set(slot.cores)
+            assert torch.get_num_threads() == len(slot.cores) == int(os.environ["OMP_NUM_THREADS"])
+            others = gather(slot.id)
+            assert len(set(others)) == 2
+
+
+        @pytest.mark.devices(2, kind="cpu")
+        def test_one_process(accel):
+            cores = {core for slot in accel.devices for core in slot.cores}
+            assert os.sched_getaffinity(0) == cores
+            assert torch.get_num_threads() == len(cores)
+
+
+        @pytest.mark.distributed(1, device="cpu")
+        def test_next():
+            pass
+        """,
+    )
+    run = suite.run("--accel", "cpu:2")
+    assert run.count() == {"PASSED": 3}, run.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "remedy"),
+    [
+        ("mpi", "a torch that is built with mpi has it"),
+        ("cpu:ucc", "a torch that is built with ucc has it"),
+        ("ccl", "install oneccl_bindings_for_pytorch"),
+        ("glooo", "nothing that is imported here has registered it"),
+    ],
+)
+def test_backends_that_are_not_there(suite: Suite, backend: str, remedy: str) -> None:
+    if importlib.util.find_spec("oneccl_bindings_for_pytorch") is not None:
+        pytest.skip("oneCCL's bindings are installed")
+    suite.write(
+        "test_it.py",
+        f"""
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu", backend={backend!r})
+        def test_it():
+            pass
+        """,
+    )
+    run = suite.run()
+    name = backend.rpartition(":")[2]
+    assert run.word("test_it") == "ERROR"
+    assert f"ValueError: backend {name!r} is not available in torch " in run.text
+    assert f": {remedy}, or take one of gloo" in run.text
