@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
+from benchmarks.measure import (
+    PLUGINS,
+    WITH,
+    WITHOUT,
+    Effort,
+    Figure,
+    Run,
+    clean_environment,
+    interleaved,
+    middle,
+    session,
+)
 
 _FIRST = 20
 """Tests before this one find their process group, allocator and caches cold."""
+
+
+def _all_reduce_alone(folder: Path) -> float:
+    """Milliseconds of what the tests' bodies do, in two processes without pytest."""
+    script = folder / "alone.py"
+    script.write_text(suites.ALL_REDUCE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = clean_environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return float(done.stdout)
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
@@ -37,6 +60,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         )
         sessions["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
     made = interleaved(sessions, effort.runs)
+    alone = [_all_reduce_alone(folder) for _ in range(effort.runs)]
     values = {name: [run.per_collected_test(_FIRST) for run in runs] for name, runs in made.items()}
     base, ours = middle(values["plain"]), middle(values["two"])
 
@@ -53,6 +77,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
 
     found = [
         figure("plain test with a tensor operation", "plain"),
+        Figure("gloo's all-reduce alone, two processes", middle(alone), "ms", values=tuple(alone)),
         figure("two ranks, all-reduce", "two", 2.5, words="2.5 x plain"),
         figure("four ranks, all-reduce", "four", 5.0, words="5 x plain"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,8 +54,11 @@ class MarkedItem:
     def is_sure_to_run(self) -> bool:
         """Whether nothing that is known now keeps its phases from being asked for."""
         session = self.item.session
-        if self.missing is not None or session.shouldstop or session.shouldfail:
-            return False
+        return self.missing is None and not session.shouldstop and not session.shouldfail and self._is_unconditional
+
+    @cached_property
+    def _is_unconditional(self) -> bool:
+        """Whether no mark makes it depend on a condition: looked at when the tests run, when all marks are there."""
         return not any(mark.name in ("skip", "skipif", "xfail") for mark in self.item.iter_markers())
 
     @property
