@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import logging
 import os
 import pickle
 import selectors
@@ -33,8 +32,6 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-import psutil
-
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.kill import MARK, kill_descendants, kill_group, kill_tree
@@ -49,8 +46,8 @@ from pytest_accel.worlds.messages import (
     WorldSpec,
     WorldStarted,
 )
+from pytest_accel.worlds.preloading import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 
-PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
 _LOOK = 0.5
 """Seconds between two looks at whether the controller is still there, while it cannot be heard."""
 _UNFIT = 3
@@ -266,45 +263,6 @@ class _Server:
         if (reason := unfit()) is not None:
             self._say(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
             os._exit(_UNFIT)
-
-
-def load_plugins(spec: SessionSpec) -> None:
-    """Have pytest import its own and all installed plugins, asserts rewritten as in any session.
-
-    ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business.
-    """
-    import pytest
-
-    before = os.getcwd()
-    os.chdir(spec.directory)
-    try:
-        pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", spec.directory])
-    finally:
-        os.chdir(before)
-
-
-def let_loggers_propagate(package: str) -> None:
-    """Have `package`'s records reach pytest's handlers through the root logger.
-
-    pytest 9.2 attaches two handlers, three times a test, to each logger that does not propagate. torch has some forty,
-    which is half the time of a small test; what is captured is the same.
-    """
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.partition(".")[0] == package and isinstance(logger, logging.Logger):
-            logger.propagate = True
-
-
-def unfit() -> str | None:
-    """Why ranks must not be forked from this process, in words that follow "importing it"; None: they may be."""
-    if psutil.Process().num_threads() > 1:
-        return "starts threads"
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        for name in ("cuda", "xpu", "hpu", "npu", "mlu", "musa"):
-            runtime = getattr(torch, name, None)
-            if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():
-                return f"initialises the {name} runtime"
-    return None
 
 
 def reserve_port() -> socket.socket:
