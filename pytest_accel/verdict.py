@@ -8,6 +8,7 @@ consequence of another comes first.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,20 +77,21 @@ class Verdict:
 
 
 def judge(
-    when: When, outcomes: Sequence[RankOutcome], *, place: tuple[str, int], about: str, timeout: float
+    when: When, outcomes: Sequence[RankOutcome], *, place: tuple[str, int], about: str, timeout: float, here: str = ""
 ) -> Verdict:
     """The verdict on phase `when`.
 
-    `place` is the test's file and line, for text that no rank has written; `about` describes the world in a few words.
+    `place` is the test's file and line, for text that no rank has written; `about` describes the world in a few words;
+    a path below the folder `here` is shown as a person in it would type it.
     """
     sections = _sections(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
         root = min(wrong, key=lambda outcome: (_is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
-        return _failed(when, root, outcomes, place, about, sections)
+        return _failed(when, root, outcomes, place, about, sections, here)
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if hung:
-        return _failed(when, hung[0], outcomes, place, about, sections, timeout)
+        return _failed(when, hung[0], outcomes, place, about, sections, here, timeout)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     expected = [outcome for outcome in skipped if _wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
@@ -97,7 +99,7 @@ def judge(
         reason = _wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) < len(outcomes):
-        return _disagreement(when, outcomes, skipped, place, about, sections)
+        return _disagreement(when, outcomes, skipped, place, about, sections, here)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
@@ -106,7 +108,7 @@ def judge(
     if unknown:  # Such as a plugin's own outcome: whatever it means, it is no pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
-        longrepr = failure(message, [message, "", *_others(outcomes)], place)
+        longrepr = failure(message, [message, "", *_others(outcomes, here)], place)
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
     unexpected = [text for outcome in outcomes if (text := _wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
@@ -187,6 +189,7 @@ def _failed(
     place: tuple[str, int],
     about: str,
     sections: tuple[tuple[str, str], ...],
+    here: str,
     timeout: float = 0.0,
 ) -> Verdict:
     alike = [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
@@ -200,8 +203,8 @@ def _failed(
         longrepr = failure(message, lines, place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
-        lines = [f"{label}: {_tell(root)}"]
-        lines += _others([outcome for outcome in outcomes if outcome.rank not in alike])
+        lines = [f"{label}: {_tell(root, here)}"]
+        lines += _others([outcome for outcome in outcomes if outcome.rank not in alike], here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
@@ -233,13 +236,14 @@ def _disagreement(
     place: tuple[str, int],
     about: str,
     sections: tuple[tuple[str, str], ...],
+    here: str,
 ) -> Verdict:
     ran = [outcome.rank for outcome in outcomes if outcome not in skipped]
     message = (
         f"the ranks disagree in the {when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
         f"{ranks_text(ran)} ran"
     )
-    longrepr = failure(message, [message, "", *_others(outcomes)], place)
+    longrepr = failure(message, [message, "", *_others(outcomes, here)], place)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
@@ -280,15 +284,15 @@ def _key(outcome: RankOutcome) -> object:
     return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash)
 
 
-def _others(outcomes: Sequence[RankOutcome]) -> list[str]:
+def _others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
     """A line for each different thing that happened."""
     groups: dict[object, list[RankOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
-    return [f"{ranks_text([outcome.rank for outcome in group])}: {_tell(group[0])}" for group in groups.values()]
+    return [f"{ranks_text([outcome.rank for outcome in group])}: {_tell(group[0], here)}" for group in groups.values()]
 
 
-def _tell(outcome: RankOutcome) -> str:
+def _tell(outcome: RankOutcome, here: str) -> str:
     if outcome.report is None:
         if outcome.ending == "hung":
             at = where(outcome.stack)
@@ -302,7 +306,8 @@ def _tell(outcome: RankOutcome) -> str:
         return f"skipped: {_reason(longrepr)}"
     if outcome.ending == "failed" and isinstance(longrepr, dict) and longrepr.get("reprcrash"):
         crash = longrepr["reprcrash"]
-        return f"failed at {crash['path']}:{crash['lineno']}: {crash['message'].splitlines()[0]}"
+        path = crash["path"].removeprefix(f"{here}{os.sep}")
+        return f"failed at {path}:{crash['lineno']}: {crash['message'].splitlines()[0]}"
     return outcome.ending
 
 

@@ -50,7 +50,7 @@ def test_the_examples_on_a_machine_without_accelerators() -> None:
             "E       assert 0.7576* == 0.4962*",
             "*test_failing.py:17: AssertionError",
             "-* rank 1 of 2 on cpu -*",
-            "rank 1: failed at *test_failing.py:17: assert 0.7576* == 0.4962*",
+            "rank 1: failed at examples/failing/test_failing.py:17: assert 0.7576* == 0.4962*",
             "rank 0: passed",
             "-* Captured stdout call [[]rank 0[]] -*",
             "rank 0 starts from 0.4963",
