@@ -1,0 +1,193 @@
+"""AMD GPUs, from the topology that the kernel's compute driver (KFD) shows in sysfs; no ROCm library is loaded.
+
+``/sys/class/kfd/kfd/topology/nodes/N`` has ``gpu_id`` (0 for a CPU), ``properties``, ``mem_banks`` and ``io_links``
+(kernel: ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). ROCR counts the GPU nodes in this order; that HIP keeps it is
+not certain, so masks name GPUs by id where they have one. The runtimes of ROCm know no ``CUDA_DEVICE_ORDER``.
+``GPU_DEVICE_ORDINAL`` is for OpenCL alone. Nothing here was confirmed on an AMD GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_accel.hardware.device import Device, Link, MaskError, Near
+from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
+
+_ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+_UUID = re.compile(r"GPU-[0-9a-f]{16}", re.ASCII)
+# CRAT_IOLINK_TYPE_PCIEXPRESS and CRAT_IOLINK_TYPE_XGMI in the kernel's kfd_crat.h.
+_LINKS: dict[int, Near] = {2: "pcie", 11: "nvlink"}
+# HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE in kfd_topology.h: the GPU's own memory.
+_OWN_MEMORY = (1, 2)
+
+
+class Rocm:
+    """The vendor of kind ``rocm``; a device's id is ``GPU-`` and its 16 digits, else its PCI address.
+
+    `root` is where ``sys`` is found. An XGMI link is told as ``nvlink``, which is what tests ask for by that name: a
+    direct link between two GPUs.
+    """
+
+    kind = "rocm"
+    mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
+    hardware = True
+    honours_order = True
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._root = root
+        self._all: tuple[Device, ...] = ()
+
+    def discover(self) -> tuple[Device, ...]:
+        """Every GPU, in PCI order, its index being ROCR's; left out is what the device cgroup denies, as ROCR does."""
+        nodes = self._root / "sys/class/kfd/kfd/topology/nodes"
+        found: dict[int, Device] = {}
+        notes: list[str] = []
+        for node in sorted(int(folder.name) for folder in nodes.glob("*") if folder.name.isdecimal()):
+            try:
+                if int((nodes / str(node) / "gpu_id").read_text()) != 0:
+                    found[node] = self._describe(nodes / str(node), list(found.values()))
+            except (OSError, ValueError) as error:
+                notes.append(f"KFD node {node} is left out: {error}")
+        self.notes = tuple(notes)
+        ids = {node: device.id for node, device in found.items()}
+        self._all = tuple(replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items())
+        return by_pci(self._all)
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """What ROCR's mask leaves, and of that what HIP's leaves; CUDA's counts only where HIP's is not set at all."""
+        hip = environ.get(_HIP, environ.get(_CUDA))
+        if hip is None and _ROCR not in environ:
+            return tuple(devices)
+        seen = self._left_by_rocr(devices, environ)
+        if hip is not None:
+            seen = tuple(seen[at] for at in read_hip(hip, [device.id for device in seen]))
+        return tuple(device for device in seen if device in devices)
+
+    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """By figures: gfx version, then SIMDs times clock, then memory."""
+        return by_figures(devices)
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        """One layer: ROCR's by ids, or, where that is inherited, HIP's by indices into what it leaves.
+
+        ``HIP_VISIBLE_DEVICES=-1`` hides all, since torch counts one device in an empty ``ROCR_VISIBLE_DEVICES``.
+        MaskError where an inherited ROCR mask hides one of `devices`.
+        """
+        if not devices:
+            return {_HIP: "-1", _CUDA: None}
+        if _ROCR not in environ:
+            names = [device.id if _UUID.fullmatch(device.id) else str(device.index) for device in devices]
+            return {_ROCR: ",".join(names), _HIP: None, _CUDA: None}
+        left = [device.id for device in self._left_by_rocr(devices, environ)]
+        hidden = [device.id for device in devices if device.id not in left]
+        if hidden:
+            raise MaskError(
+                f"{_ROCR}={environ[_ROCR]!r} hides {', '.join(hidden)}; it leaves {', '.join(left) or 'none'}"
+            )
+        return {_HIP: ",".join(str(left.index(device.id)) for device in devices), _CUDA: None}
+
+    def torch_device(self, index: int) -> str:
+        """``cuda:INDEX``: torch for ROCm keeps CUDA's name."""
+        return f"cuda:{index}"
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        """MaskError unless torch, built for ROCm, counts exactly `devices`, with their ids where it tells them."""
+        import torch
+
+        count = torch.cuda.device_count()
+        seen = [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
+        reason = "" if torch.version.hip else "; this torch was built without ROCm"
+        compare([device.id for device in devices], seen, environ, reason)
+
+    def _left_by_rocr(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        # A rank's vendor has not looked into the machine, and its lease alone does not tell what ROCR counts.
+        if not self._all:
+            self.discover()
+        every = self._all or tuple(sorted(devices, key=lambda device: device.index))
+        text = environ.get(_ROCR)
+        return every if text is None else tuple(every[at] for at in read_rocr(text, [device.id for device in every]))
+
+    def _describe(self, node: Path, others: Sequence[Device]) -> Device:
+        facts = _properties(node / "properties")
+        place, version = facts.get("location_id", 0), facts.get("gfx_target_version", 0)
+        pci = f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.{place & 7}"
+        unique = facts.get("unique_id", 0)
+        name = f"GPU-{unique:016x}" if unique else pci
+        if any(device.id == name for device in others):
+            # Partitions of one card share its address, and may share its id.
+            name = f"{pci}/{len(others)}"
+        banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
+        memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _OWN_MEMORY)
+        gfx = (version // 10000, version // 100 % 100, version % 100)
+        folder = self._root / "sys/bus/pci/devices" / pci
+        numa, total = _number(folder / "numa_node"), _number(folder / "mem_info_vram_total")
+        used = _number(folder / "mem_info_vram_used")
+        work = facts.get("simd_count", 0) * facts.get("max_engine_clk_fcompute", 0)
+        return Device(
+            kind=self.kind,
+            id=name,
+            index=len(others),
+            name=_text(folder / "product_name") or f"AMD gfx{gfx[0]}{gfx[1]:x}{gfx[2]:x}",
+            memory=memory or total,
+            memory_free=total - used if total is not None and used is not None else None,
+            capability=gfx if version else None,
+            pci=pci,
+            numa=numa if numa is not None and numa >= 0 else None,
+            speed=float(work) or None,
+        )
+
+
+def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
+    """MaskError unless `seen`, torch's UUIDs, are `ids` in order; a UUID in no known form is only counted."""
+    told = [_unique_id(uuid) for uuid in seen]
+    pairs = zip(ids, told, strict=False)
+    if len(ids) == len(seen) and all(uuid is None or not _UUID.fullmatch(name) or name == uuid for name, uuid in pairs):
+        return
+    variables = " ".join(f"{name}={environ[name]!r}" for name in (_ROCR, _HIP, _CUDA) if name in environ)
+    raise MaskError(
+        f"the process should see {len(ids)} rocm devices ({', '.join(ids) or 'none'}) "
+        f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {variables or 'no mask'}{reason}"
+    )
+
+
+def _unique_id(uuid: str) -> str | None:
+    """HIP's 16 bytes are the 16 digits of the id as text, which torch prints as hexadecimal (unverified)."""
+    try:
+        text = bytes.fromhex(uuid.replace("-", "")).decode("ascii").lower()
+    except ValueError:
+        return None
+    return f"GPU-{text}" if _UUID.fullmatch(f"GPU-{text}") else None
+
+
+def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
+    links: list[Link] = []
+    for file in sorted(node.glob("io_links/*/properties")):
+        facts = _properties(file)
+        peer, via = ids.get(facts.get("node_to", -1)), _LINKS.get(facts.get("type", 0))
+        if peer and via:
+            links.append(Link(peer, via))
+    return tuple(links)
+
+
+def _properties(file: Path) -> dict[str, int]:
+    pairs = (line.split() for line in file.read_text().splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(_text(file))
+    except ValueError:
+        return None

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, Link, MaskError, Vendor
+from pytest_accel.hardware.rocm import Rocm, compare
+from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
+
+IDS = [f"GPU-{digit * 16}" for digit in "abc"]
+ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+
+
+def _machine(root: Path, uniques: list[int]) -> Path:
+    """A CPU node, then GPUs whose buses count down, so that KFD's order is not PCI's; the first two have XGMI."""
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
+    (nodes / "0").mkdir(parents=True)
+    (nodes / "0/gpu_id").write_text("0\n")
+    for number, unique in enumerate(uniques, 1):
+        node, bus = nodes / str(number), 0x40 - number
+        (node / "mem_banks/0").mkdir(parents=True)
+        (node / "gpu_id").write_text(f"{1000 + number}\n")
+        (node / "properties").write_text(
+            f"simd_count 440\nmax_engine_clk_fcompute 1700\ngfx_target_version 90010\n"
+            f"location_id {bus << 8}\ndomain 0\nunique_id {unique}\n"
+        )
+        (node / "mem_banks/0/properties").write_text("heap_type 1\nsize_in_bytes 68702699520\n")
+        if number < 3:
+            (node / "io_links/0").mkdir(parents=True)
+            (node / "io_links/0/properties").write_text(f"type 11\nnode_from {number}\nnode_to {3 - number}\n")
+        pci = root / f"sys/bus/pci/devices/0000:{bus:02x}:00.0"
+        pci.mkdir(parents=True)
+        (pci / "numa_node").write_text("1\n")
+        (pci / "mem_info_vram_total").write_text("1000\n")
+        (pci / "mem_info_vram_used").write_text("400\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _machine(tmp_path_factory.mktemp("rocm"), [int(digit * 16, 16) for digit in "abc"])
+
+
+def test_gpus_are_described_in_pci_order(machine: Path) -> None:
+    vendor = Rocm(machine)
+    assert isinstance(vendor, Vendor)
+    devices = vendor.discover()
+    assert [(device.id, device.index) for device in devices] == [(IDS[2], 2), (IDS[1], 1), (IDS[0], 0)]
+    assert devices[2] == Device(
+        kind="rocm",
+        id=IDS[0],
+        index=0,
+        name="AMD gfx90a",
+        memory=68702699520,
+        memory_free=600,
+        capability=(9, 0, 10),
+        pci="0000:3f:00.0",
+        numa=1,
+        links=(Link(IDS[1], "nvlink"),),
+        speed=440 * 1700.0,
+    )
+    assert vendor.notes == ()
+    assert vendor.torch_device(2) == "cuda:2"
+
+
+def test_without_an_id_or_with_a_repeated_one_the_address_is_the_identity(tmp_path: Path) -> None:
+    devices = Rocm(_machine(tmp_path, [0, 7, 7])).discover()
+    assert {device.id for device in devices} == {"0000:3f:00.0", "GPU-0000000000000007", "0000:3d:00.0/2"}
+
+
+def test_a_machine_without_kfd_has_none_and_a_broken_node_is_told(tmp_path: Path) -> None:
+    assert Rocm(tmp_path).discover() == ()
+    _machine(tmp_path, [1, 2])
+    (tmp_path / "sys/class/kfd/kfd/topology/nodes/1/gpu_id").write_text("?")
+    vendor = Rocm(tmp_path)
+    assert [device.index for device in vendor.discover()] == [0]
+    assert [note.split(":")[0] for note in vendor.notes] == ["KFD node 1 is left out"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [("", ()), ("2,0", (2, 0)), (" 0x1 ,0", (1, 0)), ("1,GPU-A", (1, 0)), ("1,1,0", (1,)), ("0,9,1", (0,)),
+     ("-1", ()), ("GPU-", ()), ("GPU-b,x,0", (1,)), ("09", ()), ("1" * 9999, ())],
+)  # fmt: skip
+def test_rocr_grammar(text: str, left: tuple[int, ...]) -> None:
+    assert read_rocr(text, IDS) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [("", ()), ("2,0", (2, 0)), (" 1", ()), ("01", ()), ("1,1,0", (1, 0)), ("0,9,1", (0,)), ("-1", ()),
+     ("GPU-b", (1,)), ("GPU-B", ()), ("GPU-,1", (0, 1)), ("1" * 9999, ())],
+)  # fmt: skip
+def test_hip_grammar(text: str, left: tuple[int, ...]) -> None:
+    assert read_hip(text, IDS) == left
+
+
+@given(st.text() | st.text("0123456789,-+ xGPUabc"))
+def test_no_grammar_raises_or_names_a_device_twice(text: str) -> None:
+    for left in (read_rocr(text, IDS), read_hip(text, IDS)):
+        assert len(set(left)) == len(left)
+        assert set(left) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("environ", "left"),
+    [({}, [2, 1, 0]), ({ROCR: "2,1", HIP: "1"}, [1]), ({ROCR: "2", CUDA: "2"}, []), ({CUDA: "2"}, [2]),
+     ({HIP: "", CUDA: "0"}, []), ({HIP: "1", CUDA: "0"}, [1])],
+)  # fmt: skip
+def test_layers_compose(machine: Path, environ: dict[str, str], left: list[int]) -> None:
+    vendor = Rocm(machine)
+    assert [device.index for device in vendor.visible(vendor.discover(), environ)] == left
+
+
+@given(st.data())
+def test_what_is_written_is_what_is_read(machine: Path, data: st.DataObject) -> None:
+    inherited = data.draw(st.dictionaries(st.sampled_from((ROCR, HIP, CUDA)), st.sampled_from(("", "2,0", "1", "0,1"))))
+    vendor = Rocm(machine)
+    every = vendor.discover()
+    left = vendor.visible(every, inherited)
+    chosen = tuple(data.draw(st.permutations(left)))[: data.draw(st.integers(0, len(left)))]
+    changes = Rocm(machine).mask(chosen, inherited)
+    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
+    assert sum(value is not None for value in changes.values()) == 1
+    assert after.get(ROCR, changes.get(ROCR)) == inherited.get(ROCR, changes.get(ROCR))
+    assert vendor.visible(every, after) == chosen
+
+
+def test_a_device_that_the_inherited_layer_hides_cannot_be_given(machine: Path) -> None:
+    vendor = Rocm(machine)
+    with pytest.raises(MaskError, match=f"ROCR_VISIBLE_DEVICES='1' hides {IDS[2]}"):
+        vendor.mask(vendor.discover()[:1], {ROCR: "1"})
+
+
+def test_verification_compares_count_and_ids() -> None:
+    uuid = ("a" * 16).encode().hex()
+    compare(IDS[:1], [uuid], {})
+    compare(IDS[:1], ["?"], {})
+    with pytest.raises(MaskError, match=r"should see 1 rocm .* HIP_VISIBLE_DEVICES='1'"):
+        compare(IDS[1:2], [uuid], {HIP: "1"})
+    with pytest.raises(MaskError, match="but sees 0"):
+        compare(IDS[:1], [], {})
