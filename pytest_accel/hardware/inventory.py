@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pytest_accel.hardware.device import Device, Vendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
+from pytest_accel.hardware.torch_build import built_for
 from pytest_accel.hardware.units import format_memory
 
-_LATER = ("rocm", "xpu", "hpu", "npu", "mps")
-_FORMS = "auto, none, cuda, cpu, cpu:N, sim:N, sim:FILE.toml"
+_LATER = ("xpu", "hpu", "npu", "mps")
+_FORMS = "auto, none, cuda, rocm, cpu, cpu:N, sim:N, sim:FILE.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ def parse_kind(text: str) -> KindSpec:
         "auto": not colon,
         "none": not colon,
         "cuda": not colon,
+        "rocm": not colon,
         "cpu": not colon or _is_count(argument),
         "sim": _is_count(argument) or argument.endswith(".toml"),
     }
@@ -66,6 +68,12 @@ def _cuda(argument: str | None) -> Vendor:
     return Cuda()
 
 
+def _rocm(argument: str | None) -> Vendor:
+    from pytest_accel.hardware.rocm import Rocm
+
+    return Rocm()
+
+
 def _cpu(argument: str | None) -> Vendor:
     from pytest_accel.hardware.cpu import Cpu
 
@@ -81,8 +89,11 @@ def _sim(argument: str | None) -> Vendor:
     return Sim(file=Path(argument).absolute())
 
 
-VENDORS: dict[str, Callable[[str | None], Vendor]] = {"cuda": _cuda, "cpu": _cpu, "sim": _sim}
-"""A kind's name to what makes its vendor from the text after the colon of ``--accel`` (None: there is none)."""
+VENDORS: dict[str, Callable[[str | None], Vendor]] = {"cuda": _cuda, "rocm": _rocm, "cpu": _cpu, "sim": _sim}
+"""A kind's name to what makes its vendor from the text after the colon of ``--accel`` (None: there is none).
+
+``auto`` looks for them in this order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,10 @@ class Machine:
         for vendor in map(self.vendor, VENDORS):
             if vendor.hardware:
                 inventory = self._take(vendor, mine=True)
+                if inventory.present and vendor.kind == "rocm" and "hip" not in built_for():
+                    # Every processor of AMD's with graphics is one: with another torch it is no accelerator.
+                    notes += (f"{grouped(inventory.devices)} left alone, for torch is not built for ROCm",)
+                    continue
                 if inventory.present:
                     return inventory
                 notes += inventory.notes

@@ -55,14 +55,14 @@ def test_a_kind_is_parsed_and_shows_as_it_was_written(text: str, spec: KindSpec)
     ],
 )
 def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
-    message = f"--accel {text!r}: allowed are auto, none, cuda, cpu, cpu:N, sim:N, sim:FILE.toml, with N from 1"
+    message = f"--accel {text!r}: allowed are auto, none, cuda, rocm, cpu, cpu:N, sim:N, sim:FILE.toml, with N from 1"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_kind(text)
 
 
-@pytest.mark.parametrize("kind", ["rocm", "xpu", "hpu", "npu", "mps"])
+@pytest.mark.parametrize("kind", ["xpu", "hpu", "npu", "mps"])
 def test_a_kind_of_later_says_so(kind: str) -> None:
-    message = f"kind {kind!r} is not available yet: kinds here are cuda, cpu, sim"
+    message = f"kind {kind!r} is not available yet: kinds here are cuda, rocm, cpu, sim"
     for ask in (parse_kind, check_kind, Machine(KindSpec("none"), environ={}).of):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             ask(kind)
@@ -70,7 +70,7 @@ def test_a_kind_of_later_says_so(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["tpu", "auto", "none", "sim:2"])
 def test_a_test_cannot_ask_for_what_is_no_kind(kind: str) -> None:
-    message = f"kind {kind!r}: allowed are cuda, cpu, sim"
+    message = f"kind {kind!r}: allowed are cuda, rocm, cpu, sim"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check_kind(kind)
 

@@ -1,0 +1,43 @@
+"""What torch was built for, read without importing it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.hardware.torch_build import builds_in
+
+
+@pytest.mark.parametrize(
+    ("text", "builds"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", set()),
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", {"cuda"}),
+        ("cuda = None\nhip = '6.4.43482-0f2d60242'\nrocm: Optional[str] = '6.4.1'\n", {"hip"}),
+        ("xpu: Optional[str] = '20250100'\n", {"xpu"}),
+        ("", set()),
+    ],
+)
+def test_version_files(tmp_path: Path, text: str, builds: set[str]) -> None:
+    file = tmp_path / "version.py"
+    file.write_text(text)
+    assert builds_in(file) == builds
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert builds_in(tmp_path / "version.py") == set()
+
+
+def test_agrees_with_torch_and_does_not_import_it() -> None:
+    script = (
+        "import sys\n"
+        "from pytest_accel.hardware.torch_build import built_for\n"
+        "found = built_for()\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch\n"
+        "assert found == {name for name in ('cuda', 'hip', 'xpu') if getattr(torch.version, name, None)}, found\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
