@@ -22,6 +22,7 @@ DEVICES = "accel_devices"
 ORDER = "accel_order"
 REQUIRE = "accel_require"
 STRICT = "accel_strict"
+BUSY = "accel_busy"
 WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
@@ -43,6 +44,8 @@ class Settings:
     """Kind and number of the devices without which the session fails."""
     strict: bool = False
     """Whether a skip for missing hardware is a failure."""
+    busy: Literal["ignore", "skip"] = "ignore"
+    """What becomes of devices that processes outside the session use."""
     wait: float | None = None
     """Seconds that a test may wait for its devices; None: as long as it takes."""
     timeout: float = 300.0
@@ -82,6 +85,13 @@ def _switch(value: object) -> bool:
     if word in ("0", "false", "no", "off"):
         return False
     raise ValueError(value)
+
+
+def _busy(value: object) -> str:
+    word = _text(value)
+    if word not in ("ignore", "skip"):
+        raise ValueError(value)
+    return word
 
 
 def _count(value: str | int) -> int:
@@ -165,6 +175,14 @@ _OPTIONS: dict[str, _Option] = {
         "one of 1, true, yes, on, 0, false, no, off",
         _switch,
         "make a skip for missing hardware a failure",
+    ),
+    BUSY: _Option(
+        "busy",
+        "string",
+        "ignore or skip",
+        _busy,
+        "devices that processes outside the session use: ignore that (default), or skip them as if they were not there",
+        "WHAT",
     ),
     WAIT: _Option(
         "wait",

@@ -24,10 +24,13 @@ class ReportHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
+        from pytest_accel.hardware.inventory import skipped
+
         for kind, count in self._session.settings.require:
-            found = self._session.machine.of(kind).devices
+            inventory = self._session.machine.of(kind)
+            found = inventory.devices
             if len(found) < count:
-                there = ", ".join(device.name for device in found) or "none"
+                there = "; ".join([", ".join(device.name for device in found) or "none", *skipped(inventory)])
                 pytest.exit(
                     f"--accel-require {kind}:{count}: {len(found)} {kind} device(s) here ({there})", returncode=1
                 )

@@ -75,7 +75,7 @@ class AccelSession:
         settings = self.settings
         try:
             order = parse_order(settings.order) if settings.order else None
-            machine = Machine(parse_kind(settings.accel), settings.devices, order)
+            machine = Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
             _ = machine.session
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None

@@ -14,7 +14,10 @@ from pytest_accel.config import Settings, environment_variable
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 NAMES = [
     "accel",
-    *(f"accel_{name}" for name in ("devices", "order", "require", "strict", "wait", "timeout", "fresh", "per_worker")),
+    *(
+        f"accel_{name}"
+        for name in ("devices", "order", "require", "strict", "busy", "wait", "timeout", "fresh", "per_worker")
+    ),
 ]
 """The settings that the command line, the environment and an ini file can give."""
 KINDS = "cuda, rocm, xpu, hpu, npu, mps, mlu, musa, tpu, neuron, cpu, sim"
@@ -34,6 +37,8 @@ GOOD = [
     ("accel_order", "pci", "order", "pci"),
     ("accel_require", "cuda:4", "require", (("cuda", 4),)),
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
+    ("accel_busy", "ignore", "busy", "ignore"),
+    ("accel_busy", "skip", "busy", "skip"),
     ("accel_wait", "0", "wait", 0.0),
     ("accel_wait", "1.5", "wait", 1.5),
     ("accel_timeout", "20", "timeout", 20.0),
@@ -47,6 +52,7 @@ BAD = [
     ("accel_require", "gpu:2", REQUIRE),
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
+    ("accel_busy", "wait", "ignore or skip"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),
     ("accel_timeout", "0", f"{SECONDS} > 0"),
@@ -59,7 +65,13 @@ UNCONVERTIBLE = [
     ("accel_timeout", "5s", f"{SECONDS} > 0"),
     ("accel_per_worker", "1.5", "an int >= 1"),
 ]
-EMPTY = [("accel", ACCEL), ("accel_devices", DEVICES), ("accel_order", ORDER), ("accel_require", REQUIRE)]
+EMPTY = [
+    ("accel", ACCEL),
+    ("accel_devices", DEVICES),
+    ("accel_order", ORDER),
+    ("accel_require", REQUIRE),
+    ("accel_busy", "ignore or skip"),
+]
 
 
 class Probe:
@@ -106,6 +118,7 @@ def test_defaults(pytester: pytest.Pytester) -> None:
         order="fastest",
         require=(),
         strict=False,
+        busy="ignore",
         wait=None,
         timeout=300.0,
         fresh=False,

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, own_and_names, users
 from pytest_accel.hardware.cuda_order import ask_driver
 from pytest_accel.hardware.device import Device, Link, MaskError
+from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
 
@@ -45,11 +47,11 @@ class Cuda:
     def discover(self) -> tuple[Device, ...]:
         """Every GPU and MIG instance, in PCI order; empty without a driver.
 
-        Left out, with a line in `notes`: what the process has no permission for, what has no UUID, and what is in
-        compute mode PROHIBITED. A GPU in MIG mode is none itself, its instances are.
+        Left out, with a line in `notes`: what the process has no permission for, what has no UUID, and what is sick
+        (`judge`). A GPU in MIG mode is none itself, its instances are.
         """
         # Loading the bindings costs some 20 ms, which a machine without the driver need not pay.
-        if not _driver_installed():
+        if not driver_installed():
             return ()
         import pynvml
 
@@ -62,6 +64,24 @@ class Cuda:
             return self._enumerate(pynvml)
         finally:
             pynvml.nvmlShutdown()
+
+    def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
+        """As `HealthVendor.health`; a MIG instance is sick where its card is, and busy by its own processes."""
+        if not devices:
+            return {}
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return {device.id: Health() for device in devices}
+        try:
+            facts = {device.id: users(pynvml, device) for device in devices}
+        finally:
+            pynvml.nvmlShutdown()
+        pids = {process.pid for one in facts.values() for process in one.processes}
+        own, names = own_and_names(pids, session)
+        return {name: judge(one, own, names) for name, one in facts.items()}
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """As `read_cuda_mask`; where GPUs differ and indices count fastest first, the driver is asked for the order."""
@@ -114,7 +134,7 @@ class Cuda:
     def _enumerate(self, nvml: Any) -> tuple[Device, ...]:
         notes: list[str] = []
         cards: list[tuple[Device, Any]] = []
-        for index in range(_optional(nvml, nvml.nvmlDeviceGetCount) or 0):
+        for index in range(optional(nvml, nvml.nvmlDeviceGetCount) or 0):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 cards.append((self._describe(nvml, handle, index, nvml.nvmlDeviceGetUUID(handle)), handle))
@@ -133,27 +153,31 @@ class Cuda:
                 notes.append(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
             if found:
                 counted.append(card)
-            if found and _optional(nvml, nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_PROHIBITED:
-                notes.append(f"{card.name} ({card.id}) is left out: its compute mode is PROHIBITED")
+            facts = condition(nvml, handle)
+            health = judge(facts)
+            if found and health.state == "sick":
+                notes.append(f"{card.name} ({card.id}) is left out: {health.reason}")
                 continue
+            if found and facts.compute_mode == "exclusive_process":
+                notes.append(f"{card.name} ({card.id}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)")
             devices += found
         self.notes = tuple(notes)
         self._cards = tuple(counted)
         return tuple(devices)
 
     def _describe(self, nvml: Any, handle: Any, index: int, uuid: str) -> Device:
-        memory = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        cores = _optional(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
-        clock = _optional(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-        pci = _address(_optional(nvml, nvml.nvmlDeviceGetPciInfo, handle))
+        memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        cores = optional(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+        clock = optional(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        pci = _address(optional(nvml, nvml.nvmlDeviceGetPciInfo, handle))
         return Device(
             kind=self.kind,
             id=uuid,
             index=index,
-            name=_optional(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+            name=optional(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
             memory=memory.total if memory else None,
             memory_free=memory.free if memory else None,
-            capability=_optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+            capability=optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
             pci=pci,
             numa=self._numa(pci),
             speed=float(cores * clock) if cores and clock else None,
@@ -161,21 +185,21 @@ class Cuda:
 
     def _instances(self, nvml: Any, card: Device, handle: Any) -> tuple[Device, ...] | None:
         """The MIG instances of a card; None where it is not in MIG mode."""
-        mode = _optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
+        mode = optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
         if not mode or mode[0] != 1:
             return None
         found: list[Device] = []
-        for index in range(_optional(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-            part = _optional(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            uuid = _optional(nvml, nvml.nvmlDeviceGetUUID, part) if part is not None else None
+        for index in range(optional(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            part = optional(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            uuid = optional(nvml, nvml.nvmlDeviceGetUUID, part) if part is not None else None
             if uuid is None:
                 continue
-            memory = _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, part)
+            memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, part)
             found.append(
                 replace(
                     card,
                     id=uuid,
-                    name=_optional(nvml, nvml.nvmlDeviceGetName, part) or card.name,
+                    name=optional(nvml, nvml.nvmlDeviceGetName, part) or card.name,
                     memory=memory.total if memory else None,
                     memory_free=memory.free if memory else None,
                     parent=card.id,
@@ -222,27 +246,6 @@ def _bare(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
-def _driver_installed() -> bool:
-    import ctypes
-    import sys
-
-    if sys.platform == "win32":
-        return True
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def _optional(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """None where this driver or GPU does not have the figure, or does not tell it to this user."""
-    try:
-        return call(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
 def _address(info: Any) -> str | None:
     """The address as the kernel writes it; NVML's own text has eight digits for the domain."""
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" if info else None
@@ -255,13 +258,13 @@ def _links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Li
     for card, handle in cards:
         peers[card.id] = found = []
         for link in range(_NVLINK_LIMIT):
-            if not _optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
+            if not optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
                 continue
-            remote = _optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            remote = optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
             if remote == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                 found.append(_SWITCH)
                 break
-            peer = ids.get(_address(_optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
+            peer = ids.get(_address(optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
             if peer:
                 found.append(peer)
     switched = [name for name, found in peers.items() if _SWITCH in found]

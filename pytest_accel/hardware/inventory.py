@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.torch_build import built_for
 from pytest_accel.hardware.units import format_memory
@@ -114,6 +115,8 @@ class Inventory:
     """How many of them the inherited masks leave."""
     notes: tuple[str, ...] = ()
     """What was left out and why, a sentence each."""
+    busy: tuple[str, ...] = ()
+    """Who uses each device that does not count because it is busy, a sentence each (``--accel-busy skip``)."""
 
 
 class Machine:
@@ -121,8 +124,8 @@ class Machine:
 
     `spec` is ``--accel``; `only` is ``--accel-devices`` (ids or indices into what the inherited mask leaves: it narrows
     further and sets the order); `order` is ``--accel-order``, whose indices count the same; `environ` is what the
-    session inherited (None: what this process has). An id or index that is not there is a ValueError when `session`
-    is first read.
+    session inherited (None: what this process has). `skip_busy` is ``--accel-busy skip``: a device that others use does
+    not count, where the vendor can tell. An id or index that is not there is a ValueError when `session` is first read.
     """
 
     def __init__(
@@ -131,8 +134,12 @@ class Machine:
         only: str | None = None,
         order: Order | None = None,
         environ: Mapping[str, str] | None = None,
+        skip_busy: bool = False,
     ) -> None:
         self._spec = spec
+        self._skip_busy = skip_busy
+        # It may look into the machine later, and in a worker: what the session runs is its own there, too.
+        self._pid = os.getpid()
         self._only = None if only is None else parse_names(only, "--accel-devices")
         self._order = order
         self._environ = dict(os.environ if environ is None else environ)
@@ -193,6 +200,7 @@ class Machine:
             devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
         elif order is not None:
             devices = apply_order(order, devices, vendor)
+        devices, busy = self._without_busy(vendor, devices)
         return Inventory(
             kind=vendor.kind,
             devices=devices,
@@ -201,7 +209,16 @@ class Machine:
             present=len(found),
             visible=len(visible),
             notes=notes,
+            busy=busy,
         )
+
+    def _without_busy(self, vendor: Vendor, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+        if not self._skip_busy or not isinstance(vendor, HealthVendor):
+            return devices, ()
+        health = vendor.health(devices, self._pid)
+        busy = {device.id: health[device.id].reason for device in devices if health[device.id].state != "fine"}
+        told = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
+        return tuple(device for device in devices if device.id not in busy), told
 
 
 def describe(inventory: Inventory) -> str:
@@ -216,7 +233,12 @@ def describe(inventory: Inventory) -> str:
     if inventory.order:
         parts.append(f"order {inventory.order}")
     parts += masked(inventory)
-    return "; ".join([", ".join(parts), *inventory.notes])
+    return "; ".join([", ".join(parts), *inventory.notes, *skipped(inventory)])
+
+
+def skipped(inventory: Inventory) -> list[str]:
+    """``left out as busy: NVIDIA T4 (GPU-...) is used by pid 71 (python3, 2 GiB)``; nothing where no device is busy."""
+    return [f"left out as busy: {', '.join(inventory.busy)}"] if inventory.busy else []
 
 
 def masked(inventory: Inventory) -> list[str]:

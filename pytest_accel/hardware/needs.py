@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from pytest_accel.hardware.device import Device, DeviceNeed
-from pytest_accel.hardware.inventory import Inventory, grouped, masked
+from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.units import format_capability, format_memory
 
 
@@ -58,7 +58,7 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
         text += ", " + _tell(able, ("meets all of it", "meet all of it"))
     if inventory.visible < inventory.present:
         text += f" ({', '.join(masked(inventory))})"
-    return text
+    return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
 
 
 def refusal(need: DeviceNeed, kind: str) -> str | None:
@@ -92,7 +92,7 @@ def _nothing(kind: str, inventory: Inventory) -> str:
     if kind == "none":
         return "there is no accelerator in this session"
     if inventory.present and inventory.kind == kind:
-        return f"there is none to use: {', '.join(masked(inventory))}"
+        return f"there is none to use: {'; '.join([*masked(inventory), *skipped(inventory)])}"
     if kind == "sim":
         return "there is none: --accel sim:N makes some"
     return "there is none"

@@ -153,7 +153,10 @@ def test_a_prohibited_gpu_is_left_out_but_cuda_counts_it(on_machine: OnMachine) 
     found = on_machine(ORDERS, *facts, CUDA_VISIBLE_DEVICES="2,1")
     assert found["devices"] == "13"
     assert found["visible"] == "3"
-    assert found["notes"] == [f"NVIDIA A100 (GPU-{_uuid(2)}) is left out: its compute mode is PROHIBITED"]
+    assert found["notes"] == [
+        f"NVIDIA A100 (GPU-{_uuid(2)}) is left out: its compute mode is PROHIBITED",
+        f"NVIDIA A100 (GPU-{_uuid(3)}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)",
+    ]
 
 
 def test_mig_instances_are_devices_and_their_card_is_not(on_machine: OnMachine) -> None:

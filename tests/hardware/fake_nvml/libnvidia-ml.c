@@ -9,6 +9,10 @@
  *   speed CORES MHZ
  *   pci DOMAIN BUS DEVICE        hexadecimal
  *   compute MODE                 as nvmlComputeMode_t
+ *   process PID BYTES            a process with a compute context
+ *   ecc COUNT                    uncorrectable memory errors since the driver was loaded
+ *   retiring 1                   memory pages wait to be retired
+ *   unmapped 1                   a row of memory could not be replaced
  *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
@@ -18,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, UNKNOWN = 999 };
-enum { GPUS = 16, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1 };
+enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
+enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1 };
 
 typedef struct Gpu {
     char uuid[96], name[96];
@@ -28,6 +32,9 @@ typedef struct Gpu {
     int major, minor;
     unsigned cores, clock, domain, bus, device;
     int compute, links[LINKS];
+    int has_ecc, retiring, unmapped, users;
+    unsigned long long ecc, used[PROCESSES];
+    unsigned pids[PROCESSES];
     struct Gpu *slots[SLOTS];
 } Gpu;
 
@@ -64,6 +71,12 @@ static void read_line(const char *line) {
         gpu->has_pci = 1;
     } else if (sscanf(line, "compute %d", &gpu->compute) == 1) {
         gpu->has_compute = 1;
+    } else if (gpu->users < PROCESSES && sscanf(line, "process %u %llu", &gpu->pids[gpu->users], &gpu->used[gpu->users]) == 2) {
+        gpu->users++;
+    } else if (sscanf(line, "ecc %llu", &gpu->ecc) == 1) {
+        gpu->has_ecc = 1;
+    } else if (sscanf(line, "retiring %d", &gpu->retiring) == 1) {
+    } else if (sscanf(line, "unmapped %d", &gpu->unmapped) == 1) {
     } else if (sscanf(line, "link %d %95s", &link, word) == 2) {
         gpu->has_links = 1;
         gpu->links[link] = strcmp(word, "switch") ? atoi(word) : SWITCH;
@@ -123,6 +136,25 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
     *out = &gpus[index];
     return SUCCESS;
 }
+int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) {
+    int index, slot;
+    ALLOWED(NULL);
+    for (index = 0; index < count; index++) {
+        if (!strcmp(gpus[index].uuid, uuid)) { *out = &gpus[index]; return SUCCESS; }
+        for (slot = 0; slot < SLOTS; slot++)
+            if (gpus[index].slots[slot] && !strcmp(gpus[index].slots[slot]->uuid, uuid)) {
+                *out = gpus[index].slots[slot];
+                return SUCCESS;
+            }
+    }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetTotalEccErrors(Gpu *gpu, int type, int counter, unsigned long long *out) {
+    ALLOWED(gpu);
+    *out = type == 1 && counter == 0 ? gpu->ecc : 0; /* NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC */
+    return gpu->has_ecc ? SUCCESS : NOT_SUPPORTED;
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(Gpu *gpu, int *out) { ALLOWED(gpu); *out = gpu->retiring; return SUCCESS; }
 int nvmlDeviceGetUUID(Gpu *gpu, char *out, unsigned size) { ALLOWED(gpu); snprintf(out, size, "%s", gpu->uuid); return SUCCESS; }
 int nvmlDeviceGetName(Gpu *gpu, char *out, unsigned size) {
     ALLOWED(gpu);
@@ -167,7 +199,28 @@ int nvmlDeviceGetComputeMode(Gpu *gpu, int *out) {
     return gpu->has_compute ? SUCCESS : NOT_SUPPORTED;
 }
 
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
+static int list_processes(const Gpu *gpu, unsigned *size, Process *out) {
+    unsigned room = *size, index;
+    *size = gpu->users;
+    if (room < *size) return INSUFFICIENT_SIZE;
+    for (index = 0; index < *size; index++) {
+        memset(&out[index], 0, sizeof out[index]);
+        out[index].pid = gpu->pids[index];
+        out[index].used = gpu->used[index];
+    }
+    return SUCCESS;
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
+
 #ifndef OLD_DRIVER
+int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
+int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    ALLOWED(gpu);
+    *corrected = *uncorrected = *pending = 0;
+    *failed = gpu->unmapped;
+    return SUCCESS;
+}
 int nvmlDeviceGetNumGpuCores(Gpu *gpu, unsigned *out) {
     ALLOWED(gpu);
     *out = gpu->cores;

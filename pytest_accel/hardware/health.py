@@ -1,0 +1,90 @@
+"""Whether a device can be used: what its driver tells of it, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.units import format_memory
+
+ComputeMode = Literal["default", "exclusive_process", "prohibited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that has a compute context on a device."""
+
+    pid: int
+    used: int | None = None
+    """Bytes of the device's memory; None where the driver does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a driver tells of a device; what it does not tell speaks neither for the device nor against it."""
+
+    processes: tuple[Process, ...] = ()
+    ecc_errors: int = 0
+    """Uncorrectable memory errors since the driver was loaded."""
+    retirement_pending: bool = False
+    """Whether a broken memory page stays in use until the driver is loaded anew."""
+    remap_failed: bool = False
+    """Whether a broken row of memory could not be replaced, ever."""
+    compute_mode: ComputeMode = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A sick device is never handed out; a busy one is used by processes that are none of this session's."""
+
+    state: Literal["fine", "busy", "sick"] = "fine"
+    reason: str = ""
+    """In words, to follow the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
+
+
+@runtime_checkable
+class HealthVendor(Protocol):
+    """What a :class:`~pytest_accel.hardware.device.Vendor` may have besides, if its driver tells who uses a device."""
+
+    def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
+        """The health of each of `devices`, now, by its id.
+
+        `session` is the pid of the session's main process (None: this one): it and what descends from it make no
+        device busy.
+        """
+        ...
+
+
+def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | None = None) -> Health:
+    """Sick comes before busy. `own` are pids that make no device busy; `names` are those of processes, by pid."""
+    sickness = _sickness(facts)
+    if sickness:
+        return Health("sick", sickness)
+    others = [process for process in facts.processes if process.pid not in own]
+    if not others:
+        return Health()
+    return Health("busy", "is used by " + ", ".join(_holder(process, names or {}) for process in others))
+
+
+def _sickness(facts: Facts) -> str:
+    if facts.compute_mode == "prohibited":
+        return "its compute mode is PROHIBITED"
+    if facts.remap_failed:
+        return "it has failed to replace a broken row of its memory"
+    if facts.retirement_pending:
+        return "it has broken memory pages that stay in use until the driver is loaded anew"
+    if facts.ecc_errors:
+        several = f"{facts.ecc_errors} uncorrectable memory errors"
+        errors = "an uncorrectable memory error" if facts.ecc_errors == 1 else several
+        return f"it has had {errors} (ECC) since its driver was loaded"
+    return ""
+
+
+def _holder(process: Process, names: Mapping[int, str]) -> str:
+    name = names.get(process.pid)
+    told = [name or "not to be seen from here"]
+    if process.used is not None:
+        told.append(format_memory(process.used))
+    return f"pid {process.pid} ({', '.join(told)})"
