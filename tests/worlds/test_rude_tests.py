@@ -286,7 +286,7 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
     assert "errors outside of any test" not in run.text
     assert "characters left out" in run.text
     said = {
-        "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIGABRT",
+        "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIG",  # gloo aborts, or faults.
         "test_child_comes_back": "failed in the call phase: a process that it had forked came back out of the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
         "test_closes_every_descriptor_alone": "the test's process died in the call phase",
