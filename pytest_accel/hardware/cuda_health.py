@@ -64,7 +64,7 @@ def users(nvml: Any, device: Device) -> Facts:
         return Facts()
     card = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.parent) if device.parent else handle
     facts = condition(nvml, card) if card is not None else Facts()
-    # Drivers before 510 know the second version alone, with the same fields.
+    # Older drivers know the second version alone, with the same fields (since which one is unverified).
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)

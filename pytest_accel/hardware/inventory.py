@@ -216,7 +216,7 @@ class Machine:
         if not self._skip_busy or not isinstance(vendor, HealthVendor):
             return devices, ()
         health = vendor.health(devices, self._pid)
-        busy = {device.id: health[device.id].reason for device in devices if health[device.id].state != "fine"}
+        busy = {device.id: health[device.id].reason for device in devices if health[device.id].state == "busy"}
         told = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
         return tuple(device for device in devices if device.id not in busy), told
 
