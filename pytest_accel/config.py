@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.markers import KINDS
+from pytest_accel.hardware.registry import ALL_KINDS, check_kind, name_kinds
 
 ACCEL = "accel"
 DEVICES = "accel_devices"
@@ -120,7 +120,8 @@ def _require(value: object) -> tuple[tuple[str, int], ...]:
     needs: dict[str, int] = {}
     for part in _text(value).split(","):
         kind, _, count = (word.strip() for word in part.partition(":"))
-        if kind not in KINDS or kind in needs:
+        check_kind(kind)
+        if kind in needs:
             raise ValueError(value)
         needs[kind] = _count(count)
     return tuple(needs.items())
@@ -163,8 +164,7 @@ _OPTIONS: dict[str, _Option] = {
     REQUIRE: _Option(
         "require",
         "string",
-        f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of "
-        f"{', '.join(KINDS)}",
+        f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {ALL_KINDS}",
         _require,
         "fail the session at once where there are fewer devices: cuda:4, or several kinds with commas",
         "KIND:N",
@@ -240,7 +240,7 @@ def _argument(about: _Option) -> Callable[[str], Any]:
         try:
             return about.read(value)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {about.allowed}, got {value!r}") from None
+            raise argparse.ArgumentTypeError(f"must be {name_kinds(about.allowed)}, got {value!r}") from None
 
     return read
 
@@ -285,7 +285,7 @@ def _find(config: pytest.Config, option: str, about: _Option) -> Any:
         value = config.getini(option)
     except (ValueError, TypeError, pytest.UsageError) as error:
         # What pytest itself cannot convert; its text holds the value, and its class depends on pytest's version.
-        raise pytest.UsageError(f"{source}: must be {about.allowed}: {error}") from None
+        raise pytest.UsageError(f"{source}: must be {name_kinds(about.allowed)}: {error}") from None
     return None if value is None else _read(about, value, source)
 
 
@@ -293,4 +293,4 @@ def _read(about: _Option, value: object, source: str) -> Any:
     try:
         return about.read(value)
     except ValueError:
-        raise pytest.UsageError(f"{source}: must be {about.allowed}, got {value!r}") from None
+        raise pytest.UsageError(f"{source}: must be {name_kinds(about.allowed)}, got {value!r}") from None

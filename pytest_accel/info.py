@@ -21,8 +21,8 @@ def table(machine: Machine) -> str:
     vendor = machine.vendor(inventory.kind)
     heads = ("device", "id", "name", "memory", "free", "capability", "pci", "held by")
     rows = [
-        (vendor.torch_device(number), *_facts(device), _held(locks.holder(device.id)))
-        for number, device in enumerate(inventory.devices)
+        (name, *_facts(device), _held(locks.holder(device.id)))
+        for name, device in zip(vendor.torch_devices(inventory.devices), inventory.devices, strict=True)
     ]
     mask = {name: value for name, value in vendor.mask(inventory.devices, os.environ).items() if value is not None}
     lines = [describe(inventory), *_columns([heads, *rows])]

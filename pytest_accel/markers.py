@@ -10,10 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import pytest
 
 from pytest_accel.hardware.device import DeviceNeed, Near, Share
+from pytest_accel.hardware.registry import ALL_KINDS, check_kind, name_kinds
 from pytest_accel.hardware.units import parse_capability, parse_memory
-
-KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mps", "mlu", "musa", "tpu", "neuron", "cpu", "sim")
-"""Every kind of device that a mark or an option may name."""
 
 
 class MarkError(Exception):
@@ -97,6 +95,12 @@ def _one_of(words: tuple[str, ...]) -> Callable[[object], str]:
     return read
 
 
+def _kind(value: object) -> str:
+    kind = _text(value)
+    check_kind(kind)
+    return kind
+
+
 def _seconds(value: object) -> float:
     # Bounded by the largest float, because an int beyond it has no float.
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
@@ -126,7 +130,7 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
 
 _NEAR: tuple[str, ...] = get_args(Near)
 _VISIBLE = ("world", "rank")
-_KIND = _Argument(None, f"one of {', '.join(KINDS)}", _one_of(KINDS))
+_KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
 _FRESH = _Argument(False, "True or False", _switch)
 
 # The first argument of each mark may be given by position.
@@ -197,7 +201,7 @@ def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:
         try:
             checked[argument] = about.read(value)
         except ValueError:
-            allowed = about.allowed + (" or None" if about.default is None else "")
+            allowed = name_kinds(about.allowed) + (" or None" if about.default is None else "")
             raise MarkError(f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}") from None
     sizes = checked.get("world_size")
     if isinstance(sizes, list) and len(set(sizes)) < len(sizes):

@@ -154,20 +154,20 @@ class AccelSession:
     def _missing(self, shape: object) -> str | None:
         """Why the machine can never serve `shape`; :class:`MarkError` for what no machine of the kind could."""
         from pytest_accel.hardware.needs import refusal, shortfall
+        from pytest_accel.hardware.registry import VendorError
         from pytest_accel.worlds.shape import WorldShape
 
         assert isinstance(shape, WorldShape)
         if shape.need is None:
             return None
-        if shape.kind == "none":
-            refused = refusal(shape.need, "cuda")
-            if refused is not None:
-                raise MarkError(refused)
-            return shortfall(shape.need, self.machine.session)
-        refused = refusal(shape.need, shape.kind)
+        none = shape.kind == "none"
+        refused = refusal(shape.need, "cuda" if none else shape.kind)
         if refused is not None:
             raise MarkError(refused)
-        return shortfall(shape.need, self.machine.of(shape.kind))
+        try:
+            return shortfall(shape.need, self.machine.session if none else self.machine.of(shape.kind))
+        except VendorError as error:
+            raise MarkError(str(error)) from error
 
     def close(self, *, politely: bool) -> None:
         """Give everything back; in the controller, end every process."""

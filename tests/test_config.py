@@ -10,6 +10,7 @@ import pytest
 
 from pytest_accel import config as accel_config
 from pytest_accel.config import Settings, environment_variable
+from pytest_accel.hardware.registry import kinds
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 NAMES = [
@@ -20,7 +21,7 @@ NAMES = [
     ),
 ]
 """The settings that the command line, the environment and an ini file can give."""
-KINDS = "cuda, rocm, xpu, hpu, npu, mps, mlu, musa, tpu, neuron, cpu, sim"
+KINDS = ", ".join(kinds())
 REQUIRE = f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {KINDS}"
 SWITCH = "one of 1, true, yes, on, 0, false, no, off"
 SECONDS = "a finite number of seconds"

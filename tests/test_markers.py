@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.hardware.device import DeviceNeed, Share
+from pytest_accel.hardware.registry import kinds
 from pytest_accel.markers import (
     MARKER_LINES,
     MarkError,
@@ -20,7 +21,7 @@ from pytest_accel.markers import (
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
-KINDS = "cuda, rocm, xpu, hpu, npu, mps, mlu, musa, tpu, neuron, cpu, sim"
+KINDS = ", ".join(kinds())
 DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
 DISTRIBUTED_ARGUMENTS = "world_size, backend, device, devices_per_rank, init, timeout, fresh, visible, env"
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.units import is_count
 
 _THREADS = "OMP_NUM_THREADS"
 
@@ -22,12 +23,16 @@ class Cpu:
     kind = "cpu"
     mask_variables: tuple[str, ...] = ()
     hardware = False
-    honours_order = True
+    backend: str | None = None
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()
         self._slots = slots
         self._root = root
+
+    def lacking(self) -> str | None:
+        """Nothing."""
+        return None
 
     def discover(self) -> tuple[Device, ...]:
         """The slots, cut from the affinity of this process and no larger together than its cgroup's CPU quota."""
@@ -67,12 +72,21 @@ class Cpu:
         cores = {core for device in devices for core in device.cores}
         return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
 
-    def torch_device(self, index: int) -> str:
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """``cpu``, which has no index."""
-        return "cpu"
+        return ("cpu",) * len(devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Nothing: no variable hides a CPU."""
+
+
+def make(argument: str | None) -> Cpu:
+    """For ``--accel cpu`` and ``--accel cpu:N``; ValueError for an N that is no number from 1."""
+    if argument is None:
+        return Cpu()
+    if not is_count(argument):
+        raise ValueError(f"--accel cpu:{argument}: allowed are cpu and cpu:N, with N from 1")
+    return Cpu(int(argument))
 
 
 def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:

@@ -14,6 +14,7 @@ from pytest_accel.hardware.device import Device, Link, MaskError
 from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.registry import takes_none
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
@@ -32,7 +33,7 @@ class Cuda:
     kind = "cuda"
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = True
-    honours_order = True
+    backend: str | None = None
 
     def __init__(
         self,
@@ -43,6 +44,10 @@ class Cuda:
         self._ask_driver = driver_order
         self._sysfs = sysfs
         self._cards: tuple[Device, ...] = ()
+
+    def lacking(self) -> str | None:
+        """Nothing: a GPU that torch cannot use is an error to hear of."""
+        return None
 
     def discover(self) -> tuple[Device, ...]:
         """Every GPU and MIG instance, in PCI order; empty without a driver.
@@ -118,9 +123,9 @@ class Cuda:
         """UUIDs, which mean the same in every order; the order by PCI is for tools that turn them into indices."""
         return {_MASK: write_mask(devices), _ORDER: "PCI_BUS_ID"}
 
-    def torch_device(self, index: int) -> str:
-        """``cuda:INDEX``."""
-        return f"cuda:{index}"
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        """``cuda:0`` and on, in the order of the mask."""
+        return tuple(f"cuda:{index}" for index in range(len(devices)))
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """MaskError unless torch counts exactly `devices` and finds their UUIDs (not for MIG, nor before torch 2.5)."""
@@ -218,6 +223,12 @@ class Cuda:
     @cached_property
     def _driver_order(self) -> tuple[str, ...] | None:
         return self._ask_driver()
+
+
+def make(argument: str | None) -> Cuda:
+    """For ``--accel cuda``."""
+    takes_none("cuda", argument)
+    return Cuda()
 
 
 def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:

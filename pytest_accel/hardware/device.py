@@ -81,6 +81,8 @@ class Vendor(Protocol):
     """All that the project knows about one kind of accelerator.
 
     Everything but :meth:`verify` runs in the controller and must not initialise a device runtime, nor import torch.
+    It goes to xdist's workers by pickle. A rank makes one of its own, which has not looked into the machine before it
+    is asked for anything else.
     """
 
     kind: str
@@ -88,10 +90,17 @@ class Vendor(Protocol):
     """Every variable that narrows what a process sees, outermost layer first."""
     hardware: bool
     """False for kinds that only run when asked for (``cpu``, ``sim``): ``auto`` never picks them."""
-    honours_order: bool
-    """Whether the order of ids in the mask becomes the order of the devices that a process sees."""
+    backend: str | None
+    """The backend of process groups among its devices; None: the one that torch names for them."""
     notes: tuple[str, ...]
     """What was left out or had to be guessed in the calls so far, a sentence each."""
+
+    def lacking(self) -> str | None:
+        """What torch lacks here to use this kind, in words (``torch is not built for ROCm``); None: nothing.
+
+        ``auto`` leaves a kind alone for which torch lacks something.
+        """
+        ...
 
     def discover(self) -> tuple[Device, ...]:
         """Every device in the machine, whatever the mask, in PCI order. Empty where the driver is absent."""
@@ -109,10 +118,17 @@ class Vendor(Protocol):
         """The changes to `environ` under which a new process sees exactly `devices`; None removes a variable."""
         ...
 
-    def torch_device(self, index: int) -> str:
-        """What torch calls the process's `index`-th visible device (``cuda:0``; ``cpu`` for a CPU slot)."""
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        """What torch calls each of `devices` in a process whose mask shows exactly these (``cpu`` for a CPU slot).
+
+        Where the driver keeps the mask's order: ``cuda:0``, ``cuda:1``, and so on. Where it counts in an order of its
+        own, the numbers are those of that order, so that the session's order holds all the same.
+        """
         ...
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """In the rank: raise :class:`MaskError` unless the process sees exactly `devices` in this order."""
+        """In the rank, before anything else uses a device: load what torch needs for this kind.
+
+        Raises :class:`MaskError` unless the process sees exactly `devices`, under the names of :meth:`torch_devices`.
+        """
         ...

@@ -6,16 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from pytest_accel.hardware.device import Device, Vendor
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
-from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.registry import VendorError, check_kind, describe_kind, kinds, make_vendor
 from pytest_accel.hardware.units import format_memory
-
-_LATER = ("xpu", "hpu", "npu", "mps")
-_FORMS = "auto, none, cuda, rocm, cpu, cpu:N, sim:N, sim:FILE.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,71 +26,16 @@ class KindSpec:
 
 
 def parse_kind(text: str) -> KindSpec:
-    """ValueError, with the allowed values, for an unknown kind or an argument that the kind does not take."""
+    """ValueError, with the allowed values, for an unknown kind; what it takes after its colon, its vendor says."""
     name, colon, argument = text.strip().partition(":")
-    spec = KindSpec(name, argument if colon else None)
-    if name in _LATER:
-        check_kind(name)
-    allowed = {
-        "auto": not colon,
-        "none": not colon,
-        "cuda": not colon,
-        "rocm": not colon,
-        "cpu": not colon or _is_count(argument),
-        "sim": _is_count(argument) or argument.endswith(".toml"),
-    }
-    if not allowed.get(name, False):
-        raise ValueError(f"--accel {text!r}: allowed are {_FORMS}, with N from 1")
-    return spec
-
-
-def check_kind(kind: str) -> None:
-    """ValueError unless `kind` is one that a test can ask for."""
-    if kind in _LATER:
-        raise ValueError(f"kind {kind!r} is not available yet: kinds here are {', '.join(VENDORS)}")
-    if kind not in VENDORS:
-        raise ValueError(f"kind {kind!r}: allowed are {', '.join(VENDORS)}")
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and int(text) > 0
-
-
-# Each vendor is imported when it is first made, so that a session that needs none does not pay for it.
-
-
-def _cuda(argument: str | None) -> Vendor:
-    from pytest_accel.hardware.cuda import Cuda
-
-    return Cuda()
-
-
-def _rocm(argument: str | None) -> Vendor:
-    from pytest_accel.hardware.rocm import Rocm
-
-    return Rocm()
-
-
-def _cpu(argument: str | None) -> Vendor:
-    from pytest_accel.hardware.cpu import Cpu
-
-    return Cpu(None if argument is None else int(argument))
-
-
-def _sim(argument: str | None) -> Vendor:
-    from pytest_accel.hardware.sim import Sim
-
-    if argument is None or argument.isdecimal():
-        return Sim(int(argument or 0))
-    # Ranks and workers may stand in another folder than the session did when it read the option.
-    return Sim(file=Path(argument).absolute())
-
-
-VENDORS: dict[str, Callable[[str | None], Vendor]] = {"cuda": _cuda, "rocm": _rocm, "cpu": _cpu, "sim": _sim}
-"""A kind's name to what makes its vendor from the text after the colon of ``--accel`` (None: there is none).
-
-``auto`` looks for them in this order.
-"""
+    if name not in ("auto", "none"):
+        try:
+            check_kind(name)
+        except ValueError:
+            raise ValueError(f"--accel {text!r}: allowed are auto, none, {', '.join(kinds())}") from None
+    elif colon:
+        raise ValueError(f"--accel {text!r}: {name} takes nothing after a colon")
+    return KindSpec(name, argument if colon else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +91,7 @@ class Machine:
         """The vendor of `kind`, as ``--accel`` configures it; ValueError for what is no kind."""
         check_kind(kind)
         if kind not in self._vendors:
-            self._vendors[kind] = VENDORS[kind](self.argument(kind))
+            self._vendors[kind] = make_vendor(kind, self.argument(kind))
         return self._vendors[kind]
 
     def argument(self, kind: str) -> str | None:
@@ -165,16 +106,21 @@ class Machine:
         if self._spec.name != "auto":
             return self._take(self.vendor(self._spec.name), mine=True)
         notes: tuple[str, ...] = ()
-        for vendor in map(self.vendor, VENDORS):
-            if vendor.hardware:
-                inventory = self._take(vendor, mine=True)
-                if inventory.present and vendor.kind == "rocm" and "hip" not in built_for():
-                    # Every processor of AMD's with graphics is one: with another torch it is no accelerator.
-                    notes += (f"{grouped(inventory.devices)} left alone, for torch is not built for ROCm",)
+        for kind in kinds():
+            try:
+                vendor = self.vendor(kind)
+                if not vendor.hardware:
                     continue
-                if inventory.present:
-                    return inventory
-                notes += inventory.notes
+                inventory = self._take(vendor, mine=True)
+            except VendorError as error:
+                # What only `auto` asked for must not stop a session that does not need it.
+                notes += (str(error),)
+                continue
+            lacking = vendor.lacking() if inventory.present else None
+            if inventory.present and lacking is None:
+                return inventory
+            left_alone = f"{grouped(inventory.devices)} left alone, for {lacking}"
+            notes += (left_alone,) if inventory.present else inventory.notes
         return Inventory("none", notes=notes)
 
     def of(self, kind: str) -> Inventory:
@@ -187,7 +133,11 @@ class Machine:
 
     def _take(self, vendor: Vendor, mine: bool) -> Inventory:
         """`mine`: the options that name devices speak of the session's kind only."""
-        found = vendor.discover()
+        try:
+            found = vendor.discover()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise VendorError(f"{describe_kind(vendor.kind)}: its devices cannot be looked up: {why}") from error
         visible = vendor.visible(found, self._environ)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from pytest_accel.hardware.device import Device, Link, MaskError, Near
 from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.registry import takes_none
 from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
+from pytest_accel.hardware.torch_build import built_for
 
 _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 _UUID = re.compile(r"GPU-[0-9a-f]{16}", re.ASCII)
@@ -35,12 +37,16 @@ class Rocm:
     kind = "rocm"
     mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
     hardware = True
-    honours_order = True
+    backend: str | None = None
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()
         self._root = root
         self._all: tuple[Device, ...] = ()
+
+    def lacking(self) -> str | None:
+        """A build for ROCm: every processor of AMD's with graphics is a device, which with another torch is none."""
+        return None if "hip" in built_for() else "torch is not built for ROCm"
 
     def discover(self) -> tuple[Device, ...]:
         """Every GPU, in PCI order, its index being ROCR's; left out is what the device cgroup denies, as ROCR does."""
@@ -91,9 +97,9 @@ class Rocm:
             )
         return {_HIP: ",".join(str(left.index(device.id)) for device in devices), _CUDA: None}
 
-    def torch_device(self, index: int) -> str:
-        """``cuda:INDEX``: torch for ROCm keeps CUDA's name."""
-        return f"cuda:{index}"
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        """``cuda:0`` and on: torch for ROCm keeps CUDA's name."""
+        return tuple(f"cuda:{index}" for index in range(len(devices)))
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """MaskError unless torch, built for ROCm, counts exactly `devices`, with their ids where it tells them."""
@@ -140,6 +146,12 @@ class Rocm:
             numa=numa if numa is not None and numa >= 0 else None,
             speed=float(work) or None,
         )
+
+
+def make(argument: str | None) -> Rocm:
+    """For ``--accel rocm``."""
+    takes_none("rocm", argument)
+    return Rocm()
 
 
 def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pytest_accel.hardware.device import Device, Link, MaskError, Near
 from pytest_accel.hardware.mask import read_simple_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
-from pytest_accel.hardware.units import parse_capability, parse_memory
+from pytest_accel.hardware.units import is_count, parse_capability, parse_memory
 
 _MASK = "SIM_VISIBLE_DEVICES"
 
@@ -21,7 +21,7 @@ class Sim:
     kind = "sim"
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = False
-    honours_order = True
+    backend: str | None = None
 
     def __init__(self, count: int = 0, file: Path | None = None) -> None:
         self.notes: tuple[str, ...] = ()
@@ -29,6 +29,10 @@ class Sim:
             self._devices = tuple(Device(kind="sim", id=f"sim-{n}", index=n, name="sim") for n in range(count))
         else:
             self._devices = by_pci(read_topology(file))
+
+    def lacking(self) -> str | None:
+        """Nothing."""
+        return None
 
     def discover(self) -> tuple[Device, ...]:
         """The devices as configured, in PCI order where they have addresses."""
@@ -46,9 +50,9 @@ class Sim:
         """The ids."""
         return {_MASK: write_mask(devices)}
 
-    def torch_device(self, index: int) -> str:
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """``cpu``: that is where the tensors of pretend devices live."""
-        return "cpu"
+        return ("cpu",) * len(devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """MaskError unless `environ` leaves exactly `devices` of what is configured."""
@@ -59,6 +63,17 @@ class Sim:
                 f"the process should see {len(devices)} sim devices ({write_mask(devices) or 'none'}) "
                 f"but sees {len(seen)} ({write_mask(seen) or 'none'}); environment: {_MASK} {value}"
             )
+
+
+def make(argument: str | None) -> Sim:
+    """For ``--accel sim:N`` and ``--accel sim:FILE.toml``; ValueError for anything else. None: no device."""
+    if argument is None:
+        return Sim()
+    if is_count(argument):
+        return Sim(int(argument))
+    if argument.endswith(".toml"):
+        return Sim(file=Path(argument))
+    raise ValueError(f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml")
 
 
 def read_topology(file: Path) -> tuple[Device, ...]:

@@ -1,4 +1,4 @@
-"""Amounts of memory and compute capabilities: the forms in which people write them."""
+"""Counts, amounts of memory and compute capabilities: the forms in which people write them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def format_memory(size: int) -> str:
             break
         number /= 1024
     return f"{number:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def is_count(text: str) -> bool:
+    """Whether `text` is a whole number from 1, in digits alone."""
+    return text.isdecimal() and text.isascii() and int(text) > 0
 
 
 def parse_capability(value: object) -> tuple[int, ...]:

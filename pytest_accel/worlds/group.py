@@ -71,11 +71,12 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     device = torch.device(context.torch_device)
-    if device.type != "cpu":
-        torch.get_device_module(device).set_device(device)
+    # Not every device has a module of torch's (xla), nor every module a device to choose (mps).
+    if choose := getattr(getattr(torch, device.type, None), "set_device", None):
+        choose(device)
     _serve_rendezvous(context, port)
     if spec.init:
-        backend = spec.backend or dist.get_default_backend_for_device(device)
+        backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
         _check_backend(backend)
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=PATIENCE

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.inventory import VENDORS
+from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.worlds import group, serving
 from pytest_accel.worlds.files import log_path, stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
@@ -42,7 +42,7 @@ class RankContext:
         """The environment that makes this process the rank that it is; None: not set."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
-        self.vendor = VENDORS[spec.kind](spec.kind_argument)
+        self.vendor = make_vendor(spec.kind, spec.kind_argument)
 
     @property
     def own(self) -> tuple[Device, ...]:
@@ -56,7 +56,7 @@ class RankContext:
 
     def torch_devices(self) -> list[str]:
         """torch's names of the visible devices; ``cpu`` where the world has none."""
-        return [self.vendor.torch_device(index) for index in range(len(self.seen))] or ["cpu"]
+        return list(self.vendor.torch_devices(self.seen)) or ["cpu"]
 
     @property
     def cores(self) -> set[int]:

@@ -136,7 +136,7 @@ def test_nothing_hides_a_slot() -> None:
     vendor = Cpu(2)
     devices = vendor.discover()
     assert vendor.visible(devices, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(devices) == devices
-    assert vendor.torch_device(1) == "cpu"
+    assert vendor.torch_devices(devices[:2]) == ("cpu", "cpu")
     vendor.verify(devices, {})
 
 

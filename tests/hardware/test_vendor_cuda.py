@@ -293,7 +293,7 @@ def test_a_mask_is_written_in_uuids() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     assert vendor.mask([], {})["CUDA_VISIBLE_DEVICES"] == ""
-    assert vendor.torch_device(3) == "cuda:3"
+    assert vendor.torch_devices(devices) == ("cuda:0", "cuda:1")
 
 
 @pytest.mark.parametrize(

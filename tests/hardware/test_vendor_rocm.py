@@ -63,7 +63,7 @@ def test_gpus_are_described_in_pci_order(machine: Path) -> None:
         speed=440 * 1700.0,
     )
     assert vendor.notes == ()
-    assert vendor.torch_device(2) == "cuda:2"
+    assert vendor.torch_devices(vendor.discover()[:2]) == ("cuda:0", "cuda:1")
 
 
 def test_without_an_id_or_with_a_repeated_one_the_address_is_the_identity(tmp_path: Path) -> None:

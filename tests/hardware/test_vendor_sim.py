@@ -131,7 +131,7 @@ def test_the_mask_hides_and_orders() -> None:
     assert vendor.mask(chosen, {}) == {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}
     assert vendor.visible(devices, {"SIM_VISIBLE_DEVICES": "sim-2,sim-0"}) == chosen
     assert vendor.visible(devices, {}) == devices
-    assert vendor.torch_device(1) == "cpu"
+    assert vendor.torch_devices(devices[:2]) == ("cpu", "cpu")
 
 
 def test_a_process_is_verified_against_its_environment() -> None:
