@@ -12,8 +12,8 @@ import psutil
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.nearness import ties
 from pytest_accel.hardware.needs import candidates
-from pytest_accel.leases.broker import Lease
 from pytest_accel.leases.brokers import Brokers
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder, LockFolderError
 from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.messages import (
