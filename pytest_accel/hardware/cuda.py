@@ -34,6 +34,7 @@ class Cuda:
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = True
     backend: str | None = None
+    shares = True
 
     def __init__(
         self,
@@ -164,6 +165,7 @@ class Cuda:
                 notes.append(f"{card.name} ({card.id}) is left out: {health.reason}")
                 continue
             if found and facts.compute_mode == "exclusive_process":
+                found = tuple(replace(device, single_process=True) for device in found)
                 notes.append(f"{card.name} ({card.id}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)")
             devices += found
         self.notes = tuple(notes)

@@ -68,7 +68,13 @@ def users(nvml: Any, device: Device) -> Facts:
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-    return replace(facts, processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()))
+    memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return replace(
+        facts,
+        processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),
+        memory_used=memory.used if memory else None,
+        memory_free=memory.free if memory else None,
+    )
 
 
 def own_and_names(pids: Collection[int], session: int | None) -> tuple[set[int], dict[int, str]]:

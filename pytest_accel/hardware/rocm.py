@@ -38,6 +38,7 @@ class Rocm:
     mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
     hardware = True
     backend: str | None = None
+    shares = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

@@ -180,6 +180,18 @@ class Broker:
                 held.holder = replace(held.holder, test=test)
             self._tell(held.lease.devices)
 
+    def holders(self, request_id: int) -> dict[str, Holder]:
+        """Who has each of the candidates of a waiting request that somebody has, here or in another session."""
+        with self._lock:
+            waiting = self._waiting.get(request_id)
+            found: dict[str, Holder] = {}
+            for device in waiting.request.candidates if waiting is not None else ():
+                if device in self._holdings.held:
+                    found[device] = self._holdings.holder(device)
+                elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
+                    found[device] = holder
+            return found
+
     def close(self) -> None:
         """Give every lease back and forget every request, without a callback."""
         with self._lock:
