@@ -122,6 +122,9 @@ def test_every_figure_is_optional(on_machine: OnMachine, code: int) -> None:
         "nvmlDeviceGetNumGpuCores",
         "nvmlDeviceGetMigMode",
         "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetTotalEccErrors",
+        "nvmlDeviceGetRetiredPagesPendingStatus",
+        "nvmlDeviceGetRemappedRows",
         "nvmlDeviceGetNvLinkState",
     )
     found = on_machine(DISCOVER, *(f"refuse {figure} {code}" for figure in figures), *_gpu(1))
