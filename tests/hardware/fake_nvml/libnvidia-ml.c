@@ -14,6 +14,7 @@
  *   retiring PENDING             1: memory pages wait to be retired
  *   remapped PENDING FAILED      1: rows of memory wait to be replaced; a row could not be replaced
  *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
+ *   ancestor GPU LEVEL           what is nearest to this GPU and to the one with that index, as nvmlGpuTopologyLevel_t
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
  * "process" below a "mig" line belongs to that instance. A fact that is missing makes its call return NOT_SUPPORTED, but
@@ -24,7 +25,7 @@
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
-enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1 };
+enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1, NO_LEVEL = -1 };
 
 typedef struct Gpu {
     char uuid[96], name[96];
@@ -32,7 +33,7 @@ typedef struct Gpu {
     unsigned long long total, free;
     int major, minor;
     unsigned cores, clock, domain, bus, device;
-    int compute, links[LINKS];
+    int compute, links[LINKS], levels[GPUS];
     int has_ecc, has_retiring, has_remapped, retiring, remap_pending, remap_failed, users;
     unsigned long long ecc[2], used[PROCESSES];
     unsigned pids[PROCESSES];
@@ -60,6 +61,7 @@ static void read_line(const char *line) {
         latest = gpu = &gpus[count++];
         strcpy(gpu->uuid, word);
         for (link = 0; link < LINKS; link++) gpu->links[link] = NO_LINK;
+        for (number = 0; number < GPUS; number++) gpu->levels[number] = NO_LEVEL;
     } else if (gpu == NULL) {
         return;
     } else if (sscanf(line, "name %95[^\n]", gpu->name) == 1) {
@@ -85,6 +87,8 @@ static void read_line(const char *line) {
     } else if (sscanf(line, "link %d %95s", &link, word) == 2) {
         gpu->has_links = 1;
         gpu->links[link] = strcmp(word, "switch") ? atoi(word) : SWITCH;
+    } else if (sscanf(line, "ancestor %d %d", &number, &link) == 2) {
+        gpu->levels[number] = link;
     } else if (sscanf(line, "mig %d", &number) == 1) {
         gpu->in_mig = 1;
         if (number >= 0 && sscanf(line, "mig %*d %95s %llu %95[^\n]", uuid, &total, word) == 3) {
@@ -265,5 +269,11 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
     ALLOWED(gpu);
     if (gpu->links[link] < 0 || gpu->links[link] >= count) return NOT_SUPPORTED;
     return pci_of(&gpus[gpu->links[link]], out);
+}
+int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
+    int level = one->levels[other - gpus];
+    ALLOWED(one);
+    *out = level == NO_LEVEL ? other->levels[one - gpus] : level;
+    return *out == NO_LEVEL ? NOT_SUPPORTED : SUCCESS;
 }
 #endif
