@@ -27,7 +27,7 @@ FLOORS = {
 }
 """Each floor, and what it must not know."""
 
-_KINDS = ("cuda", "rocm", "xpu", "hpu", "mps", "cpu", "sim", "privateuse1")
+_KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/{name}.py" for name in (*_KINDS, "numbered")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 

@@ -80,7 +80,7 @@ class Numbered:
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """MaskError unless torch counts as many; nothing tells which they are."""
-        compare(self.kind, devices, count_in_torch(self._package, self.kind), environ, self.mask_variables)
+        compare(self.kind, devices, names_in_torch(self._package, self.kind), environ, self.mask_variables)
 
     def _read(self, text: str) -> list[int]:
         return read_numbers(text)
@@ -166,23 +166,29 @@ def by_place(name: str, devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(f"{name}:{places.index(device.index)}" for device in devices)
 
 
-def count_in_torch(package: str, name: str) -> int:
-    """How many devices ``torch.NAME`` counts once `package` is imported, which initialises the runtime."""
+def names_in_torch(package: str, name: str) -> list[str]:
+    """The devices that ``torch.NAME`` counts once `package` is imported, which initialises the runtime."""
     importlib.import_module(package)
     import torch
 
-    return int(getattr(torch, name).device_count())
+    return [f"{name}:{index}" for index in range(getattr(torch, name).device_count())]
 
 
 def compare(
-    kind: str, devices: Sequence[Device], count: int, environ: Mapping[str, str], variables: Sequence[str]
+    kind: str, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], variables: Sequence[str]
 ) -> None:
     """MaskError, with both and the `variables` that matter, unless the process sees as many as `devices`."""
-    if count == len(devices):
-        return
-    ids = ", ".join(device.id for device in devices) or "none"
-    seen = ", ".join(f"{kind}:{index}" for index in range(count)) or "none"
-    mask = " ".join(f"{name}={environ[name]!r}" for name in variables if name in environ) or "no mask"
-    raise MaskError(
-        f"the process should see {len(devices)} {kind} devices ({ids}) but sees {count} ({seen}); environment: {mask}"
+    if len(seen) != len(devices):
+        raise mismatch(kind, devices, seen, environ, variables)
+
+
+def mismatch(
+    kind: str, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], variables: Sequence[str]
+) -> MaskError:
+    """The process should see `devices` and sees what is called `seen`; `variables` of `environ` have a say in it."""
+    ids = ", ".join(device.id for device in devices)
+    mask = " ".join(f"{name}={environ[name]!r}" for name in variables if name in environ)
+    return MaskError(
+        f"the process should see {len(devices)} {kind} devices ({ids or 'none'}) "
+        f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {mask or 'no mask'}"
     )

@@ -57,9 +57,9 @@ def test_what_is_not_installed_is_told() -> None:
 
 def test_a_mismatch_shows_both_sides_and_the_environment() -> None:
     devices = [Device(kind="npu", id="npu-4", index=4, name="x")]
-    compare("npu", devices, 1, {}, ())
+    compare("npu", devices, ["npu:0"], {}, ())
     message = "the process should see 1 npu devices (npu-4) but sees 2 (npu:0, npu:1); environment: A='0,1'"
     with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        compare("npu", devices, 2, {"A": "0,1", "C": "1"}, ("A", "B"))
+        compare("npu", devices, ["npu:0", "npu:1"], {"A": "0,1", "C": "1"}, ("A", "B"))
     with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: no mask"):
-        compare("npu", devices, 0, {}, ("A",))
+        compare("npu", devices, [], {}, ("A",))
