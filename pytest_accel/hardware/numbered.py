@@ -192,3 +192,11 @@ def mismatch(
         f"the process should see {len(devices)} {kind} devices ({ids or 'none'}) "
         f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {mask or 'no mask'}"
     )
+
+
+def names_in_xla() -> list[str]:
+    """The devices that torch_xla has in this process, which initialises the runtime; its backend is registered."""
+    count = importlib.import_module("torch_xla.runtime").addressable_device_count()
+    # Importing it is what registers the backend.
+    importlib.import_module("torch_xla.distributed.xla_backend")
+    return [f"xla:{index}" for index in range(count)]
