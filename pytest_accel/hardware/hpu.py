@@ -43,6 +43,7 @@ class Hpu:
     mask_variables: tuple[str, ...] = (_MODULES, _MODULE)
     hardware = True
     backend: str | None = "hccl"
+    shares = False
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

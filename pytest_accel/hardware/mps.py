@@ -21,6 +21,7 @@ class Mps:
     mask_variables: tuple[str, ...] = ()
     hardware = True
     backend: str | None = "gloo"
+    shares = True
 
     def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:
         self.notes: tuple[str, ...] = ()

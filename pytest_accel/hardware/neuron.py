@@ -53,6 +53,7 @@ class Neuron:
     mask_variables: tuple[str, ...] = (_RUNTIME, _CORES, _COUNT)
     hardware = True
     backend: str | None = "xla"
+    shares = False
 
     def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> None:
         self.notes: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ class Numbered:
     kind: str
     hardware = True
     backend: str | None
+    shares = True
     mask_variables: tuple[str, ...]
     _package: str
     """What torch needs to use this kind."""

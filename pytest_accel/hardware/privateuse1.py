@@ -59,6 +59,7 @@ class PrivateUse1:
     mask_variables: tuple[str, ...] = ()
     hardware = True
     backend: str | None = None
+    shares = False
 
     def __init__(self, always: bool = False) -> None:
         self.notes: tuple[str, ...] = ()

@@ -60,6 +60,7 @@ class Tpu:
     mask_variables: tuple[str, ...] = (_RUNTIME, _CHIPS, _OLD)
     hardware = True
     backend: str | None = "xla"
+    shares = False
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def test_either_name_of_a_moore_threads_node_will_do(tmp_path: Path) -> None:
 def test_the_registry_makes_it(of: type[Numbered]) -> None:
     vendor = make_vendor(of.kind)
     there = importlib.util.find_spec(f"torch_{of.kind}") is not None
-    assert type(vendor) is of
+    assert isinstance(vendor, of)
     assert vendor.lacking() == (None if there else f"torch_{of.kind} is not installed")
     with pytest.raises(ValueError, match=f"--accel {of.kind}:1: {of.kind} takes nothing after a colon"):
         make_vendor(of.kind, "1")
