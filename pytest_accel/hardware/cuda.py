@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, own_and_names, users
+from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, users
 from pytest_accel.hardware.cuda_links import links, pci_address
 from pytest_accel.hardware.cuda_order import ask_driver
 from pytest_accel.hardware.device import Device, MaskError
 from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.registry import takes_none
 
 _MASK = "CUDA_VISIBLE_DEVICES"
@@ -84,9 +85,7 @@ class Cuda:
             facts = {device.id: users(pynvml, device) for device in devices}
         finally:
             pynvml.nvmlShutdown()
-        pids = {process.pid for one in facts.values() for process in one.processes}
-        own, names = own_and_names(pids, session)
-        return {name: judge(one, own, names) for name, one in facts.items()}
+        return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """As `read_cuda_mask`; where GPUs differ and indices count fastest first, the driver is asked for the order."""
