@@ -72,24 +72,26 @@ class Tpu:
 
     def discover(self) -> tuple[Device, ...]:
         """Every chip whose node is there, in PCI order."""
-        chips = {place: self._model(place) for place in sorted((self._root / "sys/bus/pci/devices").glob("*"))}
-        chips = {place: model for place, model in chips.items() if model in _NAMES}
         accel, groups = nodes(self._root / "dev", _ACCEL), nodes(self._root / "dev/vfio", _VFIO)
-        there = [place for place in chips if accel or (place / "iommu_group").resolve().name in groups.values()]
+        if not accel and not groups:
+            return ()
+        every = sorted((self._root / "sys/bus/pci/devices").glob("*"))
+        chips = {place: model for place in every if (model := self._model(place)) in _NAMES}
         if accel and len(accel) != len(chips):
             # Nothing says which of the chips are those that this container has.
-            models = set(chips.values())
-            name = _NAMES[models.pop() or 0] if len(models) == 1 else "TPU"
+            names = {_NAMES[model] for model in chips.values()}
+            name = names.pop() if len(names) == 1 else "TPU"
             return tuple(
                 Device(kind=self.kind, id=f"{self.kind}-{number}", index=index, name=name)
                 for index, number in enumerate(sorted(accel) if chips else ())
             )
+        there = [place for place in chips if accel or (place / "iommu_group").resolve().name in groups.values()]
         return tuple(
             Device(
                 kind=self.kind,
                 id=place.name,
                 index=index,
-                name=_NAMES[chips[place] or 0],
+                name=_NAMES[chips[place]],
                 pci=place.name,
                 numa=numa_node(self._root, place.name),
             )
@@ -136,6 +138,7 @@ class Tpu:
         check(devices, names_in_xla(), environ)
 
     def _model(self, place: Path) -> int | None:
+        """The PCI device id of what is Google's."""
         return read_number(place / "device") if read_number(place / "vendor") == _GOOGLE else None
 
 
