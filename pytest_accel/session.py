@@ -181,7 +181,7 @@ class AccelSession:
             return Traits()
         vendor = self.machine.vendor(kind)
         count = self.settings.share if vendor.shares else None
-        return Traits(vendor.backend, None if count is None else Share(fraction=1 / count))
+        return Traits(vendor.backend, vendor.ranks, None if count is None else Share(fraction=1 / count))
 
     def close(self, *, politely: bool) -> None:
         """Give everything back; in the controller, end every process."""

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.hardware.device import Device, DeviceNeed
+from pytest_accel.hardware.device import Device, DeviceNeed, Share
 from pytest_accel.markers import Marks, Requirement, requirement
-from pytest_accel.worlds.shape import WorldShape, shape_of
+from pytest_accel.worlds.shape import Traits, WorldShape, shape_of
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 
@@ -113,3 +113,42 @@ def test_a_rank_that_sees_its_own_devices_only() -> None:
     leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(2))
     spec = shape(distributed(2, visible="rank")).spec(1, leased, None)
     assert [spec.seen_by(rank) for rank in range(2)] == [leased[:1], leased[1:]]
+
+
+def test_ranks_leave_a_kind_alone_whose_tensors_no_group_takes() -> None:
+    def traits(kind: str) -> Traits:
+        return Traits(ranks=kind != "mps")
+
+    def found(*decorators: pytest.MarkDecorator) -> WorldShape:
+        return shape_of(asked(*decorators), "mps", traits)
+
+    assert (found(distributed(2)).kind, found(distributed(2)).need) == ("cpu", None)
+    assert found(devices(1)).kind == "mps"
+    assert found(distributed(2, device="mps")).need == DeviceNeed(2, kind="mps")
+    assert found(devices(1), distributed(1)).kind == "mps"
+
+
+@pytest.mark.parametrize(
+    ("mark", "default", "sets"),
+    [
+        (distributed(4), "gloo", 4),
+        (distributed(4), None, 1),
+        (distributed(4, backend="nccl"), "gloo", 1),
+        (distributed(4, backend="gloo"), None, 4),
+        (distributed(4, backend="cpu:gloo,cuda:gloo"), None, 4),
+        (distributed(4, backend="cpu:gloo,cuda:nccl"), None, 1),
+        (distributed(4, init=False), None, 4),
+    ],
+)
+def test_ranks_may_be_on_one_device_where_their_backend_can(
+    mark: pytest.MarkDecorator, default: str | None, sets: int
+) -> None:
+    quarter = Share(fraction=0.25)
+    for shared in (
+        shape_of(asked(devices(share=0.25), mark), "sim", lambda kind: Traits(default)),
+        shape_of(asked(mark), "sim", lambda kind: Traits(default, share=quarter)),
+    ):
+        assert shared.need == DeviceNeed(4, kind="sim", share=quarter, sets=sets)
+    alone = shape_of(asked(mark), "sim", lambda kind: Traits(default)).need
+    assert alone is not None
+    assert alone.sets == 1

@@ -25,6 +25,7 @@ class Cpu:
     hardware = False
     backend: str | None = "gloo"
     shares = False
+    ranks = True
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

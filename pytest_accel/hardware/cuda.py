@@ -35,6 +35,7 @@ class Cuda:
     hardware = True
     backend: str | None = None
     shares = True
+    ranks = True
 
     def __init__(
         self,

@@ -100,6 +100,8 @@ class Vendor(Protocol):
     """The backend of process groups among its devices; None: the one that torch names for them."""
     shares: bool
     """Whether several processes can use one device at the same time."""
+    ranks: bool
+    """Whether ranks that name no kind run on it; False where no process group takes its tensors. They take the CPU."""
     notes: tuple[str, ...]
     """What was left out or had to be guessed in the calls so far, a sentence each."""
 

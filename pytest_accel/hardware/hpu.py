@@ -44,6 +44,7 @@ class Hpu:
     hardware = True
     backend: str | None = "hccl"
     shares = False
+    ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

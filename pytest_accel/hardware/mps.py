@@ -1,7 +1,8 @@
 """The GPU of a Mac with Apple silicon, which torch calls ``mps``; nothing is asked to find it.
 
 A torch for macOS on arm64 has Metal's backend built in, and one device (torch ``docs/source/notes/mps.rst``). No
-variable hides it, and no process group works on it but gloo's, over the CPU. Not confirmed on such a machine.
+variable hides it, and no process group takes its tensors (torch ``ProcessGroupGloo``), so ranks that
+name no kind run on the CPU. Not confirmed on such a machine.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Mps:
     hardware = True
     backend: str | None = "gloo"
     shares = True
+    ranks = False
 
     def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:
         self.notes: tuple[str, ...] = ()

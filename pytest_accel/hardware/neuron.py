@@ -54,6 +54,7 @@ class Neuron:
     hardware = True
     backend: str | None = "xla"
     shares = False
+    ranks = True
 
     def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> None:
         self.notes: tuple[str, ...] = ()

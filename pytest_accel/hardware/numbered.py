@@ -33,6 +33,7 @@ class Numbered:
     hardware = True
     backend: str | None
     shares = True
+    ranks = True
     mask_variables: tuple[str, ...]
     _package: str
     """What torch needs to use this kind."""

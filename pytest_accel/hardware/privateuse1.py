@@ -60,6 +60,7 @@ class PrivateUse1:
     hardware = True
     backend: str | None = None
     shares = False
+    ranks = True
 
     def __init__(self, always: bool = False) -> None:
         self.notes: tuple[str, ...] = ()

@@ -43,6 +43,7 @@ class Rocm:
     hardware = True
     backend: str | None = None
     shares = True
+    ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

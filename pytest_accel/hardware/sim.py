@@ -23,6 +23,7 @@ class Sim:
     hardware = False
     backend: str | None = "gloo"
     shares = True
+    ranks = True
 
     def __init__(self, count: int = 0, file: Path | None = None) -> None:
         self.notes: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ class Tpu:
     hardware = True
     backend: str | None = "xla"
     shares = False
+    ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

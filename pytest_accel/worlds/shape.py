@@ -58,6 +58,8 @@ class Traits(NamedTuple):
 
     backend: str | None = None
     """The vendor's own backend; None: the one that torch names."""
+    ranks: bool = True
+    """Whether ranks run on it that name no kind."""
     share: Share | None = None
     """Of each device for a test that asks for none: the session's, where the kind can be shared."""
 
@@ -81,6 +83,8 @@ def shape_of(
         kind = asked or session_kind or "none"
         alone = replace(devices, share=devices.share or traits(kind).share)
         return WorldShape(kind, alone, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
+    if session_kind is not None and devices is None and not traits(session_kind).ranks:
+        session_kind = None
     kind = asked or session_kind or "cpu"
     leased = devices is not None or (kind != "cpu" if asked else session_kind is not None)
     per_rank = devices.count if devices else ranks.devices_per_rank

@@ -95,8 +95,8 @@ def test_memory_that_does_not_come_back_sets_the_device_aside(on_machine: OnMach
 
 
 def test_an_error_that_stays_sets_the_device_aside_at_once(on_machine: OnMachine) -> None:
-    steps = "look(1); guard.suspect(['GPU-1']); look(1, ('ecc 0', 'ecc 2')); look(9)"
-    found = on_machine(guard(steps), *T4, WHOLE, "ecc 0")
+    steps = "look(1); guard.suspect(['GPU-1']); look(1, ('ecc 0 0', 'ecc 2 2')); look(9)"
+    found = on_machine(guard(steps), *T4, WHOLE, "ecc 0 0")
     sick = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
     assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}}
 

@@ -81,6 +81,7 @@ def test_a_gpu_is_described(on_machine: OnMachine) -> None:
                 "links": [],
                 "parent": None,
                 "cores": [],
+                "single_process": False,
                 "speed": 6912 * 1410.0,
             }
         ],

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, MaskError, Vendor
+from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.xpu import Xpu, address_in, compare
+
+ROOT = Path(__file__).parents[2]
+AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
+PCI_ORDER, HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY"
+IRIS, MAX, ARC, OLD = "0000:00:02.0", "0000:18:00.0", "0000:2a:00.0", "0001:03:00.0"
+PCI_IDS = """# products
+8085  Another
+\t56a0  No graphics
+8086  Intel Corporation
+\t0bd5  Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]
+\t56a0  DG2 [Arc A770]
+\t\t8086 1020  A board
+\t46a6  Alder Lake-P GT2
+8087  Intel Corp.
+\t4905  No graphics
+"""
+
+
+def _gpu(
+    root: Path,
+    number: int,
+    address: str,
+    product: str,
+    driver: str = "xe",
+    tiles: tuple[str, ...] = (),
+    lmem: str | None = None,
+    node: bool = True,
+) -> Path:
+    """A card as sysfs shows it; returns its PCI device."""
+    pci, card = root / "sys/devices" / address, root / f"sys/class/drm/card{number}"
+    (pci / f"drm/renderD{128 + number}").mkdir(parents=True)
+    (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True, exist_ok=True)
+    card.mkdir(parents=True)
+    (card / "device").symlink_to(pci)
+    (pci / "driver").symlink_to(root / "sys/bus/pci/drivers" / driver)
+    (pci / "vendor").write_text("0x8086\n")
+    (pci / "device").write_text(f"{product}\n")
+    (pci / "numa_node").write_text("1\n" if address == ARC else "-1\n")
+    for tile, size in enumerate(tiles):
+        (pci / f"tile{tile}").mkdir()
+        (pci / f"tile{tile}/physical_vram_size_bytes").write_text(f"{size}\n")
+    if lmem is not None:
+        (card / "lmem_total_bytes").write_text(f"{lmem}\n")
+        (card / "gt/gt0").mkdir(parents=True)
+    if node:
+        (root / "dev/dri").mkdir(parents=True, exist_ok=True)
+        (root / f"dev/dri/renderD{128 + number}").touch()
+    return pci
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An integrated GPU, a card of two tiles, one of xe's and one of i915's; the numbers of cards tell no order."""
+    root = tmp_path_factory.mktemp("xpu")
+    _gpu(root, 2, IRIS, "0x46a6", "i915")
+    _gpu(root, 10, MAX, "0x0bd5", tiles=("64000", "64000"))
+    _gpu(root, 1, ARC, "0x56a0", tiles=("16000",))
+    _gpu(root, 0, OLD, "0x4905", "i915", lmem="4000")
+    for connector in ("card1-DP-1", "version"):
+        (root / "sys/class/drm" / connector).mkdir()
+    (root / "usr/share/misc").mkdir(parents=True)
+    (root / "usr/share/misc/pci.ids").write_text(PCI_IDS)
+    return root
+
+
+def _ids(devices: tuple[Device, ...]) -> list[str]:
+    return [device.id for device in devices]
+
+
+def test_gpus_are_described_in_pci_order_and_numbered_as_the_driver_does(machine: Path) -> None:
+    vendor = Xpu(machine)
+    assert isinstance(vendor, Vendor)
+    devices = vendor.discover()
+    assert devices == (
+        Device("xpu", IRIS, 3, "Intel Alder Lake-P GT2", pci=IRIS),
+        Device("xpu", MAX, 0, "Intel Data Center GPU Max 1550", 128000, pci=MAX),
+        Device("xpu", ARC, 1, "Intel Arc A770", 16000, pci=ARC, numa=1),
+        Device("xpu", OLD, 2, "Intel GPU 4905", 4000, pci=OLD),
+    )
+    assert vendor.notes == ()
+    assert _ids(vendor.fastest(devices)) == [MAX, ARC, OLD, IRIS]
+
+
+def test_torch_counts_integrated_gpus_only_where_no_discrete_one_is_left(machine: Path) -> None:
+    vendor = Xpu(machine)
+    devices = vendor.discover()
+    assert _ids(vendor.visible(devices, {})) == [MAX, ARC, OLD]
+    vendor.visible(devices, {})
+    assert vendor.notes == (f"{IRIS} is integrated: torch leaves it out beside discrete GPUs",)
+    assert _ids(vendor.visible(devices, {AFFINITY: "3", HIERARCHY: "COMPOSITE"})) == [IRIS]
+
+
+def test_only_the_address_tells_whether_a_gpu_of_the_kernels_own_i915_is_discrete(tmp_path: Path) -> None:
+    _gpu(tmp_path, 0, IRIS, "0x46a6", "i915")
+    (_gpu(tmp_path, 1, ARC, "0x56a0", "i915") / "numa_node").unlink()
+    vendor = Xpu(tmp_path)
+    devices = vendor.discover()
+    assert [(device.id, device.index, device.memory) for device in devices] == [(IRIS, 1, None), (ARC, 0, None)]
+    assert _ids(vendor.visible(devices, {})) == [ARC]
+
+
+def test_a_machine_without_intel_gpus_has_none(tmp_path: Path) -> None:
+    assert Xpu(tmp_path).discover() == ()
+    (_gpu(tmp_path, 0, ARC, "0x1002", "amdgpu") / "vendor").write_text("0x1002\n")
+    (tmp_path / "sys/class/drm/card1/device").mkdir(parents=True)
+    vendor = Xpu(tmp_path)
+    assert (vendor.discover(), vendor.notes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "memory", "note"),
+    [
+        ("vendor", b"?", [], "card0 is left out: invalid literal"),
+        ("vendor", b"\xff\xfe", [], "card0 is left out: "),
+        ("device", b"Arc", [], "card0 is left out: invalid literal"),
+        ("numa_node", b"one", [16000], f"{ARC}: device/numa_node is not read: "),
+        ("tile0/physical_vram_size_bytes", b"16G", [None], f"{ARC}: tile0/physical_vram_size_bytes is not read: "),
+    ],
+)
+def test_an_odd_file_is_told_and_hides_no_other_gpu(
+    tmp_path: Path, file: str, text: bytes, memory: list[int | None], note: str
+) -> None:
+    (_gpu(tmp_path, 0, ARC, "0x56a0", tiles=("16000",)) / file).write_bytes(text)
+    _gpu(tmp_path, 1, MAX, "0x56a0", tiles=("16000",))
+    vendor = Xpu(tmp_path)
+    devices = vendor.discover()
+    assert devices[0] == Device("xpu", MAX, 0, "Intel GPU 56a0", 16000, pci=MAX)
+    assert [device.memory for device in devices[1:]] == memory
+    assert len(vendor.notes) == 1
+    assert vendor.notes[0].startswith(note)
+
+
+def test_what_the_driver_cannot_open_does_not_count(tmp_path: Path) -> None:
+    """In a container sysfs shows every GPU, and ``/dev/dri`` those that it was given."""
+    _gpu(tmp_path, 0, MAX, "0x56a0", node=False)
+    _gpu(tmp_path, 1, ARC, "0x56a0")
+    _gpu(tmp_path, 2, OLD, "0x56a0", "vfio-pci")
+    (tmp_path / "sys/class/drm/card3").mkdir()
+    (tmp_path / "sys/class/drm/card3/device").write_text("no folder")
+    vendor = Xpu(tmp_path)
+    assert [(device.id, device.index) for device in vendor.discover()] == [(ARC, 0)]
+    assert vendor.notes[:2] == (
+        f"card0 is left out: {MAX} has no render node that can be opened (dev/dri/renderD128)",
+        f"card2 is left out: the driver of {OLD} is 'vfio-pci', which is neither i915 nor xe",
+    )
+    assert vendor.notes[2].startswith("card3 is left out: ")
+
+
+def test_a_processors_graphics_are_told_only_where_torch_could_use_them(tmp_path: Path) -> None:
+    _gpu(tmp_path, 0, IRIS, "0x46a6", "i915", node=False)
+    vendor = Xpu(tmp_path)
+    assert vendor.discover() == ()
+    assert len(vendor.notes) == (vendor.lacking() is None)
+
+
+def test_a_device_that_is_none_of_pcis_is_told(tmp_path: Path) -> None:
+    pci = _gpu(tmp_path, 0, ARC, "0x56a0")
+    os.rename(pci, pci.with_name("faux"))
+    card = tmp_path / "sys/class/drm/card0/device"
+    card.unlink()
+    card.symlink_to(pci.with_name("faux"))
+    vendor = Xpu(tmp_path)
+    assert (vendor.discover(), vendor.notes) == ((), ("card0 is left out: 'faux' is no PCI address",))
+
+
+@pytest.mark.parametrize(
+    ("environ", "left"),
+    [({}, [MAX, ARC, OLD]), ({AFFINITY: ""}, [MAX, ARC, OLD]),
+     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE"}, [MAX, OLD]),
+     ({AFFINITY: "3,2,0", HIERARCHY: "COMPOSITE", PCI_ORDER: "1"}, [ARC, OLD]),
+     ({AFFINITY: "2", HIERARCHY: "COMPOSITE", PCI_ORDER: "0"}, [OLD]),
+     # The driver of the Ponte Vecchio, which it counts first, shows tiles where nothing says otherwise.
+     ({AFFINITY: "2"}, [ARC]), ({AFFINITY: "2", PCI_ORDER: "1"}, [ARC]), ({AFFINITY: "1.0"}, []),
+     ({AFFINITY: "1,2", HIERARCHY: "COMBINED"}, [MAX, ARC]), ({AFFINITY: "0.1", HIERARCHY: "COMPOSITE"}, [MAX]),
+     ({SELECTOR: "level_zero:2"}, [ARC]), ({SELECTOR: "level_zero:2", HIERARCHY: "COMPOSITE"}, [OLD]),
+     ({AFFINITY: "1,2", HIERARCHY: "COMPOSITE", SELECTOR: "level_zero:0"}, [ARC]),
+     ({SELECTOR: "!level_zero:0,1"}, [ARC, OLD]), ({SELECTOR: "opencl:*"}, []), ({AFFINITY: "x"}, []),
+     ({SELECTOR: "level_zero:4"}, [IRIS])],
+)  # fmt: skip
+def test_layers_compose(machine: Path, environ: dict[str, str], left: list[str]) -> None:
+    vendor = Xpu(machine)
+    assert _ids(vendor.visible(vendor.discover(), environ)) == left
+
+
+@pytest.mark.parametrize(
+    ("environ", "note"),
+    [({AFFINITY: "x"}, "ZE_AFFINITY_MASK='x' is nothing that Intel's runtimes can read"),
+     ({SELECTOR: "0"}, "ONEAPI_DEVICE_SELECTOR='0' is nothing that Intel's runtimes can read"),
+     ({AFFINITY: "0"}, f"{MAX} is taken whole, though only some of its tiles are left"),
+     ({AFFINITY: "0", HIERARCHY: "COMPOSITE", SELECTOR: "*:0.1"},
+      f"{MAX} is taken whole, though only some of its tiles are left"),
+     ({AFFINITY: "2", "SYCL_DEVICE_ALLOWLIST": ""},
+      "SYCL_DEVICE_ALLOWLIST is left to SYCL: what it hides is counted here")],
+)  # fmt: skip
+def test_what_a_mask_does_beyond_hiding_is_told_once(machine: Path, environ: dict[str, str], note: str) -> None:
+    vendor = Xpu(machine)
+    devices = vendor.discover()
+    vendor.visible(devices, environ)
+    vendor.visible(devices, environ)
+    assert vendor.notes == (note,)
+
+
+values = st.lists(st.sampled_from(("0", "1", "2", "3", "0.1", "9")), max_size=3).map(",".join)
+selectors = st.builds("{}level_zero:{}".format, st.sampled_from(("", "!")), st.sampled_from(("0", "1,2", "gpu", "*")))
+modes = st.sampled_from(("0", "1", "FLAT", "COMPOSITE", "COMBINED"))
+environs = st.fixed_dictionaries(
+    {}, optional={AFFINITY: values, SELECTOR: selectors, PCI_ORDER: modes, HIERARCHY: modes}
+)
+
+
+@given(st.data())
+def test_what_is_written_is_what_is_read(machine: Path, data: st.DataObject) -> None:
+    vendor = Xpu(machine)
+    every = vendor.discover()
+    inherited = data.draw(environs)
+    left = vendor.visible(every, inherited)
+    chosen = tuple(data.draw(st.permutations(left)))[: data.draw(st.integers(0, len(left)))]
+    # A process of the session gets a vendor of its own by pickle.
+    changes = pickle.loads(pickle.dumps(vendor)).mask(chosen, inherited)
+    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
+    seen = vendor.visible(every, after)
+    assert set(seen) == set(chosen)
+    assert vendor.torch_devices(chosen) == tuple(f"xpu:{seen.index(device)}" for device in chosen)
+
+
+def test_the_driver_counts_in_its_own_order(machine: Path) -> None:
+    vendor = Xpu(machine)
+    _, most, arc, old = vendor.discover()
+    assert vendor.mask((old, most), {AFFINITY: "9", SELECTOR: "*:*"}) == {
+        AFFINITY: "0,2", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None,
+    }  # fmt: skip
+    assert vendor.torch_devices((old, most, arc)) == ("xpu:2", "xpu:0", "xpu:1")
+    assert vendor.mask((), {})[AFFINITY] == "-1"
+
+
+def test_a_rank_that_finds_no_sysfs_reads_masks_by_its_lease(machine: Path, tmp_path: Path) -> None:
+    _, most, arc, old = Xpu(machine).discover()
+    assert _ids(Xpu(tmp_path).visible((old, arc, most), {AFFINITY: "0,2"})) == [MAX, OLD]
+
+
+def test_addresses_are_in_uuids_of_the_drivers_form() -> None:
+    # As xpu-smi shows that of the card at 0000:17:00.0, byte by byte from the last.
+    uuid = bytes.fromhex("000000000000001700000000e2118086")[::-1]
+    assert address_in(uuid) == "0000:17:00.0"
+    assert address_in(bytes.fromhex("8680d50b2f000100031f020000000001")) == "0001:03:1f.2"
+    for other in (b"", b"\x86\x80", bytes(16), bytes.fromhex("8680d50b2f000100031f020100000001")):
+        assert address_in(other) is None
+
+
+def test_verification_compares_count_and_addresses() -> None:
+    compare([MAX, ARC], [MAX, ARC], {})
+    compare([MAX, ARC], [None, ARC], {})
+    compare([], [], {})
+    environ = {AFFINITY: "0,1", "ZES_ENABLE_SYSMAN": "1", SELECTOR: "*:*", "HOME": "/"}
+    with pytest.raises(MaskError) as caught:
+        compare([MAX, ARC], [ARC, None], environ, "; why")
+    assert str(caught.value) == (
+        f"the process should see 2 xpu devices ({MAX}, {ARC}) but sees 2 ({ARC}, ?); "
+        "environment: ONEAPI_DEVICE_SELECTOR='*:*' ZE_AFFINITY_MASK='0,1'; why"
+    )
+    with pytest.raises(MaskError, match=r"should see 1 xpu devices .* but sees 0 \(none\); environment: no mask"):
+        compare([MAX], [], {})
+
+
+TORCH = """
+from types import SimpleNamespace
+import os
+import sys
+
+class Properties:
+    def __init__(self, uuid):
+        if uuid:
+            self.uuid = SimpleNamespace(bytes=list(bytes.fromhex(uuid)))
+
+ready = False
+
+def init():
+    global ready
+    ready = True
+
+def device_count():
+    return len(os.environ["UUIDS"].split()) if ready else 9
+
+def get_device_properties(index):
+    return Properties(os.environ["UUIDS"].split()[index].removeprefix("-"))
+
+xpu = sys.modules[__name__]
+"""
+
+
+@pytest.mark.parametrize(
+    ("uuids", "verdict"),
+    [
+        ("8680d50b2f0000001800000000000000 8680a056080000002a00000000000000", "fine"),
+        ("- 8680a056080000002a00000000000000", "fine"),
+        ("8680a056080000002a00000000000000 -", f"({MAX}, {ARC}) but sees 2 ({ARC}, ?); environment: no mask"),
+        ("8680d50b2f0000001800000000000000", f"({MAX}, {ARC}) but sees 1 ({MAX}); environment: no mask"),
+    ],
+)
+def test_a_rank_asks_torch_what_it_sees(tmp_path: Path, uuids: str, verdict: str) -> None:
+    """In place of torch stands one that says what torch says on Intel's GPUs, and counts otherwise until it is up."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(TORCH)
+    (tmp_path / "torch/version.py").write_text("xpu: Optional[str] = '20250301'\n")
+    code = f"""
+from pytest_accel.hardware.device import Device, MaskError
+from pytest_accel.hardware.xpu import Xpu
+assert Xpu().lacking() is None
+try:
+    Xpu().verify([Device("xpu", "{ARC}", 1, "Arc"), Device("xpu", "{MAX}", 0, "Max")], {{}})
+    print("fine")
+except MaskError as error:
+    print(error)
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))), "UUIDS": uuids}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(verdict)
+
+
+@pytest.mark.skipif("xpu" in built_for(), reason="torch is built for XPU")
+def test_torch_of_another_build_has_no_devices(machine: Path) -> None:
+    vendor = Xpu(machine)
+    assert vendor.lacking() == "torch is not built for XPU"
+    with pytest.raises(MaskError, match=r"but sees 0 .*; torch is not built for XPU$"):
+        vendor.verify(vendor.discover()[1:2], {})
+    vendor.verify((), {})
+
+
+def test_the_kind_takes_no_argument() -> None:
+    assert isinstance(make_vendor("xpu"), Xpu)
+    with pytest.raises(ValueError, match="--accel xpu:2: xpu takes nothing after a colon"):
+        make_vendor("xpu", "2")
