@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import broker, first, fresh, peers, unused, warm
+from benchmarks import broker, discovery, first, fresh, peers, unused, warm
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -54,6 +54,7 @@ def main() -> int:
         "fresh": fresh.figures,
         "first": first.figures,
         "unused": unused.figures,
+        "discovery": discovery.figures,
         "broker": leases,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from pytest_accel.hardware.device import Device
 
-_STRTOUL = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
+_DIGITS = 640
+"""So many int() reads whatever limit Python was given (``PYTHONINTMAXSTRDIGITS``)."""
 _UUID_FORMS = ("GPU-", "MIG-")
 
 
@@ -98,9 +100,9 @@ def _index(entry: str) -> int | None:
     match = _STRTOUL.match(entry.strip())
     if match is None:
         return None
-    # strtoul ends at the largest number it can hold; int() refuses what has some thousand digits.
-    number = int(match.group()[:20])
-    return number if number >= 0 else None
+    sign, digits = match.groups()
+    number = int(digits[:_DIGITS])
+    return None if sign == "-" and number else number
 
 
 def _count(text: str, cards: Sequence[str]) -> list[str]:

@@ -1,0 +1,64 @@
+"""How long it takes to find eight NVIDIA GPUs, whose driver is the one that the tests build: it answers at once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from benchmarks.measure import Effort, Figure, middle
+from tests.hardware import fake_driver
+
+_GPUS = 8
+_PROCESSES = 5
+"""For each run."""
+
+# What a session has loaded before it looks for devices is not part of the time; the bindings are.
+_CODE = """
+import json, sys, time
+import pytest, pytest_accel.plugin
+from pytest_accel.hardware.cuda import Cuda
+moments = [time.perf_counter()]
+for vendor in (Cuda(), Cuda()):
+    devices = vendor.discover()
+    moments.append(time.perf_counter())
+assert len(devices) == GPUS and all(len(device.links) >= 3 for device in devices)
+with open("/proc/self/maps") as maps:
+    started = "torch" in sys.modules or "libcuda.so" in maps.read()
+print(json.dumps([(moments[1] - moments[0]) * 1e3, (moments[2] - moments[1]) * 1e3, started]))
+"""
+
+
+def _machine(*more: str) -> list[str]:
+    """GPUs that tell everything and sit on PCIe switches, four on each; `more` is said of each."""
+    facts: list[str] = []
+    for number in range(_GPUS):
+        facts += [f"gpu GPU-{number}0000000-0000-0000-0000-000000000000", "name NVIDIA H100 80GB HBM3"]
+        facts += [f"memory {80 * 2**30} {80 * 2**30}", "capability 9 0", "speed 16896 1980", "compute 0"]
+        facts += [f"pci 0 {number + 1:x} 0", "ecc 0 0", "retiring 0", "remapped 0 0", *more]
+        facts += [f"ancestor {other} {10 if other // 4 == number // 4 else 50}" for other in range(number)]
+    return facts
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """In new processes, for GPUs on an NVSwitch and for GPUs with PCIe alone: the first discovery, and a second one."""
+    if fake_driver.compiler() is None:
+        return [Figure("discovery", math.nan, "ms", note="needs Linux and a C compiler for the tests' driver")]
+    folder.mkdir()
+    driver = folder / "driver"
+    fake_driver.build(driver / fake_driver.NVML, "libnvidia-ml.c")
+    code = _CODE.replace("GPUS", str(_GPUS))
+    found: list[Figure] = []
+    wrong = 0
+    for what, facts in (("on an NVSwitch", _machine("link 0 switch")), ("with PCIe alone", _machine())):
+        # A process that may not write bytecode compiles every time.
+        runs = [
+            fake_driver.run(driver, folder / "machine.txt", code, *facts, PYTHONDONTWRITEBYTECODE="")
+            for _ in range(effort.runs * _PROCESSES + 1)
+        ][1:]
+        first, again = (tuple(run[at] for run in runs) for at in (0, 1))
+        found.append(
+            Figure(f"{_GPUS} GPUs {what}, with the bindings' import", middle(first), "ms", 50.0, "50 ms", first)
+        )
+        found.append(Figure(f"{_GPUS} GPUs {what}, once more", middle(again), "ms", values=again))
+        wrong += sum(run[2] for run in runs)
+    return [*found, Figure("processes in which torch or CUDA was loaded", wrong, "", 0.0, "none")]
