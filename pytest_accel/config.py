@@ -22,6 +22,7 @@ DEVICES = "accel_devices"
 ORDER = "accel_order"
 REQUIRE = "accel_require"
 STRICT = "accel_strict"
+SHARE = "accel_share"
 BUSY = "accel_busy"
 WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
@@ -44,7 +45,9 @@ class Settings:
     """Kind and number of the devices without which the session fails."""
     strict: bool = False
     """Whether a skip for missing hardware is a failure."""
-    busy: Literal["ignore", "skip"] = "ignore"
+    share: int | None = None
+    """How many tests share a device that say nothing else; None: each has its devices for itself."""
+    busy: Literal["ignore", "skip", "wait"] = "ignore"
     """What becomes of devices that processes outside the session use."""
     wait: float | None = None
     """Seconds that a test may wait for its devices; None: as long as it takes."""
@@ -89,7 +92,7 @@ def _switch(value: object) -> bool:
 
 def _busy(value: object) -> str:
     word = _text(value)
-    if word not in ("ignore", "skip"):
+    if word not in ("ignore", "skip", "wait"):
         raise ValueError(value)
     return word
 
@@ -176,12 +179,21 @@ _OPTIONS: dict[str, _Option] = {
         _switch,
         "make a skip for missing hardware a failure",
     ),
+    SHARE: _Option(
+        "share",
+        "int",
+        "an int >= 1",
+        _count,
+        "let so many tests share a device, each with an equal part, where their marks have no share= (default: 1)",
+        "N",
+    ),
     BUSY: _Option(
         "busy",
         "string",
-        "ignore or skip",
+        "ignore, skip or wait",
         _busy,
-        "devices that processes outside the session use: ignore that (default), or skip them as if they were not there",
+        "devices that processes outside the session use: ignore that (default), skip them as if they were not there, "
+        "or wait until they are free",
         "WHAT",
     ),
     WAIT: _Option(

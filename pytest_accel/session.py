@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
+    from pytest_accel.worlds.shape import Traits
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
 """The parameter over which a list of world sizes parametrizes a test."""
@@ -84,7 +85,9 @@ class AccelSession:
                 from pytest_accel.worlds.pool import Pool
 
                 spec = _session_spec(self.config, self.settings, self.machine)
-                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted)
+                self._pool = Pool(
+                    self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=self.settings.busy == "wait"
+                )
             return self._pool
 
     @property
@@ -116,6 +119,8 @@ class AccelSession:
 
     def adopt(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
         """Redirect every marked item; :class:`pytest.UsageError` (or the controller's) for marks that are wrong."""
+        from pytest_accel.hardware.registry import VendorError
+
         finder, adopted, errors = MarkFinder(), [], []
         for item in items:
             marks = finder.find(item)
@@ -123,7 +128,7 @@ class AccelSession:
                 continue
             try:
                 adopted.append(self._adopt(item, marks))
-            except MarkError as error:
+            except (MarkError, VendorError) as error:
                 errors.append(f"{item.nodeid}: {error}")
         if errors:
             self.port.usage_error("\n".join(errors))
@@ -140,7 +145,7 @@ class AccelSession:
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
         requirement = markers.requirement(marks, size)
         assert requirement is not None
-        shape = shape_of(requirement, self.session_kind, fresh=self.settings.fresh)
+        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
         marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
         marked.install()
         item.stash[MARKED] = marked
@@ -149,20 +154,29 @@ class AccelSession:
     def _missing(self, shape: object) -> str | None:
         """Why the machine can never serve `shape`; :class:`MarkError` for what no machine of the kind could."""
         from pytest_accel.hardware.needs import refusal, shortfall
-        from pytest_accel.hardware.registry import VendorError
         from pytest_accel.worlds.shape import WorldShape
 
         assert isinstance(shape, WorldShape)
         if shape.need is None:
             return None
         none = shape.kind == "none"
-        refused = refusal(shape.need, "cuda" if none else shape.kind)
+        refused = None if none else refusal(shape.need, self.machine.vendor(shape.kind))
         if refused is not None:
             raise MarkError(refused)
-        try:
-            return shortfall(shape.need, self.machine.session if none else self.machine.of(shape.kind))
-        except VendorError as error:
-            raise MarkError(str(error)) from error
+        missing = shortfall(shape.need, self.machine.session if none else self.machine.of(shape.kind))
+        if missing is not None and shape.grouped and shape.need.share is not None and shape.need.sets == 1:
+            missing += "; ranks share a device under backend='gloo' only"
+        return missing
+
+    def _traits(self, kind: str) -> Traits:
+        from pytest_accel.hardware.device import Share
+        from pytest_accel.worlds.shape import Traits
+
+        if kind == "none":
+            return Traits()
+        vendor = self.machine.vendor(kind)
+        count = self.settings.share if vendor.shares else None
+        return Traits(vendor.backend, None if count is None else Share(fraction=1 / count))
 
     def close(self, *, politely: bool) -> None:
         """Give everything back; in the controller, end every process."""

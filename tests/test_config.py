@@ -17,7 +17,7 @@ NAMES = [
     "accel",
     *(
         f"accel_{name}"
-        for name in ("devices", "order", "require", "strict", "busy", "wait", "timeout", "fresh", "per_worker")
+        for name in ("devices", "order", "require", "strict", "share", "busy", "wait", "timeout", "fresh", "per_worker")
     ),
 ]
 """The settings that the command line, the environment and an ini file can give."""
@@ -40,6 +40,8 @@ GOOD = [
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
+    ("accel_busy", "wait", "busy", "wait"),
+    ("accel_share", "4", "share", 4),
     ("accel_wait", "0", "wait", 0.0),
     ("accel_wait", "1.5", "wait", 1.5),
     ("accel_timeout", "20", "timeout", 20.0),
@@ -53,7 +55,7 @@ BAD = [
     ("accel_require", "gpu:2", REQUIRE),
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
-    ("accel_busy", "wait", "ignore or skip"),
+    ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),
     ("accel_timeout", "0", f"{SECONDS} > 0"),
@@ -71,7 +73,7 @@ EMPTY = [
     ("accel_devices", DEVICES),
     ("accel_order", ORDER),
     ("accel_require", REQUIRE),
-    ("accel_busy", "ignore or skip"),
+    ("accel_busy", "ignore, skip or wait"),
 ]
 
 

@@ -27,7 +27,8 @@ FLOORS = {
 }
 """Each floor, and what it must not know."""
 
-VENDORS = {f"hardware/{kind}.py" for kind in ("cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu", "sim")}
+_KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
+VENDORS = {f"hardware/{name}.py" for name in (*_KINDS, "numbered")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
 RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py"}

@@ -23,7 +23,8 @@ class Cpu:
     kind = "cpu"
     mask_variables: tuple[str, ...] = ()
     hardware = False
-    backend: str | None = None
+    backend: str | None = "gloo"
+    shares = False
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()

@@ -8,18 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, own_and_names, users
+from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, users
+from pytest_accel.hardware.cuda_links import links, pci_address
 from pytest_accel.hardware.cuda_order import ask_driver
-from pytest_accel.hardware.device import Device, Link, MaskError
+from pytest_accel.hardware.device import Device, MaskError
 from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.registry import takes_none
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
-_NVLINK_LIMIT = 36
-_SWITCH = "switch"
 
 
 class Cuda:
@@ -34,6 +34,7 @@ class Cuda:
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = True
     backend: str | None = None
+    shares = True
 
     def __init__(
         self,
@@ -84,9 +85,7 @@ class Cuda:
             facts = {device.id: users(pynvml, device) for device in devices}
         finally:
             pynvml.nvmlShutdown()
-        pids = {process.pid for one in facts.values() for process in one.processes}
-        own, names = own_and_names(pids, session)
-        return {name: judge(one, own, names) for name, one in facts.items()}
+        return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """As `read_cuda_mask`; where GPUs differ and indices count fastest first, the driver is asked for the order."""
@@ -147,13 +146,13 @@ class Cuda:
                 notes.append(f"GPU {index} is left out: {error}")
         place = {card.id: at for at, card in enumerate(by_pci([card for card, _ in cards]))}
         cards.sort(key=lambda pair: place[pair[0].id])
-        links = _links(nvml, cards)
+        linked = links(nvml, cards)
         devices: list[Device] = []
         counted: list[Device] = []
         for card, handle in cards:
             found = self._instances(nvml, card, handle)
             if found is None:
-                found = (replace(card, links=links[card.id]),)
+                found = (replace(card, links=linked[card.id]),)
             elif not found:
                 notes.append(f"{card.name} ({card.id}) is left out: it is in MIG mode and has no instance")
             if found:
@@ -164,6 +163,7 @@ class Cuda:
                 notes.append(f"{card.name} ({card.id}) is left out: {health.reason}")
                 continue
             if found and facts.compute_mode == "exclusive_process":
+                found = tuple(replace(device, single_process=True) for device in found)
                 notes.append(f"{card.name} ({card.id}) serves one process at a time (compute mode EXCLUSIVE_PROCESS)")
             devices += found
         self.notes = tuple(notes)
@@ -174,7 +174,7 @@ class Cuda:
         memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         cores = optional(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
         clock = optional(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-        pci = _address(optional(nvml, nvml.nvmlDeviceGetPciInfo, handle))
+        pci = pci_address(optional(nvml, nvml.nvmlDeviceGetPciInfo, handle))
         return Device(
             kind=self.kind,
             id=uuid,
@@ -255,33 +255,3 @@ def _alike(devices: Sequence[Device]) -> bool:
 
 def _bare(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
-
-
-def _address(info: Any) -> str | None:
-    """The address as the kernel writes it; NVML's own text has eight digits for the domain."""
-    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" if info else None
-
-
-def _links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """The NVLinks of each card; cards on an NVSwitch are all linked to each other."""
-    ids: dict[str | None, str] = {card.pci: card.id for card, _ in cards if card.pci}
-    peers: dict[str, list[str]] = {}
-    for card, handle in cards:
-        peers[card.id] = found = []
-        for link in range(_NVLINK_LIMIT):
-            if not optional(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
-                continue
-            remote = optional(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-            if remote == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-                found.append(_SWITCH)
-                break
-            peer = ids.get(_address(optional(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
-            if peer:
-                found.append(peer)
-    switched = [name for name, found in peers.items() if _SWITCH in found]
-    return {
-        name: tuple(
-            Link(peer, "nvlink") for peer in ([one for one in switched if one != name] if name in switched else found)
-        )
-        for name, found in peers.items()
-    }

@@ -5,8 +5,7 @@ Every call is optional: older drivers and GPUs lack some, MIG forbids some, and 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -68,28 +67,13 @@ def users(nvml: Any, device: Device) -> Facts:
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-    return replace(facts, processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()))
-
-
-def own_and_names(pids: Collection[int], session: int | None) -> tuple[set[int], dict[int, str]]:
-    """Which of `pids` are `session` (None: this process) or descend from it, and the names of all that can be seen."""
-    if not pids:
-        return set(), {}
-    # Loading it costs some 10 ms, which a machine whose devices nobody uses need not pay.
-    import psutil
-
-    main = os.getpid() if session is None else session
-    own: set[int] = set()
-    names: dict[int, str] = {}
-    for pid in pids:
-        try:
-            process = psutil.Process(pid)
-            names[pid] = process.name()
-            if pid == main or any(parent.pid == main for parent in process.parents()):
-                own.add(pid)
-        except psutil.Error:
-            continue
-    return own, names
+    memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    return replace(
+        facts,
+        processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),
+        memory_used=memory.used if memory else None,
+        memory_free=memory.free if memory else None,
+    )
 
 
 def _compute_mode(nvml: Any, handle: Any) -> ComputeMode:

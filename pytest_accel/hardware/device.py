@@ -43,6 +43,8 @@ class Device:
     """For a slice of a device (MIG): the id of the whole one."""
     cores: tuple[int, ...] = ()
     """For a CPU slot: the logical CPUs that belong to it."""
+    single_process: bool = False
+    """Whether one process at a time can use it (NVIDIA's compute mode EXCLUSIVE_PROCESS)."""
     speed: float | None = None
     """Cores times maximum clock in MHz: comparable between devices of one vendor only."""
 
@@ -69,6 +71,10 @@ class DeviceNeed:
     name: str | None = None
     """A case-insensitive glob (``*H100*``)."""
     share: Share | None = None
+    """None: the whole of each."""
+    sets: int = 1
+    """`count` is that of so many sets of equal size, one for each rank. A set has no device twice; where devices are
+    shared, several sets may have one in common."""
     near: Near | None = None
 
 
@@ -92,6 +98,8 @@ class Vendor(Protocol):
     """False for kinds that only run when asked for (``cpu``, ``sim``): ``auto`` never picks them."""
     backend: str | None
     """The backend of process groups among its devices; None: the one that torch names for them."""
+    shares: bool
+    """Whether several processes can use one device at the same time."""
     notes: tuple[str, ...]
     """What was left out or had to be guessed in the calls so far, a sentence each."""
 

@@ -9,6 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.units import format_memory
 
+_NOBODYS = 2 * 1024**3
+"""Bytes that a driver (some 600 MiB) and a desktop may use of a device on which nothing computes."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
@@ -33,6 +35,9 @@ class Facts:
     remap_failed: bool = False
     """Whether a broken row of memory could not be replaced, ever."""
     compute_mode: ComputeMode = "default"
+    memory_used: int | None = None
+    """Bytes in use, whoever uses them and the driver's own included."""
+    memory_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class Health:
     state: Literal["fine", "busy", "sick"] = "fine"
     reason: str = ""
     """In words, to follow the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
+    memory_free: int | None = None
+    """Bytes that are free now."""
+    unseen: bool = False
+    """Whether it is busy by memory in use alone, which no process is told to have."""
 
 
 @runtime_checkable
@@ -58,14 +67,23 @@ class HealthVendor(Protocol):
 
 
 def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | None = None) -> Health:
-    """Sick comes before busy. `own` are pids that make no device busy; `names` are those of processes, by pid."""
+    """Sick comes before busy. `own` are pids that make no device busy; `names` are those of processes, by pid.
+
+    Where no process is told of (in a container the driver may hide them), much memory in use makes a device busy too.
+    """
     sickness = _sickness(facts)
     if sickness:
-        return Health("sick", sickness)
+        return Health("sick", sickness, facts.memory_free)
     others = [process for process in facts.processes if process.pid not in own]
-    if not others:
-        return Health()
-    return Health("busy", "is used by " + ", ".join(_holder(process, names or {}) for process in others))
+    if others:
+        reason = "is used by " + ", ".join(_holder(process, names or {}) for process in others)
+    elif not facts.processes and (facts.memory_used or 0) > _NOBODYS:
+        reason = (
+            f"has {format_memory(facts.memory_used or 0)} of its memory in use, by nobody who can be seen from here"
+        )
+    else:
+        return Health(memory_free=facts.memory_free)
+    return Health("busy", reason, facts.memory_free, unseen=not others)
 
 
 def _sickness(facts: Facts) -> str:

@@ -111,12 +111,12 @@ class Machine:
                 vendor = self.vendor(kind)
                 if not vendor.hardware:
                     continue
-                inventory = self._take(vendor, mine=True)
+                lacking = vendor.lacking()
+                inventory = self._take(vendor, mine=lacking is None)
             except VendorError as error:
                 # What only `auto` asked for must not stop a session that does not need it.
                 notes += (str(error),)
                 continue
-            lacking = vendor.lacking() if inventory.present else None
             if inventory.present and lacking is None:
                 return inventory
             left_alone = f"{grouped(inventory.devices)} left alone, for {lacking}"
@@ -148,7 +148,7 @@ class Machine:
         if order is not None and order.how == "ids" and found:
             # Its indices count what the mask leaves, as those of --accel-devices do.
             devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
-        elif order is not None:
+        elif order is not None and order.how != "ids":
             devices = apply_order(order, devices, vendor)
         devices, busy = self._without_busy(vendor, devices)
         return Inventory(

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from pytest_accel.hardware.device import Device, DeviceNeed
+from pytest_accel.hardware.device import Device, DeviceNeed, Share, Vendor
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
+from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.hardware.units import format_capability, format_memory
 
 
@@ -33,14 +34,15 @@ def candidates(need: DeviceNeed, inventory: Inventory) -> tuple[Device, ...]:
 
 def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     """Why `inventory` can never meet `need`, in one sentence; None where it can once its devices are free."""
-    able = len(candidates(need, inventory))
-    if able >= need.count:
+    able = candidates(need, inventory)
+    places = sum(min(need.sets, WHOLE // (parts(need.share, device) or WHOLE)) for device in able)
+    if places >= need.count and len(able) >= need.count // need.sets:
         return None
     kind = need.kind or inventory.kind
     filters = _filters(need)
     words = [str(need.count), *([] if kind == "none" else [kind]), "device" if need.count == 1 else "devices"]
     wishes = [one.asked for one in filters if one.asked]
-    asked = f"needs {' '.join(words)}{' with ' if wishes else ''}{' and '.join(wishes)}"
+    asked = f"needs {_asked_share(need)}{' '.join(words)}{' with ' if wishes else ''}{' and '.join(wishes)}"
     # A device count from another kind's inventory would say nothing about this one.
     there = inventory.devices if need.kind in (None, inventory.kind) else ()
     if not there:
@@ -55,18 +57,30 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     if short:
         text += ", and " + ", ".join(_tell(count, said) for count, said in short)
     if len(short) > 1:
-        text += ", " + _tell(able, ("meets all of it", "meet all of it"))
+        text += ", " + _tell(len(able), ("meets all of it", "meet all of it"))
     if inventory.visible < inventory.present:
         text += f" ({', '.join(masked(inventory))})"
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
 
 
-def refusal(need: DeviceNeed, kind: str) -> str | None:
-    """Why devices of `kind` cannot be asked for in this way, whatever the machine has; None where they can."""
-    if need.share is not None:
-        part = need.share.fraction if need.share.bytes is None else format_memory(need.share.bytes)
-        return f"share={part} is not available for this kind ({kind}) yet"
-    return None
+def refusal(need: DeviceNeed, vendor: Vendor) -> str | None:
+    """Why devices of `vendor` cannot be asked for in this way, whatever the machine has; None where they can."""
+    if need.share is None or vendor.shares:
+        return None
+    why = "a device of this kind serves one process at a time"
+    if vendor.kind == "cpu":
+        why = "a CPU slot is a part of the machine already, and --accel cpu:N makes more of them"
+    return f"share={format_share(need.share)} is not available for kind {vendor.kind!r}: {why}"
+
+
+def format_share(share: Share) -> str:
+    """``0.25`` or ``8 GiB``."""
+    return f"{share.fraction:g}" if share.bytes is None else format_memory(share.bytes)
+
+
+def _asked_share(need: DeviceNeed) -> str:
+    """``0.25 of each of``: what is asked of devices that are not asked for as a whole."""
+    return f"{format_share(need.share)} of {'' if need.count == 1 else 'each of '}" if need.share else ""
 
 
 def _filters(need: DeviceNeed) -> list[_Filter]:
@@ -81,6 +95,13 @@ def _filters(need: DeviceNeed) -> list[_Filter]:
     if name is not None:
         asked, met = f"name {name}", ("has the name", "have the name")
         filters.append(_Filter(asked, met, lambda device: fnmatchcase(device.name.lower(), name.lower())))
+    if need.share is not None:
+        share = need.share
+        if share.bytes is not None:
+            met = ("has so much memory", "have so much memory")
+            filters.append(_Filter("", met, lambda device: parts(share, device) is not None))
+        met = ("serves several processes", "serve several processes")
+        filters.append(_Filter("", met, lambda device: not device.single_process))
     if need.count > 1:
         alone = "(a process sees one MIG instance at most)"
         met = (f"is a whole device {alone}", f"are whole devices {alone}")
@@ -92,7 +113,8 @@ def _nothing(kind: str, inventory: Inventory) -> str:
     if kind == "none":
         return "there is no accelerator in this session"
     if inventory.present and inventory.kind == kind:
-        return f"there is none to use: {'; '.join([*masked(inventory), *skipped(inventory)])}"
+        reasons = "; ".join([*masked(inventory), *skipped(inventory)])
+        return f"there is none to use: {reasons}" if reasons else "there is none to use"
     if kind == "sim":
         return "there is none: --accel sim:N makes some"
     return "there is none"

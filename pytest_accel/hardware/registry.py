@@ -17,7 +17,7 @@ from typing import Any
 from pytest_accel.hardware.device import Vendor
 
 GROUP = "pytest_accel.vendors"
-_OWN = ("cuda", "rocm", "cpu", "sim")
+_OWN = ("cuda", "rocm", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "mps", "privateuse1", "cpu", "sim")
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _NO_KINDS = ("auto", "none")
 

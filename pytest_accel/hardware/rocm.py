@@ -14,8 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_accel.hardware.device import Device, Link, MaskError, Near
+from pytest_accel.hardware.health import Health, judge
+from pytest_accel.hardware.numbered import numa_node, read_number, read_text
 from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.rocm_health import condition, processes
 from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
 from pytest_accel.hardware.torch_build import built_for
 
@@ -38,31 +42,53 @@ class Rocm:
     mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
     hardware = True
     backend: str | None = None
+    shares = True
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()
         self._root = root
         self._all: tuple[Device, ...] = ()
+        self._gpus: dict[str, int] = {}
 
     def lacking(self) -> str | None:
         """A build for ROCm: every processor of AMD's with graphics is a device, which with another torch is none."""
         return None if "hip" in built_for() else "torch is not built for ROCm"
 
     def discover(self) -> tuple[Device, ...]:
-        """Every GPU, in PCI order, its index being ROCR's; left out is what the device cgroup denies, as ROCR does."""
+        """Every GPU, in PCI order, its index being ROCR's.
+
+        Left out, with a line in `notes`: what the device cgroup denies, as ROCR does, and what is sick (`judge`).
+        """
         nodes = self._root / "sys/class/kfd/kfd/topology/nodes"
         found: dict[int, Device] = {}
+        self._gpus = {}
         notes: list[str] = []
         for node in sorted(int(folder.name) for folder in nodes.glob("*") if folder.name.isdecimal()):
             try:
-                if int((nodes / str(node) / "gpu_id").read_text()) != 0:
+                gpu = int((nodes / str(node) / "gpu_id").read_text())
+                if gpu != 0:
                     found[node] = self._describe(nodes / str(node), list(found.values()))
+                    self._gpus[found[node].id] = gpu
             except (OSError, ValueError) as error:
                 notes.append(f"KFD node {node} is left out: {error}")
-        self.notes = tuple(notes)
         ids = {node: device.id for node, device in found.items()}
         self._all = tuple(replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items())
-        return by_pci(self._all)
+        # A sick one keeps its place in what ROCR counts.
+        sick = {device.id: judge(condition(self._root, device.pci)) for device in self._all}
+        sick = {name: health for name, health in sick.items() if health.state == "sick"}
+        notes += [f"{one.name} ({one.id}) is left out: {sick[one.id].reason}" for one in self._all if one.id in sick]
+        self.notes = tuple(notes)
+        return by_pci([device for device in self._all if device.id not in sick])
+
+    def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
+        """As `HealthVendor.health`."""
+        facts = {
+            device.id: replace(
+                condition(self._root, device.pci), processes=processes(self._root, self._gpus.get(device.id, 0))
+            )
+            for device in devices
+        }
+        return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """What ROCR's mask leaves, and of that what HIP's leaves; CUDA's counts only where HIP's is not set at all."""
@@ -131,19 +157,18 @@ class Rocm:
         memory = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _OWN_MEMORY)
         gfx = (version // 10000, version // 100 % 100, version % 100)
         folder = self._root / "sys/bus/pci/devices" / pci
-        numa, total = _number(folder / "numa_node"), _number(folder / "mem_info_vram_total")
-        used = _number(folder / "mem_info_vram_used")
+        own = condition(self._root, pci)
         work = facts.get("simd_count", 0) * facts.get("max_engine_clk_fcompute", 0)
         return Device(
             kind=self.kind,
             id=name,
             index=len(others),
-            name=_text(folder / "product_name") or f"AMD gfx{gfx[0]}{gfx[1]:x}{gfx[2]:x}",
-            memory=memory or total,
-            memory_free=total - used if total is not None and used is not None else None,
+            name=read_text(folder / "product_name") or f"AMD gfx{gfx[0]}{gfx[1]:x}{gfx[2]:x}",
+            memory=memory or read_number(folder / "mem_info_vram_total"),
+            memory_free=own.memory_free,
             capability=gfx if version else None,
             pci=pci,
-            numa=numa if numa is not None and numa >= 0 else None,
+            numa=numa_node(self._root, pci),
             speed=float(work) or None,
         )
 
@@ -178,10 +203,14 @@ def _unique_id(uuid: str) -> str | None:
 
 def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
     links: list[Link] = []
-    for file in sorted(node.glob("io_links/*/properties")):
-        facts = _properties(file)
+    # Links between GPUs without a host bridge between them are in a folder of their own since Linux 5.19.
+    for file in sorted((*node.glob("io_links/*/properties"), *node.glob("p2p_links/*/properties"))):
+        try:
+            facts = _properties(file)
+        except OSError:
+            continue  # The device cgroup denies links to devices that it denies.
         peer, via = ids.get(facts.get("node_to", -1)), _LINKS.get(facts.get("type", 0))
-        if peer and via:
+        if peer and via and Link(peer, via) not in links:
             links.append(Link(peer, via))
     return tuple(links)
 
@@ -189,17 +218,3 @@ def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
 def _properties(file: Path) -> dict[str, int]:
     pairs = (line.split() for line in file.read_text().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(_text(file))
-    except ValueError:
-        return None

@@ -21,7 +21,8 @@ class Sim:
     kind = "sim"
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = False
-    backend: str | None = None
+    backend: str | None = "gloo"
+    shares = True
 
     def __init__(self, count: int = 0, file: Path | None = None) -> None:
         self.notes: tuple[str, ...] = ()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.holdings import Holdings, Lease
 from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
 
 if TYPE_CHECKING:
@@ -31,30 +33,12 @@ _LINGER = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to use `devices`, and to run `slots` ranks on the CPU, until given back."""
-
-    id: int
-    devices: tuple[str, ...]
-    """In the session's order."""
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Waiting:
     request: Request
     holder: Holder
     since: float
     on_grant: Callable[[Lease], None]
     on_failure: Callable[[Exception], None] | None
-
-
-@dataclass(slots=True)
-class _Held:
-    lease: Lease
-    holder: Holder
-    told: bool = False
-    """Whether it has been said that somebody waits for this lease."""
 
 
 class Broker:
@@ -72,16 +56,13 @@ class Broker:
         ``on_wanted(lease_id)`` is called once a lease when somebody, here or in another session, waits for something
         that it holds: a holder that keeps it for later use gives it back, one that is at work goes on.
         """
-        self._devices = tuple(devices)
         self._slots = slots
+        self._holdings = Holdings(devices, slots)
         self._locks = locks
         self._on_wanted = on_wanted
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._free_slots = slots
         self._waiting: dict[int, _Waiting] = {}
-        self._held: dict[int, _Held] = {}
-        self._owner: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._last_id = 0
         self._last_since = 0.0
@@ -99,25 +80,29 @@ class Broker:
         *,
         slots: int = 0,
         ties: Sequence[tuple[str, str, float]] = (),
+        parts: Mapping[str, int] | None = None,
+        sets: int = 1,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> int:
         """Ask for `count` of the devices `candidates` and for `slots` slots; the request's id.
+
+        `parts` says how many parts of each candidate are asked for (None: whole devices); see
+        :class:`~pytest_accel.leases.policy.Request` for `ties` and `sets`.
 
         ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
         ``on_failure(error)`` is called in its place where the lock folder cannot be used; without it the
         :class:`~pytest_accel.leases.locks.LockFolderError` is raised in the thread that meets it. Raises ValueError
         for a request that could never be granted, RuntimeError when the broker is closed.
         """
-        self._check(candidates, count, slots)
-        chosen = set(candidates)
+        chosen = tuple(name for name in self._holdings.devices if name in set(candidates))
+        taken = tuple(parts[name] for name in chosen) if parts else ()
+        self._check(candidates, count, slots, taken, sets)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the broker is closed: no lease can be asked for any more")
             self._last_id += 1
             self._last_since = max(time.time(), math.nextafter(self._last_since, math.inf))
-            request = Request(
-                self._last_id, tuple(name for name in self._devices if name in chosen), count, slots, tuple(ties)
-            )
+            request = Request(self._last_id, chosen, count, slots, tuple(ties), taken, sets)
             if not self._waiting:
                 # Nobody has looked at these since the last request went.
                 self._foreign.clear()
@@ -138,14 +123,14 @@ class Broker:
     def release(self, lease_id: int) -> None:
         """Give a lease back. Once is enough and twice does no harm: a crash and an orderly end may both do it."""
         with self._lock:
-            held = self._held.pop(lease_id, None)
+            held = self._holdings.leases.get(lease_id)
             if held is None:
                 return
-            self._free_slots += held.lease.slots
-            for device in held.lease.devices:
-                del self._owner[device]
-                if self._locks is not None:
+            left = self._holdings.remove(lease_id)
+            if self._locks is not None:
+                for device in left:
                     self._locks.release(device)
+            self._tell(held.lease.devices)
             calls = self._settle()
         self._deliver(calls)
 
@@ -156,12 +141,14 @@ class Broker:
         waits longer, here or in another session, or the lease is not what the request is for. `on_grant` is not called.
         """
         with self._lock:
-            held = self._held.get(lease_id)
+            held = self._holdings.leases.get(lease_id)
             waiting = next(iter(self._waiting.values()), None)
             if held is None or waiting is None or waiting.request.id != request_id:
                 return False
-            devices = held.lease.devices
-            if len(devices) != waiting.request.count or not set(devices) <= set(waiting.request.candidates):
+            devices, request = held.lease.devices, waiting.request
+            if len(devices) != request.count or not set(devices) <= set(request.candidates):
+                return False
+            if any(request.takes(device) != parts for device, parts in held.lease.takes()):
                 return False
             if self._locks is not None:
                 rivals = self._locks.rivals()
@@ -170,9 +157,7 @@ class Broker:
             del self._waiting[request_id]
             held.told = False
             held.holder = replace(waiting.holder, since=time.time(), processes=held.holder.processes)
-            if self._locks is not None:
-                for device in devices:
-                    self._locks.update(device, held.holder)
+            self._tell(devices)
             calls = self._settle()
         self._deliver(calls)
         return True
@@ -186,25 +171,33 @@ class Broker:
         becomes of this session, nobody else gets the devices.
         """
         with self._lock:
-            held = self._held.get(lease_id)
+            held = self._holdings.leases.get(lease_id)
             if held is None:
                 return
             if processes is not None:
                 held.holder = replace(held.holder, processes=tuple(processes))
             if test is not None:
                 held.holder = replace(held.holder, test=test)
-            if self._locks is not None:
-                for device in held.lease.devices:
-                    self._locks.update(device, held.holder)
+            self._tell(held.lease.devices)
+
+    def holders(self, request_id: int) -> dict[str, Holder]:
+        """Who has each of the candidates of a waiting request that somebody has, here or in another session."""
+        with self._lock:
+            waiting = self._waiting.get(request_id)
+            found: dict[str, Holder] = {}
+            for device in waiting.request.candidates if waiting is not None else ():
+                if device in self._holdings.held:
+                    found[device] = self._holdings.holder(device)
+                elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
+                    found[device] = holder
+            return found
 
     def close(self) -> None:
         """Give every lease back and forget every request, without a callback."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
-            self._held.clear()
-            self._owner.clear()
-            self._free_slots = self._slots
+            self._holdings.clear()
             if self._locks is not None:
                 self._locks.close()
             thread = self._thread
@@ -213,12 +206,19 @@ class Broker:
             # A callback that waits for the caller of close() must not keep it here.
             thread.join(2.0)
 
-    def _check(self, candidates: Sequence[str], count: int, slots: int) -> None:
-        unknown = [name for name in candidates if name not in self._devices]
+    def _check(self, candidates: Sequence[str], count: int, slots: int, parts: Sequence[int], sets: int) -> None:
+        there = self._holdings.devices
+        unknown = [name for name in candidates if name not in there]
         if unknown:
-            raise ValueError(f"candidates {unknown} are not among the session's devices {list(self._devices)}")
-        if not 0 <= count <= len(set(candidates)):
-            raise ValueError(f"count={count}: must be from 0 to the number of candidates, {len(set(candidates))}")
+            raise ValueError(f"candidates {unknown} are not among the session's devices {list(there)}")
+        if sets < 1 or count % sets:
+            raise ValueError(f"sets={sets}: must be a divisor of count={count}")
+        if not all(1 <= taken <= WHOLE for taken in parts):
+            raise ValueError(f"parts={list(parts)}: must be from 1 to {WHOLE} each")
+        places = [WHOLE // taken for taken in parts] or [1] * len(set(candidates))
+        if sum(min(sets, one) for one in places) < count or not 0 <= count // sets <= len(places):
+            most = f"the number of candidates, {len(places)}" if sets == 1 else f"what {sets} sets find room for"
+            raise ValueError(f"count={count}: must be from 0 to {most}")
         if not 0 <= slots <= self._slots:
             raise ValueError(f"slots={slots}: must be from 0 to the session's {self._slots}")
         if not count and not slots:
@@ -227,8 +227,15 @@ class Broker:
     def _requests(self) -> list[Request]:
         return [waiting.request for waiting in self._waiting.values()]
 
-    def _free(self) -> list[str]:
-        return [name for name in self._devices if name not in self._owner and name not in self._foreign]
+    def _free(self) -> dict[str, int]:
+        return self._holdings.free(without=self._foreign)
+
+    def _tell(self, devices: Iterable[str]) -> None:
+        """Say in the lock files who has those of `devices` that are held."""
+        if self._locks is not None:
+            for device in dict.fromkeys(devices):
+                if device in self._holdings.held:
+                    self._locks.update(device, self._holdings.holder(device))
 
     def _settle(self) -> list[Callable[[], None]]:
         """What follows from a change, with the lock held; returns the calls that are then due without it."""
@@ -236,7 +243,7 @@ class Broker:
         self._last_change = time.monotonic()
         if self._locks is not None:
             sought = bool(self._sought())
-            if (sought or self._owner) and self._thread is None:
+            if (sought or self._holdings.held) and self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=(self._locks,), name="accel-broker", daemon=True)
                 self._thread.start()
             elif sought and self._nap > _EAGER:
@@ -249,13 +256,13 @@ class Broker:
         settled = False
         while self._waiting and not settled:
             settled = True
-            for grant in decide(self._requests(), self._free(), self._free_slots):
+            for grant in decide(self._requests(), self._free(), self._holdings.free_slots):
                 waiting = self._waiting[grant.request]
                 holder = replace(waiting.holder, since=time.time())
                 if grant.devices and self._locks is not None:
                     rivals = self._locks.rivals() if rivals is None else rivals
                     try:
-                        refused = _take(self._locks, grant.devices, holder, rivals, waiting.since)
+                        refused = self._take(self._locks, grant.devices, holder, rivals, waiting.since)
                     except Exception as error:
                         del self._waiting[grant.request]
                         calls.append(partial(waiting.on_failure or _fail, error))
@@ -271,10 +278,10 @@ class Broker:
     def _give(self, grant: Grant, holder: Holder) -> Callable[[], None]:
         waiting = self._waiting.pop(grant.request)
         self._last_id += 1
-        lease = Lease(self._last_id, grant.devices, grant.slots)
-        self._held[lease.id] = _Held(lease, holder)
-        self._owner.update(dict.fromkeys(grant.devices, lease.id))
-        self._free_slots -= grant.slots
+        lease = Lease(self._last_id, grant.devices, grant.slots, grant.parts)
+        self._holdings.add(lease, holder)
+        if grant.parts:
+            self._tell(grant.devices)
         return partial(waiting.on_grant, lease)
 
     def _deliver(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -290,18 +297,20 @@ class Broker:
         with self._lock:
             if not self._waiting:
                 return None
-            slots = {lease: held.lease.slots for lease, held in self._held.items()}
-            asked = wanted(self._requests(), self._free(), self._free_slots, self._owner, slots)
-            lease = min((lease for lease in asked if not self._held[lease].told), default=None)
+            leases = self._holdings.leases
+            slots = {lease: held.lease.slots for lease, held in leases.items()}
+            devices = {lease: held.lease.devices for lease, held in leases.items()}
+            asked = wanted(self._requests(), self._free(), self._holdings.free_slots, devices, slots)
+            lease = next((lease for lease in asked if not leases[lease].told), None)
             if lease is not None:
-                self._held[lease].told = True
+                leases[lease].told = True
             return lease
 
     def _sought(self) -> dict[str, float]:
         """The candidates of the requests that another session keeps waiting, and since when they wait."""
         since: dict[str, float] = {}
         if self._foreign and self._waiting:
-            for shortage in shortages(self._requests(), self._free(), self._free_slots):
+            for shortage in shortages(self._requests(), self._free(), self._holdings.free_slots):
                 if shortage.devices and not self._foreign.isdisjoint(shortage.request.candidates):
                     for device in shortage.request.candidates:
                         since.setdefault(device, self._waiting[shortage.request.id].since)
@@ -314,7 +323,7 @@ class Broker:
             with self._changed:
                 now = time.monotonic()
                 sought = self._sought()
-                if sought or self._owner:
+                if sought or self._holdings.held:
                     needed = now
                 if self._closed or now - needed > _LINGER:
                     self._thread = None
@@ -343,24 +352,28 @@ class Broker:
 
     def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
         # One at a time: it may be enough for whoever waits, and what is kept warm on the others stays.
-        untold = {device: lease for device, lease in self._owner.items() if not self._held[lease].told}
-        lease = min((untold[device] for device in locks.rivals() if device in untold), default=None) if untold else None
-        if lease is not None:
-            self._held[lease].told = True
-        return lease
+        untold = [held for held in self._holdings.leases.values() if held.lease.devices and not held.told]
+        rivals = locks.rivals() if untold else {}
+        first = next((held for held in untold if not rivals.keys().isdisjoint(held.lease.devices)), None)
+        if first is None:
+            return None
+        first.told = True
+        return first.lease.id
 
-
-def _take(
-    locks: DeviceLocks, devices: Sequence[str], holder: Holder, rivals: Mapping[str, float], since: float
-) -> str | None:
-    """Lock all of `devices`, or none; returns the one that cannot be had."""
-    with ExitStack() as undo:
-        for device in devices:
-            if rivals.get(device, math.inf) < since or not locks.try_acquire(device, holder):
-                return device
-            undo.callback(locks.release, device)
-        undo.pop_all()
-    return None
+    def _take(
+        self, locks: DeviceLocks, devices: Sequence[str], holder: Holder, rivals: Mapping[str, float], since: float
+    ) -> str | None:
+        """Lock all of `devices` that are not locked for a part of them, or none; returns the one that cannot be had."""
+        with ExitStack() as undo:
+            for device in dict.fromkeys(devices):
+                if rivals.get(device, math.inf) < since:
+                    return device
+                if device not in self._holdings.held:
+                    if not locks.try_acquire(device, holder):
+                        return device
+                    undo.callback(locks.release, device)
+            undo.pop_all()
+        return None
 
 
 def _fail(error: Exception) -> None:

@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+from pytest_accel.hardware import shares
 from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.shape import backend_names
 
 if TYPE_CHECKING:
     import torch
@@ -86,11 +88,6 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         context.kept_groups.add(world.group_name)
 
 
-def backend_names(backend: str | None) -> list[str]:
-    """Those of ``cpu:gloo,cuda:nccl``, which is `torch.distributed.init_process_group`'s form."""
-    return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
-
-
 def limit_threads() -> None:
     """As many threads as ``OMP_NUM_THREADS`` says: libgomp has read it before this process was forked."""
     import torch
@@ -98,6 +95,19 @@ def limit_threads() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and int(threads):
         torch.set_num_threads(int(threads))
+
+
+def limit_memory(context: RankContext) -> None:
+    """Let this rank have no more memory of each of its devices than its share, where torch can see to that."""
+    import torch
+
+    for device in context.own:
+        name = torch.device(context.torch_name(device))
+        limit = getattr(getattr(torch, name.type, None), "set_per_process_memory_fraction", None)
+        if limit is not None:
+            fraction = shares.fraction(context.spec.share, device)
+            # Apple's has one device and takes no other argument.
+            limit(fraction) if name.type == "mps" else limit(fraction, name)
 
 
 def _check_backend(backend: str) -> None:

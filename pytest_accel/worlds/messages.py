@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.device import Device, Share
 
 When = Literal["setup", "call", "teardown"]
 
@@ -53,10 +53,12 @@ class WorldSpec:
     kind_argument: str | None
     """What the session said of the kind (the `8` of ``sim:8``)."""
     devices: tuple[Device, ...]
-    """All devices of the lease."""
+    """All devices of the lease, rank by rank; one that several ranks share is there several times."""
     devices_per_rank: int
     visible: Literal["world", "rank"]
     env: tuple[tuple[str, str], ...]
+    share: Share | None = None
+    """What each rank has of each of its devices; None: all."""
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
         """The devices that are `rank`'s own."""
@@ -65,7 +67,7 @@ class WorldSpec:
 
     def seen_by(self, rank: int) -> tuple[Device, ...]:
         """The devices that `rank`'s mask shows: its own, or the world's."""
-        return self.devices if self.visible == "world" else self.devices_of(rank)
+        return tuple(dict.fromkeys(self.devices)) if self.visible == "world" else self.devices_of(rank)
 
 
 # Controller to fork server

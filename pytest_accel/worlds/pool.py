@@ -10,15 +10,11 @@ from functools import partial
 import psutil
 
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.nearness import ties
-from pytest_accel.hardware.needs import candidates
-from pytest_accel.leases.broker import Lease
-from pytest_accel.leases.brokers import Brokers
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder, LockFolderError
+from pytest_accel.leases.supply import Supply
 from pytest_accel.worlds.fleet import Fleet
-from pytest_accel.worlds.messages import (
-    SessionSpec,
-)
+from pytest_accel.worlds.messages import SessionSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
 
@@ -37,18 +33,19 @@ class Pool:
         spec: SessionSpec,
         slots: int,
         on_wanted: Callable[[object, int], None],
+        *,
+        waits_for_busy: bool = False,
     ) -> None:
         """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
 
-        ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds.
+        ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds. `waits_for_busy` is
+        ``--accel-busy wait``.
         """
         self._machine = machine
         self._slots = slots
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
-        self._brokers = Brokers(
-            lambda kind: [device.id for device in machine.of(kind).devices], slots, self._lease_wanted
-        )
+        self._supply = Supply(machine, slots, self._lease_wanted, waits_for_busy=waits_for_busy)
         self._fleet = Fleet(spec, self._lock, self)
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
@@ -87,16 +84,19 @@ class Pool:
                 return
             ticket.cancelled = True
             if ticket.request is not None:
-                self._brokers.of(ticket.broker).cancel(ticket.request)
+                self._supply.broker(ticket.broker).cancel(ticket.request)
 
     def withdraw(self, ticket_id: int, why: str) -> None:
         """Answer with an error if the ticket still waits for devices; one that has them gets its world."""
         with self._lock:
             ticket = self._tickets.get(ticket_id)
-            if ticket is None or ticket.request is None or not self._brokers.of(ticket.broker).cancel(ticket.request):
+            if ticket is None or ticket.request is None:
+                return
+            obstacles = self._supply.obstacles(ticket.broker, ticket.request)
+            if not self._supply.broker(ticket.broker).cancel(ticket.request):
                 return
             ticket.cancelled = True
-            self._answer(ticket, PoolError(why))
+            self._answer(ticket, PoolError("\n".join([why, *obstacles])))
 
     def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
         """A driver gives its world back; `harm` says why it must end at once, `worn` that it must not run another test.
@@ -154,7 +154,7 @@ class Pool:
             self._fleet.end_worlds(politely=politely)
         self._fleet.stop_server()
         with self._lock:
-            self._brokers.close()
+            self._supply.close()
 
     @property
     def complaints(self) -> list[str]:
@@ -189,28 +189,24 @@ class Pool:
         granted = partial(self._granted, ticket)
         if shape.need is None:
             slots = min(shape.ranks, self._slots)
-            ticket.request = self._brokers.of(None).submit((), 0, holder, granted, slots=slots)
+            ticket.request = self._supply.broker(None).submit((), 0, holder, granted, slots=slots)
             return
-        broker = self._brokers.of(shape.kind)
+        broker = self._supply.broker(shape.kind)
         world = self._fleet.idle(shape)
         if world is not None and world.lease is not None:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
-        fitting = candidates(shape.need, self._machine.of(shape.kind))
-        ticket.request = broker.submit(
-            [device.id for device in fitting],
-            shape.need.count,
-            holder,
-            granted,
-            ties=ties(fitting, shape.need.near) if shape.need.count > 1 else (),
-            on_failure=partial(self._fail, ticket),
-        )
+        lost = self._supply.lost(shape.kind, shape.need)
+        if lost is not None:
+            self._answer(ticket, PoolError(lost))
+            return
+        ticket.request = self._supply.submit(shape.kind, shape.need, holder, granted, partial(self._fail, ticket))
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
             if ticket.cancelled or self._fleet.closing:
-                self._brokers.of(ticket.broker).release(lease.id)
+                self._supply.broker(ticket.broker).release(lease.id)
                 return
             if ticket.shape.need is not None:
                 self._start(ticket, lease, None)
@@ -238,7 +234,7 @@ class Pool:
         world.state, world.wanted = "leased", False
         for ticket in self._tickets.values():
             if ticket.shape == world.shape and ticket.request is not None:
-                if self._brokers.of(world.shape.kind).pass_on(world.lease.id, ticket.request):
+                if self._supply.broker(world.shape.kind).pass_on(world.lease.id, ticket.request):
                     self._hand_over(world, ticket)
                     return True
                 return False
@@ -265,7 +261,7 @@ class Pool:
     def _release_slots(self, world: PooledWorld) -> None:
         slots, world.slots = world.slots, None
         if slots is not None:
-            self._brokers.of(None).release(slots.id)
+            self._supply.broker(None).release(slots.id)
 
     def _keep_few_idle(self) -> None:
         for world in surplus(self._fleet.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
@@ -281,7 +277,7 @@ class Pool:
             return
         if world.lease is not None:
             processes = [(pid, created) for pid in world.pids if (created := _created(pid)) is not None]
-            self._brokers.of(world.shape.kind).describe(world.lease.id, processes=processes)
+            self._supply.broker(world.shape.kind).describe(world.lease.id, processes=processes)
         self._hand_over(world, ticket)
 
     def on_not_started(self, world: PooledWorld, why: str) -> None:
@@ -305,10 +301,16 @@ class Pool:
         """What it held goes to those who wait."""
         self._release_slots(world)
         if world.lease is not None:
-            self._brokers.of(world.shape.kind).release(world.lease.id)
+            self._supply.give_back(world.shape.kind, world.lease, killed=world.state == "killed")
 
     def on_tick(self) -> None:
-        """Devices that nobody uses are given back."""
+        """Devices that nobody uses are given back, and who waits for some that were set aside is told."""
+        for ticket in [ticket for ticket in self._tickets.values() if ticket.request is not None]:
+            need = ticket.shape.need
+            lost = self._supply.lost(ticket.shape.kind, need) if need is not None else None
+            if lost is not None:
+                self.cancel(ticket.id)
+                self._answer(ticket, PoolError(lost))
         now = time.monotonic()
         for world in list(self._fleet.worlds.values()):
             if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:

@@ -43,7 +43,11 @@ def unfit() -> str | None:
         return "starts threads"
     torch = sys.modules.get("torch")
     if torch is not None:
-        for name in ("cuda", "xpu", "hpu", "npu", "mlu", "musa"):
+        names = ["cuda", "xpu", "hpu", "npu", "mlu", "musa"]
+        # Naming it initialises nothing; it may be one that only its own package knows.
+        if (current := getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: None)()) is not None:
+            names.append(current.type)
+        for name in names:
             runtime = getattr(torch, name, None)
             if runtime is not None and getattr(runtime, "is_initialized", lambda: False)():
                 return f"initialises the {name} runtime"

@@ -21,6 +21,7 @@ from pytest_accel.worlds import group, serving
 from pytest_accel.worlds.files import log_path, stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
+from pytest_accel.worlds.shape import backend_names
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -66,8 +67,11 @@ class RankContext:
     @cached_property
     def torch_device(self) -> str:
         """torch's name of this rank's first own device."""
-        first = self.rank * self.spec.devices_per_rank if self.spec.visible == "world" else 0
-        return self.torch_devices()[first if self.seen else 0]
+        return self.torch_name(self.own[0]) if self.own else "cpu"
+
+    def torch_name(self, device: Device) -> str:
+        """What torch calls one of the visible devices."""
+        return self.torch_devices()[self.seen.index(device)]
 
     @property
     def shared_directory(self) -> Path:
@@ -141,7 +145,7 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     if context.seen or spec.kind != "cpu":
         # A CPU slot is no device that other ranks could see: threads and cores are for this rank's own.
         changes |= context.vendor.mask(context.own if context.cores else context.seen, os.environ)
-    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in group.backend_names(spec.backend):
+    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.backend):
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
         assert store is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_accel.leases.broker import Lease
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.worlds.messages import WorldSpec
 from pytest_accel.worlds.shape import WorldShape

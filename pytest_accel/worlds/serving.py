@@ -147,6 +147,8 @@ class RankPlugin:
         context, spec = self.context, self.context.spec
         if context.seen:
             context.vendor.verify(context.seen, os.environ)
+        if spec.share is not None:
+            group.limit_memory(context)
         if spec.grouped or context.cores:
             group.limit_threads()
         if spec.grouped:

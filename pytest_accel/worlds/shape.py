@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from pytest_accel.hardware.device import Device, DeviceNeed
-from pytest_accel.markers import Requirement
+from pytest_accel.hardware.device import Device, DeviceNeed, Share
+from pytest_accel.markers import RankNeed, Requirement
 from pytest_accel.worlds.messages import WorldSpec
+
+_ON_ONE_DEVICE = {"gloo", "mpi"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +49,47 @@ class WorldShape:
             devices_per_rank=self.devices_per_rank,
             visible=self.visible,
             env=self.env,
+            share=self.need.share if self.need else None,
         )
 
 
-def shape_of(requirement: Requirement, session_kind: str | None, *, fresh: bool = False) -> WorldShape:
-    """The world that `requirement` asks for, where the session's accelerators are of `session_kind` (None: none)."""
+class Traits(NamedTuple):
+    """What the shape of a world owes to the kind of its devices."""
+
+    backend: str | None = None
+    """The vendor's own backend; None: the one that torch names."""
+    share: Share | None = None
+    """Of each device for a test that asks for none: the session's, where the kind can be shared."""
+
+
+def shape_of(
+    requirement: Requirement,
+    session_kind: str | None,
+    traits: Callable[[str], Traits] = lambda kind: Traits(),
+    *,
+    fresh: bool = False,
+) -> WorldShape:
+    """The world that `requirement` asks for, where the session's accelerators are of `session_kind` (None: none).
+
+    `traits` are those of each kind of device.
+    """
     devices, ranks = requirement.devices, requirement.ranks
     fresh = fresh or requirement.fresh
     asked = (ranks.device if ranks else None) or (devices.kind if devices else None)
     if ranks is None:
         assert devices is not None
         kind = asked or session_kind or "none"
-        return WorldShape(kind, devices, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
+        alone = replace(devices, share=devices.share or traits(kind).share)
+        return WorldShape(kind, alone, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
     kind = asked or session_kind or "cpu"
     leased = devices is not None or (kind != "cpu" if asked else session_kind is not None)
     per_rank = devices.count if devices else ranks.devices_per_rank
-    need = replace(devices or DeviceNeed(1), count=ranks.world_size * per_rank, kind=kind) if leased else None
+    need: DeviceNeed | None = None
+    if leased:
+        need = replace(devices or DeviceNeed(1), count=ranks.world_size * per_rank, kind=kind)
+        share = need.share or traits(kind).share
+        together = share is not None and _may_be_on_one_device(ranks, traits(kind).backend)
+        need = replace(need, share=share, sets=ranks.world_size if together else 1)
     return WorldShape(
         kind,
         need,
@@ -69,8 +97,22 @@ def shape_of(requirement: Requirement, session_kind: str | None, *, fresh: bool 
         grouped=True,
         backend=ranks.backend,
         init=ranks.init,
-        devices_per_rank=per_rank if need else 0,
+        devices_per_rank=per_rank if leased else 0,
         visible=ranks.visible,
         env=ranks.env,
         fresh=fresh,
     )
+
+
+def backend_names(backend: str | None) -> list[str]:
+    """Those of ``cpu:gloo,cuda:nccl``, which is `torch.distributed.init_process_group`'s form."""
+    return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
+
+
+def _may_be_on_one_device(ranks: RankNeed, default: str | None) -> bool:
+    """Whether two ranks can use one device: NCCL refuses that ("Duplicate GPU detected"), as others of its kind do.
+
+    A test that makes its own groups knows what it does.
+    """
+    names = backend_names(ranks.backend or default)
+    return not ranks.init or (bool(names) and set(names) <= _ON_ONE_DEVICE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -105,3 +105,25 @@ def test_gloo_beside_a_gpu(device: torch.device, process_group: ProcessGroup) ->
     dist.all_gather_object(objects, str(device))
     assert objects == ["cuda:0"]
     assert torch.ones(2, device=device).sum().item() == 2
+
+
+@pytest.mark.devices(kind="cuda", share="2GiB")
+def test_a_share_of_the_memory_is_all_there_is(device: torch.device) -> None:
+    import torch
+
+    assert torch.ones(2**28, dtype=torch.uint8, device=device).sum().item() == 2**28
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(2**32, dtype=torch.uint8, device=device)
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.devices(kind="cuda", share=0.25)
+@pytest.mark.distributed(2, backend="gloo")
+def test_two_ranks_on_one_gpu(accel: Accel, card: Device, device: torch.device, rank: int, gather: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    assert gather(accel.ids) == [(card.id,)] * 2
+    total = torch.full((4,), float(rank), device=device)
+    dist.all_reduce(total)
+    assert total.tolist() == [1.0] * 4

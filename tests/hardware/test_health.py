@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.health import Facts, Health, Process, judge
+from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.health import Facts, Health, HealthVendor, Process, judge
+from pytest_accel.hardware.sim import Sim
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
+NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
+NO_PID = 2**22 + 1
+"""Above the greatest that Linux gives."""
 
 HEALTH = """
-import dataclasses, json
+import json, os
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.needs import shortfall
-machine = Machine(parse_kind("cuda"), skip_busy=BUSY, environ={})
+machine = Machine(parse_kind("cuda"), os.environ.get("ONLY"), skip_busy=BUSY)
 inventory = machine.session
 print(json.dumps({
     "devices": [device.id for device in inventory.devices],
@@ -31,8 +36,19 @@ print(json.dumps({
 """
 
 
-def gpu(number: int, *more: str) -> tuple[str, ...]:
-    return (f"gpu GPU-{number}", "name NVIDIA T4", f"memory {16 * GIB} {16 * GIB}", f"pci ff00 {number} 0", *more)
+# The vendor alone, asked on behalf of the session with the pid SESSION.
+VENDOR = """
+import json, os
+from pytest_accel.hardware.cuda import Cuda
+vendor = Cuda()
+devices = vendor.discover()
+health = vendor.health(devices, int(os.environ.get("SESSION", os.getpid())))
+print(json.dumps({name: [one.state, one.reason] for name, one in health.items()}))
+"""
+
+
+def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
+    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {16 * GIB}", f"pci ff00 {number} 0", *more)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +80,15 @@ def test_the_verdict_on_a_device(facts: Facts, own: tuple[int, ...], health: Hea
 @pytest.mark.parametrize(
     ("fact", "reason"),
     [
-        ("ecc 2", "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"),
+        ("ecc 2 2", "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"),
         ("retiring 1", "it has broken memory pages that stay in use until the driver is loaded anew"),
-        ("unmapped 1", "it has failed to replace a broken row of its memory"),
+        ("remapped 0 1", "it has failed to replace a broken row of its memory"),
         ("compute 2", "its compute mode is PROHIBITED"),
     ],
 )
 @pytest.mark.parametrize("busy", ["True", "False"])
 def test_sick_gpus_are_left_out(on_machine: OnMachine, fact: str, reason: str, busy: str) -> None:
-    found = on_machine(HEALTH.replace("BUSY", busy), *gpu(1, fact), *gpu(2, "ecc 0", "retiring 0", "unmapped 0"))
+    found = on_machine(HEALTH.replace("BUSY", busy), *gpu(1, fact), *gpu(2, "ecc 0 0", "retiring 0", "remapped 0 0"))
     assert found["devices"] == ["GPU-2"]
     assert f"NVIDIA T4 (GPU-1) is left out: {reason}" in found["header"]
 
@@ -82,26 +98,101 @@ def test_what_a_driver_does_not_tell_is_no_sickness(on_machine: OnMachine) -> No
     assert found["devices"] == ["GPU-1"]
 
 
+@pytest.mark.parametrize("fact", ["ecc 0 9", "retiring 0", "remapped 1 0", "compute 0", "compute 3"])
+def test_what_is_past_or_contained_is_no_sickness(on_machine: OnMachine, fact: str) -> None:
+    assert on_machine(VENDOR, *gpu(1, fact)) == {"GPU-1": ["fine", ""]}
+
+
+def test_a_card_that_is_sick_makes_its_instances_sick(on_machine: OnMachine) -> None:
+    part = f"mig 0 MIG-5 {GIB} NVIDIA T4 MIG"
+    assert on_machine(VENDOR, *gpu(1, part)) == {"MIG-5": ["fine", ""]}
+    assert on_machine(VENDOR, *gpu(1, "ecc 1 1", part)) == {}
+    # It falls sick after it was found.
+    later = VENDOR.replace("health =", 'print("ecc 1 1", file=open(os.environ["FAKE_NVML"], "a"))\nhealth =')
+    sick = "it has had an uncorrectable memory error (ECC) since its driver was loaded"
+    assert on_machine(later, *gpu(1, part)) == {"MIG-5": ["sick", sick]}
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits until its standard input closes."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    with process:
+        yield process
+
+
+def name_of(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8").strip()
+
+
 @pytest.mark.parametrize("driver", ["new", "old"])
-def test_busy_gpus_are_skipped_where_asked(on_machine: OnMachine, driver: str, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    holder = subprocess.Popen([sys.executable, "-c", f"open({str(pipe)!r}).read()"])
-    try:
-        facts = (*gpu(1, f"process {holder.pid} {3 * GIB}"), *gpu(2), *gpu(3))
-        found = on_machine(HEALTH.replace("BUSY", "True"), *facts, driver=driver)
-        told = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} (python"
-        assert found["devices"] == ["GPU-2", "GPU-3"]
-        assert told in found["header"]
-        assert told in found["three"]
-        assert ", 3 GiB)" in found["three"]
-        found = on_machine(HEALTH.replace("BUSY", "False"), *facts, driver=driver)
-        assert found["devices"] == ["GPU-1", "GPU-2", "GPU-3"]
-        assert found["three"] is None
-        assert "busy" not in found["header"]
-    finally:
-        pipe.write_text("")
-        holder.wait()
+def test_busy_gpus_are_skipped_where_asked(on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str) -> None:
+    facts = (*gpu(1, f"process {holder.pid} {3 * GIB}"), *gpu(2), *gpu(3))
+    found = on_machine(HEALTH.replace("BUSY", "True"), *facts, driver=driver)
+    told = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} ({name_of(holder)}, 3 GiB)"
+    assert found["devices"] == ["GPU-2", "GPU-3"]
+    assert told in found["header"]
+    assert told in found["three"]
+    found = on_machine(HEALTH.replace("BUSY", "False"), *facts, driver=driver)
+    assert found["devices"] == ["GPU-1", "GPU-2", "GPU-3"]
+    assert found["three"] is None
+    assert "busy" not in found["header"]
+
+
+@pytest.mark.parametrize("driver", ["new", "old"])
+def test_every_holder_is_named_and_what_it_uses_where_the_driver_tells(
+    on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str
+) -> None:
+    processes = (f"process {holder.pid} {2 * GIB}", f"process {NO_PID} -1")
+    found = on_machine(VENDOR, *gpu(1), *gpu(2, *processes), driver=driver)
+    holders = f"pid {holder.pid} ({name_of(holder)}, 2 GiB), pid {NO_PID} (not to be seen from here)"
+    assert found == {"GPU-1": ["fine", ""], "GPU-2": ["busy", f"is used by {holders}"]}
+
+
+def test_an_instance_is_busy_by_its_own_processes(on_machine: OnMachine, holder: subprocess.Popen[bytes]) -> None:
+    parts = (f"mig 0 MIG-5 {GIB} a", f"mig 1 MIG-6 {GIB} b", f"process {holder.pid} -1")
+    told = f"is used by pid {holder.pid} ({name_of(holder)})"
+    assert on_machine(VENDOR, *gpu(1, *parts)) == {"MIG-5": ["fine", ""], "MIG-6": ["busy", told]}
+
+
+def test_indices_count_busy_devices(on_machine: OnMachine) -> None:
+    facts = (*gpu(1, f"process {NO_PID} -1"), *gpu(2), *gpu(3))
+    assert on_machine(HEALTH.replace("BUSY", "True"), *facts, ONLY="0,2")["devices"] == ["GPU-3"]
+    assert on_machine(HEALTH.replace("BUSY", "True"), *facts, CUDA_VISIBLE_DEVICES="1,0")["devices"] == ["GPU-2"]
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_SUPPORTED, UNKNOWN])
+@pytest.mark.parametrize(
+    "functions",
+    [
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+        ("nvmlDeviceGetHandleByUUID",),
+    ],
+)
+def test_a_driver_that_does_not_tell_who_uses_a_gpu_makes_it_not_busy(
+    on_machine: OnMachine, functions: tuple[str, ...], code: int
+) -> None:
+    busy = gpu(1, f"process {NO_PID} 1")
+    assert on_machine(VENDOR, *busy)["GPU-1"][0] == "busy"
+    refused = [f"refuse {function} {code}" for function in functions]
+    assert on_machine(VENDOR, *refused, *busy) == {"GPU-1": ["fine", ""]}
+
+
+def test_a_driver_that_has_gone_since_makes_nothing_busy(on_machine: OnMachine) -> None:
+    gone = VENDOR.replace("health =", 'os.environ["FAKE_NVML"] = "/nowhere"\nhealth =')
+    assert on_machine(gone, *gpu(1, f"process {NO_PID} 1")) == {"GPU-1": ["fine", ""]}
+
+
+def test_the_session_that_asks_and_its_descendants_make_nothing_busy(
+    on_machine: OnMachine, holder: subprocess.Popen[bytes]
+) -> None:
+    facts = gpu(1, f"process {holder.pid} {GIB}", f"process {os.getpid()} {GIB}")
+    assert on_machine(VENDOR, *facts, SESSION=str(os.getpid())) == {"GPU-1": ["fine", ""]}
+    # Who descends from the session is its own, but who it descends from is not.
+    state, reason = on_machine(VENDOR, *facts, SESSION=str(holder.pid))["GPU-1"]
+    assert state == "busy"
+    assert f"pid {os.getpid()} " in reason
+    assert f"pid {holder.pid} " not in reason
 
 
 def test_the_sessions_own_processes_make_nothing_busy(on_machine: OnMachine) -> None:
@@ -122,3 +213,26 @@ finally:
 def test_a_gpu_for_one_process_at_a_time_is_told(on_machine: OnMachine) -> None:
     found = on_machine(HEALTH.replace("BUSY", "False"), *gpu(1, "compute 3"))
     assert "NVIDIA T4 (GPU-1) serves one process at a time (compute mode EXCLUSIVE_PROCESS)" in found["header"]
+
+
+def test_eight_unlike_gpus_each_in_its_own_state(on_machine: OnMachine) -> None:
+    states = ("ecc 0 0", "ecc 1 1", "retiring 1", "remapped 0 1", "compute 2", "compute 3", "remapped 1 0")
+    facts = [fact for number, state in enumerate(states, 1) for fact in gpu(number, state, name=f"GPU {number}")]
+    facts += gpu(8, f"process {NO_PID} -1", name="GPU 8")
+    found = on_machine(HEALTH.replace("BUSY", "True"), *facts)
+    assert found["devices"] == ["GPU-1", "GPU-6", "GPU-7"]
+    assert found["header"].count("is left out: ") == 4
+    assert found["header"].count("serves one process at a time") == 1
+    assert found["header"].count("left out as busy: GPU 8") == 1
+
+
+def test_asking_who_uses_a_gpu_starts_no_cuda_and_imports_no_torch(on_machine: OnMachine) -> None:
+    state = "['torch' in sys.modules, open('/proc/self/maps').read().count('libcuda.so')]"
+    code = f"{VENDOR.replace('print', 'str')}\nimport sys\nprint(json.dumps({state}))"
+    assert on_machine(code, *gpu(1, f"process {NO_PID} 1"), driver="cuda") == [False, 0]
+
+
+def test_health_is_what_a_vendor_may_tell() -> None:
+    assert isinstance(Cuda(), HealthVendor)
+    assert not isinstance(Sim(1), HealthVendor)
+    assert Cuda().health(()) == {}

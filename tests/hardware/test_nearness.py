@@ -50,3 +50,9 @@ def test_what_the_test_asks_for_stands_above_all() -> None:
     assert best(devices, "numa") == ("d0", "d2")
     assert best(devices, "pcie") == ("d2", "d3")
     assert best(devices) == ("d0", "d1")
+
+
+def test_an_nvlink_stands_above_all_that_two_may_share_besides() -> None:
+    near = Device("sim", "d0", 0, "A", numa=0, links=(Link("d1", "pcie"), Link("d2", "nvlink"), Link("d2", "pcie")))
+    assert best([near, device(1, numa=0), device(2, numa=1)]) == ("d0", "d2")
+    assert linked(near, device(2)) > linked(device(0, d2="nvlink"), device(2)) > linked(near, device(1, numa=0))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.hardware.device import Device, Link, MaskError, Vendor
+from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.rocm import Rocm, compare
 from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
 
@@ -36,6 +38,8 @@ def _machine(root: Path, uniques: list[int]) -> Path:
         (pci / "numa_node").write_text("1\n")
         (pci / "mem_info_vram_total").write_text("1000\n")
         (pci / "mem_info_vram_used").write_text("400\n")
+        (pci / "ras").mkdir()
+        (pci / "ras/umc_err_count").write_text("ue: 0\nce: 7\nde: 0\n")
     return root
 
 
@@ -143,3 +147,41 @@ def test_verification_compares_count_and_ids() -> None:
         compare(IDS[1:2], [uuid], {HIP: "1"})
     with pytest.raises(MaskError, match="but sees 0"):
         compare(IDS[:1], [], {})
+
+
+def test_a_sick_gpu_is_left_out_and_keeps_its_number(tmp_path: Path) -> None:
+    _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
+    (tmp_path / "sys/bus/pci/devices/0000:3f:00.0/ras/umc_err_count").write_text("ue: 2\nce: 0\n")
+    vendor = Rocm(tmp_path)
+    devices = vendor.discover()
+    assert [(device.id, device.index) for device in devices] == [(IDS[2], 2), (IDS[1], 1)]
+    why = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
+    assert vendor.notes == (f"AMD gfx90a ({IDS[0]}) is left out: {why}",)
+    assert vendor.visible(devices, {ROCR: "0,1"}) == (devices[1],)
+
+
+def test_processes_make_a_gpu_busy_unless_they_are_the_sessions_own(tmp_path: Path) -> None:
+    _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
+    for pid, gpu, used in ((os.getppid(), 1001, 2**31), (os.getpid(), 1002, 2**30), (os.getppid(), 1003, 0)):
+        folder = tmp_path / f"sys/class/kfd/kfd/proc/{pid}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"vram_{gpu}").write_text(f"{used}\n")
+    vendor = Rocm(tmp_path)
+    assert isinstance(vendor, HealthVendor)
+    health = vendor.health(vendor.discover(), os.getpid())
+    assert {name: one.state for name, one in health.items()} == {IDS[0]: "busy", IDS[1]: "fine", IDS[2]: "fine"}
+    assert health[IDS[0]].reason.startswith(f"is used by pid {os.getppid()} (")
+    assert health[IDS[0]].reason.endswith(", 2 GiB)")
+    assert health[IDS[0]].memory_free == 600
+
+
+def test_links_between_gpus_are_in_two_folders(tmp_path: Path) -> None:
+    _machine(tmp_path, [int(digit * 16, 16) for digit in "abc"])
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for one, other in ((1, 3), (3, 1), (1, 2)):
+        folder = nodes / f"{one}/p2p_links/{other}"
+        folder.mkdir(parents=True)
+        (folder / "properties").write_text(f"type {2 if 3 in (one, other) else 11}\nnode_from {one}\nnode_to {other}\n")
+    links = {device.id: device.links for device in Rocm(tmp_path).discover()}
+    assert links[IDS[0]] == (Link(IDS[1], "nvlink"), Link(IDS[2], "pcie"))
+    assert links[IDS[2]] == (Link(IDS[0], "pcie"),)

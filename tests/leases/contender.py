@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from queue import Queue
 
-from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 

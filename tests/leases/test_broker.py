@@ -8,7 +8,8 @@ from queue import Queue
 
 import pytest
 
-from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder, LockFolderError
 
 ME = Holder.here("tests/test_x.py::test_one")

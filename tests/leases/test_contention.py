@@ -9,7 +9,8 @@ from queue import Queue
 import psutil
 import pytest
 
-from pytest_accel.leases.broker import Broker, Lease
+from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 PATIENCE = 60.0

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
 
 DEVICES = ("a", "b", "c", "d", "e")
 SLOTS = 4
+
+
+PARTS = (WHOLE // 4, WHOLE // 3, WHOLE // 2, WHOLE * 7 // 10)
+
+
+def whole(*devices: str) -> dict[str, int]:
+    return dict.fromkeys(devices, WHOLE)
 
 
 @st.composite
@@ -18,57 +28,84 @@ def requests(draw: st.DrawFn) -> tuple[Request, ...]:
         count = draw(st.integers(0, len(candidates)))
         slots = draw(st.integers(0 if count else 1, SLOTS))
         ties = draw(st.lists(st.tuples(*[st.sampled_from(DEVICES)] * 2, st.floats(0, 1000)), max_size=6))
-        made.append(Request(number, candidates, count, slots, tuple(ties)))
+        parts: tuple[int, ...] = ()
+        sets = 1
+        if count and draw(st.booleans()):
+            parts = tuple(draw(st.sampled_from(PARTS)) for _ in candidates)
+            sets = draw(st.integers(1, 4))
+            places = sum(min(sets, WHOLE // taken) for taken in parts)
+            count = sets * draw(st.integers(1, max(1, min(len(candidates), places // sets))))
+            if count > places:
+                count, sets = 1, 1
+        made.append(Request(number, candidates, count, slots, tuple(ties), parts, sets))
     return tuple(made)
 
 
-free_devices = st.lists(st.booleans(), min_size=len(DEVICES), max_size=len(DEVICES)).map(
-    lambda chosen: [name for name, is_free in zip(DEVICES, chosen, strict=True) if is_free]
-)
+free_devices = st.lists(
+    st.sampled_from([0, WHOLE // 5, WHOLE // 2, WHOLE, WHOLE]), min_size=len(DEVICES), max_size=len(DEVICES)
+).map(lambda parts: dict(zip(DEVICES, parts, strict=True)))
+
+
+def taken(grant: Grant) -> list[tuple[str, int]]:
+    return list(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True))
+
+
+def without(free: Mapping[str, int], grants: Iterable[Grant]) -> dict[str, int]:
+    left = dict(free)
+    for grant in grants:
+        for device, parts in taken(grant):
+            left[device] -= parts
+    return left
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_grants_are_whole_and_share_nothing(waiting: tuple[Request, ...], free: list[str], slots: int) -> None:
+def test_grants_are_whole_and_no_more_than_there_is(
+    waiting: tuple[Request, ...], free: dict[str, int], slots: int
+) -> None:
     by_id = {request.id: request for request in waiting}
     grants = decide(waiting, free, slots)
-    given_out = [device for grant in grants for device in grant.devices]
-    assert len(given_out) == len(set(given_out))
-    assert set(given_out) <= set(free)
+    assert min(without(free, grants).values()) >= 0
     assert sum(grant.slots for grant in grants) <= slots
     for grant in grants:
         request = by_id[grant.request]
         assert len(grant.devices) == request.count
         assert grant.slots == request.slots
-        assert list(grant.devices) == [name for name in request.candidates if name in grant.devices]
+        assert [parts for _, parts in taken(grant)] == [request.takes(device) for device in grant.devices]
+        size = request.count // request.sets
+        for start in range(0, request.count, size or 1):
+            one = grant.devices[start : start + size]
+            assert list(one) == [name for name in request.candidates if name in one]
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_what_nobody_before_it_waits_for_is_granted(waiting: tuple[Request, ...], free: list[str], slots: int) -> None:
+def test_what_nobody_before_it_waits_for_is_granted(
+    waiting: tuple[Request, ...], free: dict[str, int], slots: int
+) -> None:
     grants = {grant.request: grant for grant in decide(waiting, free, slots)}
-    taken: set[str] = set()
-    left = slots
+    left = dict(free)
+    left_slots = slots
     waited_for: set[str] = set()
     slots_waited_for = False
     for request in waiting:
-        usable = [name for name in request.candidates if name in free and name not in taken]
+        fitting = [name for name in request.candidates if left[name] >= request.takes(name)]
         alone = waited_for.isdisjoint(request.candidates) and not (slots_waited_for and request.slots)
         if request.id in grants:
-            taken.update(grants[request.id].devices)
-            left -= request.slots
+            left = without(left, [grants[request.id]])
+            left_slots -= request.slots
         else:
-            assert not (alone and len(usable) >= request.count and left >= request.slots)
+            enough = len(fitting) >= request.count if request.sets == 1 else False
+            assert not (alone and enough and left_slots >= request.slots)
             waited_for.update(request.candidates if request.count else ())
             slots_waited_for |= request.slots > 0
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_carried_out_once_nothing_more_is_due(waiting: tuple[Request, ...], free: list[str], slots: int) -> None:
+def test_carried_out_once_nothing_more_is_due(waiting: tuple[Request, ...], free: dict[str, int], slots: int) -> None:
     grants = decide(waiting, free, slots)
     granted = {grant.request for grant in grants}
-    taken = {device for grant in grants for device in grant.devices}
     rest = [request for request in waiting if request.id not in granted]
     left = slots - sum(grant.slots for grant in grants)
-    assert decide(rest, [name for name in free if name not in taken], left) == ()
+    assert decide(rest, without(free, grants), left) == ()
     lacking = shortages(waiting, free, slots)
     assert [shortage.request for shortage in lacking] == rest
     assert all(shortage.devices or shortage.slots for shortage in lacking)
@@ -81,12 +118,11 @@ def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> No
     queue = list(waiting)
     leases: list[Grant] = []
     releases = 0
-    # Each request before the target, and the target, may have to wait for every device, and then for every slot.
-    bound = len(waiting) * (len(DEVICES) + SLOTS)
+    # Each request before the target, and the target, may have to wait for all that is on every device, and for slots.
+    bound = len(waiting) * (len(DEVICES) * (WHOLE // min(PARTS)) + SLOTS)
     number = len(waiting)
     while True:
-        held = {device for lease in leases for device in lease.devices}
-        free = [name for name in DEVICES if name not in held]
+        free = without(whole(*DEVICES), leases)
         for grant in decide(queue, free, SLOTS - sum(lease.slots for lease in leases)):
             leases.append(grant)
             queue = [request for request in queue if request.id != grant.request]
@@ -95,7 +131,9 @@ def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> No
         assert leases, "nothing is held and yet somebody waits"
         # A flood of small requests, the worst for a large one: one arrives for each lease that ends.
         ended = leases.pop(data.draw(st.integers(0, len(leases) - 1)))
-        small = Request(number, ended.devices[:1], min(1, len(ended.devices)), min(1, ended.slots))
+        small = Request(
+            number, ended.devices[:1], min(1, len(ended.devices)), min(1, ended.slots), parts=ended.parts[:1]
+        )
         queue.append(small)
         number += 1
         releases += 1
@@ -104,20 +142,20 @@ def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> No
 
 def test_a_small_request_passes_a_large_one_only_on_other_devices() -> None:
     large = Request(1, ("a", "b"), 2)
-    assert decide([large, Request(2, ("a",), 1)], ["a", "c"], 0) == ()
-    assert decide([large, Request(2, ("a", "c"), 1)], ["a", "c"], 0) == (Grant(2, ("c",), 0),)
+    assert decide([large, Request(2, ("a",), 1)], whole("a", "c"), 0) == ()
+    assert decide([large, Request(2, ("a", "c"), 1)], whole("a", "c"), 0) == (Grant(2, ("c",), 0),)
 
 
 def test_a_request_that_waits_for_slots_keeps_as_many_devices_as_it_needs() -> None:
     first = Request(1, ("a", "b"), 1, slots=3)
-    assert decide([first, Request(2, ("a", "b"), 1)], ["a", "b"], 2) == (Grant(2, ("b",), 0),)
-    assert decide([first, Request(2, ("a", "b"), 2)], ["a", "b"], 2) == ()
-    assert decide([first, Request(2, (), 0, slots=1)], ["a", "b"], 2) == ()
+    assert decide([first, Request(2, ("a", "b"), 1)], whole("a", "b"), 2) == (Grant(2, ("b",), 0),)
+    assert decide([first, Request(2, ("a", "b"), 2)], whole("a", "b"), 2) == ()
+    assert decide([first, Request(2, (), 0, slots=1)], whole("a", "b"), 2) == ()
 
 
 def test_a_request_that_waits_for_devices_leaves_the_slots_to_others() -> None:
     first = Request(1, ("a", "b"), 2, slots=3)
-    assert decide([first, Request(2, (), 0, slots=4)], ["a"], 4) == (Grant(2, (), 4),)
+    assert decide([first, Request(2, (), 0, slots=4)], whole("a"), 4) == (Grant(2, (), 4),)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +176,60 @@ def test_devices_that_go_together_are_taken_together(
     ties: tuple[tuple[str, str, float], ...], count: int, expected: tuple[str, ...]
 ) -> None:
     free = ["a", "b", "c", "d"]
-    assert decide([Request(1, tuple(free), count, ties=ties)], free, 0) == (Grant(1, expected, 0),)
+    assert decide([Request(1, tuple(free), count, ties=ties)], whole(*free), 0) == (Grant(1, expected, 0),)
 
 
 def test_wanted_are_the_leases_that_hold_what_somebody_lacks() -> None:
-    held = {"a": 10, "b": 11, "c": 12}
+    held = {10: ("a",), 11: ("b",), 12: ("c",)}
     slots = {10: 0, 11: 2, 13: 2}
-    assert wanted([Request(1, ("a", "b", "d"), 2)], ["d"], 0, held, slots) == {10, 11}
-    assert wanted([Request(1, ("d",), 1, slots=1)], ["d"], 0, held, slots) == {11, 13}
-    assert wanted([Request(1, ("d",), 1)], ["d"], 0, held, slots) == frozenset()
-    assert wanted([], ["d"], 0, held, slots) == frozenset()
+    assert wanted([Request(1, ("a", "b", "d"), 2)], whole("d"), 0, held, slots) == (10, 11)
+    assert wanted([Request(1, ("d",), 1, slots=1)], whole("d"), 0, held, slots) == (11, 13)
+    assert wanted([Request(1, ("d",), 1)], whole("d"), 0, held, slots) == ()
+    assert wanted([], whole("d"), 0, held, slots) == ()
+
+
+def test_leases_on_what_is_kept_for_a_request_are_wanted_before_others() -> None:
+    held = {10: ("a",), 11: ("a",), 12: ("b",), 13: ("c", "b")}
+    free = {"a": WHOLE // 4, "b": WHOLE // 2, "c": 0}
+    assert wanted([Request(1, ("a", "b"), 1)], free, 0, held, {}) == (12, 13, 10, 11)
+
+
+QUARTER, HALF = WHOLE // 4, WHOLE // 2
+
+
+def test_parts_go_where_they_leave_least_over() -> None:
+    free = {"a": WHOLE, "b": HALF, "c": QUARTER, "d": HALF}
+    quarter = Request(1, ("a", "b", "c", "d"), 1, parts=(QUARTER,) * 4)
+    assert decide([quarter], free, 0) == (Grant(1, ("c",), 0, (QUARTER,)),)
+    assert decide([quarter], {**free, "c": 0}, 0) == (Grant(1, ("b",), 0, (QUARTER,)),)
+    assert decide([quarter], {"a": QUARTER - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0, (QUARTER,)),)
+
+
+def test_a_whole_device_is_one_of_which_nobody_has_a_part() -> None:
+    assert decide([Request(1, ("a", "b"), 1)], {"a": WHOLE - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0),)
+    assert decide([Request(1, ("a",), 1)], {"a": WHOLE - 1}, 0) == ()
+    assert decide([Request(1, ("a",), 1, parts=(1,))], {"a": 0}, 0) == ()
+
+
+def test_parts_of_several_devices_are_parts_of_different_devices() -> None:
+    halves = Request(1, ("a", "b", "c"), 2, parts=(HALF,) * 3)
+    assert decide([halves], whole("a"), 0) == ()
+    assert decide([halves], {"a": WHOLE, "b": 0, "c": HALF}, 0) == (Grant(1, ("a", "c"), 0, (HALF, HALF)),)
+
+
+def test_sets_may_have_a_device_in_common() -> None:
+    candidates = ("a", "b")
+    four = Request(1, candidates, 4, parts=(QUARTER, QUARTER), sets=4)
+    assert decide([four], whole("a", "b"), 0) == (Grant(1, ("a",) * 4, 0, (QUARTER,) * 4),)
+    assert decide([four], {"a": HALF, "b": WHOLE}, 0) == (Grant(1, ("a", "a", "b", "b"), 0, (QUARTER,) * 4),)
+    assert decide([four], {"a": HALF, "b": QUARTER}, 0) == ()
+    pairs = Request(1, candidates, 4, parts=(HALF, HALF), sets=2)
+    assert decide([pairs], whole("a", "b"), 0) == (Grant(1, ("a", "b", "a", "b"), 0, (HALF,) * 4),)
+    assert decide([pairs], {"a": WHOLE, "b": HALF}, 0) == ()
+
+
+def test_nothing_is_added_to_a_device_that_is_kept_for_somebody() -> None:
+    first = Request(1, ("a", "b"), 1)
+    small = Request(2, ("a", "b"), 1, parts=(QUARTER, QUARTER))
+    assert decide([first, small], {"a": QUARTER, "b": HALF}, 0) == (Grant(2, ("a",), 0, (QUARTER,)),)
+    assert decide([first, small], {"a": 0, "b": HALF}, 0) == ()

@@ -257,7 +257,7 @@ def test_contradiction():
     raise AssertionError("ran")
 
 
-@pytest.mark.devices(share=0.5)
+@pytest.mark.devices(kind="cpu", share=0.5)
 def test_share():
     raise AssertionError("ran")
 

@@ -10,21 +10,23 @@
  *   speed CORES MHZ
  *   pci DOMAIN BUS DEVICE        hexadecimal
  *   compute MODE                 as nvmlComputeMode_t
- *   process PID BYTES            a process with a compute context
- *   ecc COUNT                    uncorrectable memory errors since the driver was loaded
- *   retiring 1                   memory pages wait to be retired
- *   unmapped 1                   a row of memory could not be replaced
+ *   process PID BYTES            a process with a compute context; BYTES -1: the driver does not tell how much it uses
+ *   ecc VOLATILE AGGREGATE       uncorrectable memory errors since the driver was loaded, and ever
+ *   retiring PENDING             1: memory pages wait to be retired
+ *   remapped PENDING FAILED      1: rows of memory wait to be replaced; a row could not be replaced
  *   link NUMBER GPU              an active NVLink to the GPU with that index; "switch" instead of the index
+ *   ancestor GPU LEVEL           what is nearest to this GPU and to the one with that index, as nvmlGpuTopologyLevel_t
  *   mig SLOT UUID TOTAL NAME     the GPU is in MIG mode and has this instance; SLOT -1: it has none
  *
- * A fact that is missing makes its call return NOT_SUPPORTED. OLD_DRIVER leaves out what old drivers do not have.
+ * "process" below a "mig" line belongs to that instance. A fact that is missing makes its call return NOT_SUPPORTED, but
+ * without "process" there is none. OLD_DRIVER leaves out what old drivers do not have.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
-enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1 };
+enum { GPUS = 16, PROCESSES = 8, LINKS = 18, SLOTS = 7, REFUSALS = 32, SWITCH = -2, NO_LINK = -1, NO_LEVEL = -1 };
 
 typedef struct Gpu {
     char uuid[96], name[96];
@@ -32,16 +34,16 @@ typedef struct Gpu {
     unsigned long long total, free;
     int major, minor;
     unsigned cores, clock, domain, bus, device;
-    int compute, links[LINKS];
-    int has_ecc, retiring, unmapped, users;
-    unsigned long long ecc, used[PROCESSES];
+    int compute, links[LINKS], levels[GPUS];
+    int has_ecc, has_retiring, has_remapped, retiring, remap_pending, remap_failed, users;
+    unsigned long long ecc[2], used[PROCESSES];
     unsigned pids[PROCESSES];
     struct Gpu *slots[SLOTS];
 } Gpu;
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 
-static Gpu gpus[GPUS];
+static Gpu gpus[GPUS], *latest;
 static struct { int gpu, code; char function[64]; } refusals[REFUSALS];
 static int count, refused, init_code = UNINITIALIZED, cuda;
 static char driver[96];
@@ -51,6 +53,7 @@ static void read_line(const char *line) {
     char word[96], uuid[96];
     int number, link;
     unsigned long long total;
+    long long used;
     if (sscanf(line, "init %d", &init_code) == 1) return;
     if (sscanf(line, "driver %95s %d", driver, &cuda) == 2) return;
     if (sscanf(line, "refuse %63s %d", word, &number) == 2) {
@@ -58,9 +61,10 @@ static void read_line(const char *line) {
         refusals[refused].code = number;
         strcpy(refusals[refused++].function, word);
     } else if (sscanf(line, "gpu %95s", word) == 1) {
-        gpu = &gpus[count++];
+        latest = gpu = &gpus[count++];
         strcpy(gpu->uuid, word);
         for (link = 0; link < LINKS; link++) gpu->links[link] = NO_LINK;
+        for (number = 0; number < GPUS; number++) gpu->levels[number] = NO_LEVEL;
     } else if (gpu == NULL) {
         return;
     } else if (sscanf(line, "name %95[^\n]", gpu->name) == 1) {
@@ -74,15 +78,20 @@ static void read_line(const char *line) {
         gpu->has_pci = 1;
     } else if (sscanf(line, "compute %d", &gpu->compute) == 1) {
         gpu->has_compute = 1;
-    } else if (gpu->users < PROCESSES && sscanf(line, "process %u %llu", &gpu->pids[gpu->users], &gpu->used[gpu->users]) == 2) {
-        gpu->users++;
-    } else if (sscanf(line, "ecc %llu", &gpu->ecc) == 1) {
+    } else if (latest->users < PROCESSES && sscanf(line, "process %d %lld", &number, &used) == 2) {
+        latest->pids[latest->users] = number;
+        latest->used[latest->users++] = used;
+    } else if (sscanf(line, "ecc %llu %llu", &gpu->ecc[0], &gpu->ecc[1]) == 2) {
         gpu->has_ecc = 1;
     } else if (sscanf(line, "retiring %d", &gpu->retiring) == 1) {
-    } else if (sscanf(line, "unmapped %d", &gpu->unmapped) == 1) {
+        gpu->has_retiring = 1;
+    } else if (sscanf(line, "remapped %d %d", &gpu->remap_pending, &gpu->remap_failed) == 2) {
+        gpu->has_remapped = 1;
     } else if (sscanf(line, "link %d %95s", &link, word) == 2) {
         gpu->has_links = 1;
         gpu->links[link] = strcmp(word, "switch") ? atoi(word) : SWITCH;
+    } else if (sscanf(line, "ancestor %d %d", &number, &link) == 2) {
+        gpu->levels[number] = link;
     } else if (sscanf(line, "mig %d", &number) == 1) {
         gpu->in_mig = 1;
         if (number >= 0 && sscanf(line, "mig %*d %95s %llu %95[^\n]", uuid, &total, word) == 3) {
@@ -91,7 +100,7 @@ static void read_line(const char *line) {
             strcpy(part->name, word);
             part->has_memory = 1;
             part->total = part->free = total;
-            gpu->slots[number] = part;
+            latest = gpu->slots[number] = part;
         }
     }
 }
@@ -160,10 +169,15 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **out) {
 }
 int nvmlDeviceGetTotalEccErrors(Gpu *gpu, int type, int counter, unsigned long long *out) {
     ALLOWED(gpu);
-    *out = type == 1 && counter == 0 ? gpu->ecc : 0; /* NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC */
-    return gpu->has_ecc ? SUCCESS : NOT_SUPPORTED;
+    if (!gpu->has_ecc) return NOT_SUPPORTED;
+    *out = type == 1 ? gpu->ecc[counter] : 0; /* NVML_MEMORY_ERROR_TYPE_UNCORRECTED; NVML_VOLATILE_ECC is 0 */
+    return SUCCESS;
 }
-int nvmlDeviceGetRetiredPagesPendingStatus(Gpu *gpu, int *out) { ALLOWED(gpu); *out = gpu->retiring; return SUCCESS; }
+int nvmlDeviceGetRetiredPagesPendingStatus(Gpu *gpu, int *out) {
+    ALLOWED(gpu);
+    *out = gpu->retiring;
+    return gpu->has_retiring ? SUCCESS : NOT_SUPPORTED;
+}
 int nvmlDeviceGetUUID(Gpu *gpu, char *out, unsigned size) { ALLOWED(gpu); snprintf(out, size, "%s", gpu->uuid); return SUCCESS; }
 int nvmlDeviceGetName(Gpu *gpu, char *out, unsigned size) {
     ALLOWED(gpu);
@@ -226,9 +240,10 @@ int nvmlDeviceGetComputeRunningProcesses_v2(Gpu *gpu, unsigned *size, Process *o
 int nvmlDeviceGetComputeRunningProcesses_v3(Gpu *gpu, unsigned *size, Process *out) { ALLOWED(gpu); return list_processes(gpu, size, out); }
 int nvmlDeviceGetRemappedRows(Gpu *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
     ALLOWED(gpu);
-    *corrected = *uncorrected = *pending = 0;
-    *failed = gpu->unmapped;
-    return SUCCESS;
+    *corrected = *uncorrected = 0;
+    *pending = gpu->remap_pending;
+    *failed = gpu->remap_failed;
+    return gpu->has_remapped ? SUCCESS : NOT_SUPPORTED;
 }
 int nvmlDeviceGetNumGpuCores(Gpu *gpu, unsigned *out) {
     ALLOWED(gpu);
@@ -263,5 +278,11 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned link, Pci *out) {
     ALLOWED(gpu);
     if (gpu->links[link] < 0 || gpu->links[link] >= count) return NOT_SUPPORTED;
     return pci_of(&gpus[gpu->links[link]], out);
+}
+int nvmlDeviceGetTopologyCommonAncestor(Gpu *one, Gpu *other, int *out) {
+    int level = one->levels[other - gpus];
+    ALLOWED(one);
+    *out = level == NO_LEVEL ? other->levels[one - gpus] : level;
+    return *out == NO_LEVEL ? NOT_SUPPORTED : SUCCESS;
 }
 #endif

@@ -1,0 +1,200 @@
+"""Devices that may not be handed out just now, and those that never are again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.guard import PATIENCE, recovery
+from pytest_accel.hardware.health import Health
+
+OnMachine = Callable[..., Any]
+GIB = 1024**3
+T4 = ("gpu GPU-1", "name NVIDIA T4", "pci ff00 1 0")
+WHOLE = f"memory {16 * GIB} {16 * GIB}"
+
+
+@pytest.mark.parametrize(
+    ("before", "health", "waited", "found"),
+    [
+        (16 * GIB, Health(memory_free=16 * GIB), 0.0, "there"),
+        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, "there"),
+        (16 * GIB, Health(memory_free=15 * GIB), 0.0, "waits"),
+        (16 * GIB, Health(memory_free=15 * GIB), PATIENCE - 0.1, "waits"),
+        (
+            16 * GIB,
+            Health(memory_free=13 * GIB),
+            PATIENCE,
+            "3 GiB of its memory have not come back within 30 s of the end of the processes that used it",
+        ),
+        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), PATIENCE, "there"),
+        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, "waits"),
+        (16 * GIB, Health("sick", "it has had an error", memory_free=16 * GIB), 0.0, "it has had an error"),
+        (None, Health(memory_free=1), 0.0, "there"),
+        (16 * GIB, Health(), 0.0, "there"),
+    ],
+)
+def test_what_becomes_of_a_device_whose_processes_were_killed(
+    before: int | None, health: Health, waited: float, found: str
+) -> None:
+    assert recovery(before, health, waited) == found
+
+
+GUARD = """
+import json, os, pathlib
+from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.guard import Guard
+
+now = 0.0
+vendor = Cuda()
+devices = vendor.discover()
+guard = Guard(vendor, devices, os.getpid(), waits=WAITS, clock=lambda: now)
+file = pathlib.Path(os.environ["FAKE_NVML"])
+text = file.read_text()
+said = []
+
+def look(after, *changes):
+    global now
+    now += after
+    changed = text
+    for one, other in changes:
+        assert one in changed
+        changed = changed.replace(one, other)
+    file.write_text(changed)
+    said.append(guard.refuses("GPU-1"))
+
+STEPS
+print(json.dumps({"said": said, "aside": guard.aside}))
+"""
+
+
+def guard(steps: str, *, waits: bool = False) -> str:
+    return GUARD.replace("STEPS", steps).replace("WAITS", str(waits))
+
+
+LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
+
+
+def test_memory_must_come_back_after_a_kill(on_machine: OnMachine) -> None:
+    steps = f"look(0, {LESS}); guard.suspect(['GPU-1']); look(9, {LESS}); look(1, {LESS}); look(1); look(1, {LESS})"
+    found = on_machine(guard(steps), *T4, WHOLE)
+    waiting = "waits for its memory to come back"
+    assert found == {"said": [None, waiting, waiting, None, None], "aside": {}}
+
+
+def test_memory_that_does_not_come_back_sets_the_device_aside(on_machine: OnMachine) -> None:
+    steps = f"guard.suspect(['GPU-1']); look(1000, {LESS}); look(29, {LESS}); look(1, {LESS}); look(99)"
+    found = on_machine(guard(steps), *T4, WHOLE)
+    lost = "4 GiB of its memory have not come back within 30 s of the end of the processes that used it"
+    waiting = "waits for its memory to come back"
+    assert found == {"said": [waiting, waiting, lost, lost], "aside": {"GPU-1": lost}}
+
+
+def test_an_error_that_stays_sets_the_device_aside_at_once(on_machine: OnMachine) -> None:
+    steps = "look(1); guard.suspect(['GPU-1']); look(1, ('ecc 0', 'ecc 2')); look(9)"
+    found = on_machine(guard(steps), *T4, WHOLE, "ecc 0")
+    sick = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
+    assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}}
+
+
+def test_a_busy_device_is_waited_for_where_that_was_asked_for(on_machine: OnMachine) -> None:
+    busy = f"process {os.getpid()} {2 * GIB}"
+    steps = f"look(1); look(1, ('{busy}\\n', '')); look(0.1); look(1)"
+    [first, *others] = on_machine(guard(steps, waits=True), *T4, WHOLE, busy)["said"]
+    assert first.startswith(f"is used by pid {os.getpid()} (")
+    assert others[0] is None
+    # The driver is not asked again at once.
+    assert others[1] is None
+    assert others[2] is not None
+    assert on_machine(guard(steps), *T4, WHOLE, busy)["said"] == [None] * 4
+
+
+SUPPLY = """
+import json, os, pathlib, queue
+from pytest_accel.hardware import guard
+from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.supply import Supply
+
+file = pathlib.Path(os.environ["FAKE_NVML"])
+machine = Machine(parse_kind("cuda"), environ={})
+supply = Supply(machine, 1, lambda kind, lease: None, waits_for_busy=WAITS)
+leases, failures = queue.Queue(), queue.Queue()
+need = DeviceNeed(1, kind="cuda")
+submit = lambda: supply.submit("cuda", need, Holder.here("test_it"), leases.put, failures.put)
+"""
+
+
+def test_a_lease_on_a_busy_device_is_granted_when_it_is_free(on_machine: OnMachine, tmp_path: Path) -> None:
+    code = """
+request = submit()
+before = (leases.empty(), supply.obstacles("cuda", request))
+file.write_text(file.read_text().replace("process", "#"))
+lease = leases.get(timeout=60)
+supply.close()
+print(json.dumps([*before, lease.devices]))
+"""
+    busy = f"process {os.getpid()} {2 * GIB}"
+    empty, obstacles, devices = on_machine(
+        (SUPPLY + code).replace("WAITS", "True"), *T4, WHOLE, busy, PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks")
+    )
+    assert empty is True
+    assert len(obstacles) == 1
+    assert obstacles[0].startswith(f"GPU-1 is used by pid {os.getpid()} (")
+    assert devices == ["GPU-1"]
+
+
+def test_a_device_that_is_set_aside_is_told_to_who_needs_it(on_machine: OnMachine, tmp_path: Path) -> None:
+    code = """
+guard.PATIENCE = 0.0
+submit()
+lease = leases.get_nowait()
+text = file.read_text()
+file.write_text(text.replace(f"memory {16 << 30} {16 << 30}", f"memory {16 << 30} {1 << 30}"))
+supply.give_back("cuda", lease, killed=KILLED)
+before = supply.lost("cuda", need)
+submit()
+after = supply.lost("cuda", need)
+given = leases.empty()
+supply.close()
+print(json.dumps([before, given, after]))
+"""
+
+    def run(killed: bool) -> Any:
+        locks = str(tmp_path / f"locks{killed}")
+        script = (SUPPLY + code).replace("WAITS", "False").replace("KILLED", str(killed))
+        return on_machine(script, *T4, WHOLE, PYTEST_ACCEL_LOCK_DIR=locks)
+
+    assert run(False) == [None, False, None]
+    assert run(True) == [
+        None,
+        True,
+        "needs 1 cuda device; there is none to use\nGPU-1 was set aside: "
+        "15 GiB of its memory have not come back within 0 s of the end of the processes that used it",
+    ]
+
+
+def test_a_session_names_who_has_the_device_that_it_waited_for(
+    drivers: dict[str, Path], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = tmp_path / "machine.txt"
+    machine.write_text("\n".join([*T4, WHOLE, f"process {os.getpid()} {2 * GIB}"]))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers["new"]))
+    monkeypatch.setenv("FAKE_NVML", str(machine))
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pytester.makepyfile("import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
+    options = ("--accel=cuda", "--accel-busy=wait", "--accel-wait=0.2", "-p", "no:randomly", "-p", "no:asyncio")
+    run = pytester.runpytest_subprocess(*options)
+    run.assert_outcomes(errors=1)
+    run.stdout.fnmatch_lines(
+        [
+            "no devices came free within 0.2 s (--accel-wait)",
+            f"GPU-1 is used by pid {os.getpid()} (*, 2 GiB)",
+        ]
+    )

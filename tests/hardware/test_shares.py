@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, Share
+from pytest_accel.hardware.shares import WHOLE, fraction, parts
+
+GIB = 1024**3
+A100 = Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=80 * GIB)
+UNKNOWN = Device("cuda", "GPU-2", 1, "NVIDIA GPU")
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (None, WHOLE),
+        (Share(fraction=1.0), WHOLE),
+        (Share(fraction=0.25), WHOLE // 4),
+        (Share(fraction=0.29), WHOLE * 29 // 100),
+        (Share(fraction=1e-12), 1),
+        (Share(bytes=8 * GIB), WHOLE // 10),
+        (Share(bytes=80 * GIB), WHOLE),
+        (Share(bytes=80 * GIB + 1), None),
+        (Share(bytes=1), 1),
+    ],
+)
+def test_a_share_is_so_many_parts(share: Share | None, expected: int | None) -> None:
+    assert parts(share, A100) == expected
+
+
+def test_bytes_of_a_device_that_does_not_tell_its_memory_are_no_part() -> None:
+    assert parts(Share(bytes=1), UNKNOWN) is None
+    assert fraction(Share(bytes=1), UNKNOWN) == 1.0
+    assert parts(Share(fraction=0.5), UNKNOWN) == WHOLE // 2
+
+
+@given(st.integers(1, 1000))
+def test_so_many_equal_fractions_fit(count: int) -> None:
+    each = parts(Share(fraction=1 / count), A100)
+    assert each is not None
+    assert each * count <= WHOLE < (each + 1) * (count + 1)
+
+
+@given(st.integers(1, 80 * GIB), st.integers(1, 80 * GIB))
+def test_no_more_bytes_are_promised_than_there_are(size: int, memory: int) -> None:
+    taken = parts(Share(bytes=size), Device("cuda", "GPU-1", 0, "x", memory=memory))
+    if taken is None:
+        assert size > memory
+    else:
+        assert (WHOLE // taken) * size <= memory

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import platform
+import sys
+
+import pytest
+
+from pytest_accel.hardware.device import Device, MaskError, Vendor
+from pytest_accel.hardware.mps import Mps, compare, make
+
+HERE = (sys.platform, platform.machine()) == ("darwin", "arm64")
+DEVICE = Device(kind="mps", id="mps-0", index=0, name="Apple GPU")
+
+
+def test_a_mac_with_apple_silicon_has_one() -> None:
+    vendor = Mps("darwin", "arm64")
+    assert isinstance(vendor, Vendor)
+    assert (vendor.hardware, vendor.backend, vendor.lacking(), vendor.notes) == (True, "gloo", None, ())
+    assert vendor.discover() == (DEVICE,)
+    assert vendor.torch_devices(vendor.discover()) == ("mps",)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "x86_64"), ("linux", "arm64"), ("linux", "aarch64")])
+def test_nothing_else_has_one(system: str, machine: str) -> None:
+    assert Mps(system, machine).discover() == ()
+
+
+def test_the_machine_that_runs_this_is_told_right() -> None:
+    assert len(make(None).discover()) == HERE
+    with pytest.raises(ValueError, match="--accel mps:0: mps takes nothing after a colon"):
+        make("0")
+
+
+def test_no_variable_hides_it() -> None:
+    vendor = Mps("darwin", "arm64")
+    assert vendor.mask_variables == ()
+    assert vendor.visible((DEVICE,), {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest((DEVICE,)) == (DEVICE,)
+    assert vendor.mask((DEVICE,), {}) == vendor.mask((), {}) == {}
+
+
+def test_verification_asks_torch() -> None:
+    compare(1, True, True)
+    compare(0, False, False)
+    with pytest.raises(MaskError, match=r"should see 1 mps device .* built without it"):
+        compare(1, False, False)
+    with pytest.raises(MaskError, match="this macOS cannot"):
+        compare(1, True, False)
+
+
+@pytest.mark.skipif(HERE, reason="this machine has the device")
+def test_a_torch_without_it_is_not_taken_for_one_that_has_it() -> None:
+    Mps().verify((), {})
+    with pytest.raises(MaskError, match="torch cannot use it"):
+        Mps().verify((DEVICE,), {})

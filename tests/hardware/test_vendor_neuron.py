@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.hardware.neuron import Neuron, make, read_cores, write_cores
+
+CORES, COUNT, RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
+EIGHT = tuple(Device(kind="neuron", id=f"neuron-{n // 2}.{n % 2}", index=n, name="AWS Trainium1") for n in range(8))
+
+
+def _card(root: Path, number: int, model: str, cores: int | None) -> Path:
+    folder = root / f"sys/devices/virtual/neuron_device/neuron{number}"
+    (folder / "info/architecture").mkdir(parents=True)
+    (folder / "info/architecture/device_name").write_text(f"{model}\n")
+    if cores is not None:
+        (folder / "core_count").write_text(f"{cores}\n")
+    (root / "dev").mkdir(exist_ok=True)
+    (root / f"dev/neuron{number}").touch()
+    return folder
+
+
+def test_each_core_is_a_device(tmp_path: Path) -> None:
+    for number in range(4):
+        _card(tmp_path, number, "Trainium1", 2)
+    vendor = Neuron(tmp_path, {})
+    assert isinstance(vendor, Vendor)
+    assert (vendor.kind, vendor.hardware, vendor.backend) == ("neuron", True, "xla")
+    assert vendor.discover() == EIGHT
+    assert vendor.notes == ()
+    assert vendor.torch_devices(EIGHT[5:2:-2]) == ("xla:1", "xla:0")
+
+
+@pytest.mark.parametrize(
+    ("environ", "ids"),
+    [
+        ({}, ["neuron-0.0", "neuron-0.2"]),
+        ({"NEURON_LOGICAL_NC_CONFIG": "1"}, [f"neuron-0.{core}" for core in range(4)]),
+        ({"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}, [f"neuron-0.{core}" for core in range(4)]),
+        ({"NEURON_LOGICAL_NC_CONFIG": "x"}, ["neuron-0.0", "neuron-0.2"]),
+    ],
+)
+def test_two_cores_of_a_trainium2_are_one_unless_said(tmp_path: Path, environ: dict[str, str], ids: list[str]) -> None:
+    _card(tmp_path, 0, "Trainium2", 4)
+    devices = Neuron(tmp_path, environ).discover()
+    assert [(device.id, device.index) for device in devices] == [(name, index) for index, name in enumerate(ids)]
+
+
+def test_a_container_counts_the_cards_that_it_has(tmp_path: Path) -> None:
+    for number in (2, 10, 3):
+        _card(tmp_path, number, "Inferentia2", 2)
+    (tmp_path / "dev/neuron3").unlink()
+    assert [(device.id, device.index) for device in Neuron(tmp_path, {}).discover()] == [
+        ("neuron-2.0", 0),
+        ("neuron-2.1", 1),
+        ("neuron-10.0", 2),
+        ("neuron-10.1", 3),
+    ]
+
+
+def test_cores_are_counted_where_no_file_tells_their_number(tmp_path: Path) -> None:
+    folder = _card(tmp_path, 0, "", None)
+    vendor = Neuron(tmp_path, {})
+    assert vendor.discover() == ()
+    assert vendor.notes == ("neuron0 is left out: sysfs does not tell how many cores it has",)
+    for core in range(2):
+        (folder / f"neuron_core{core}").mkdir()
+    assert [device.name for device in vendor.discover()] == ["AWS NeuronCore"] * 2
+    assert list(vendor.notes) == []
+
+
+def test_what_torch_lacks_is_told_without_importing_it() -> None:
+    there = importlib.util.find_spec("torch_neuronx") is not None
+    assert make(None).lacking() == (None if there else "torch_neuronx is not installed")
+    with pytest.raises(ValueError, match="--accel neuron:1: neuron takes nothing after a colon"):
+        make("1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "left"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({CORES: "3"}, [3]),
+        ({CORES: "1-3"}, [1, 2, 3]),
+        ({CORES: "4,0-1, 1"}, [4, 0, 1]),
+        ({CORES: "6-9,0"}, [6, 7]),
+        ({CORES: "3-1,0"}, []),
+        ({CORES: "1,x,2"}, [1]),
+        ({CORES: ""}, []),
+        ({CORES: "0-999999999"}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({CORES: "2", COUNT: "1"}, [2]),
+        ({COUNT: "3"}, [0, 1, 2]),
+        ({COUNT: "1,2"}, [0, 1, 2]),
+        ({COUNT: "0"}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({CORES: "2", RUNTIME: "NEURON"}, [2]),
+        ({RUNTIME: "CPU"}, []),
+    ],
+)
+def test_the_grammar(environ: dict[str, str], left: list[int]) -> None:
+    assert [device.index for device in Neuron().visible(EIGHT, environ)] == left
+
+
+@given(st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.text() | st.text("0123456789,- x")))
+def test_no_mask_raises_or_names_a_device_twice(environ: dict[str, str]) -> None:
+    left = Neuron().visible(EIGHT, environ)
+    assert len(set(left)) == len(left)
+    assert set(left) <= set(EIGHT)
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_ranges_name_the_same_cores(cores: set[int]) -> None:
+    assert read_cores(write_cores(sorted(cores)), 201) == sorted(cores)
+
+
+@pytest.mark.parametrize(("cores", "text"), [([], ""), ([5], "5"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")])
+def test_neighbours_are_a_range(cores: list[int], text: str) -> None:
+    assert write_cores(cores) == text
+
+
+@given(st.data())
+def test_what_is_written_is_what_is_read(data: st.DataObject) -> None:
+    chosen = tuple(data.draw(st.permutations(EIGHT)))[: data.draw(st.integers(0, 8))]
+    inherited = data.draw(
+        st.dictionaries(st.sampled_from((CORES, COUNT, RUNTIME)), st.sampled_from(("", "2", "0-1", "CPU")))
+    )
+    changes = Neuron().mask(chosen, inherited)
+    after = {name: value for name, value in {**inherited, **changes}.items() if value is not None}
+    seen = Neuron().visible(EIGHT, after)
+    assert set(seen) == set(chosen)
+    assert [seen[int(name.removeprefix("xla:"))] for name in Neuron().torch_devices(chosen)] == list(chosen)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.hardware.npu import Npu, make, read_ascend
+
+MASK = "ASCEND_RT_VISIBLE_DEVICES"
+
+
+def _machine(root: Path, numbers: list[int]) -> Path:
+    (root / "dev").mkdir()
+    for name in ("davinci_manager", "devmm_svm", "hisi_hdc", *(f"davinci{number}" for number in numbers)):
+        (root / "dev" / name).touch()
+    return root
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Device, ...]:
+    return Npu(_machine(tmp_path_factory.mktemp("npu"), [0, 1, 2, 3])).discover()
+
+
+def test_each_node_is_a_device(four: tuple[Device, ...]) -> None:
+    vendor = Npu()
+    assert isinstance(vendor, Vendor)
+    assert (vendor.kind, vendor.hardware, vendor.backend) == ("npu", True, "hccl")
+    assert four == tuple(Device(kind="npu", id=f"npu-{n}", index=n, name="Ascend NPU") for n in range(4))
+
+
+def test_a_container_counts_the_nodes_that_it_has(tmp_path: Path) -> None:
+    devices = Npu(_machine(tmp_path, [10, 6])).discover()
+    assert [(device.id, device.index) for device in devices] == [("npu-6", 0), ("npu-10", 1)]
+
+
+def test_addresses_are_identities_where_sysfs_tells_them_apart(tmp_path: Path) -> None:
+    _machine(tmp_path, [0, 1, 2])
+    for number, address in enumerate(("0000:c1:00.0", "0000:81:00.0", "0000:81:00.0")):
+        place = tmp_path / "sys/bus/pci/devices" / address
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "numa_node").write_text("2\n")
+        entry = tmp_path / f"sys/class/devdrv/davinci{number}"
+        entry.mkdir(parents=True)
+        (entry / "device").symlink_to(place)
+    devices = Npu(tmp_path).discover()
+    assert [(device.id, device.index, device.numa) for device in devices] == [
+        ("npu-1", 1, 2),
+        ("npu-2", 2, 2),
+        ("0000:c1:00.0", 0, 2),
+    ]
+    vendor = Npu(tmp_path)
+    assert vendor.mask(devices, {}) == {MASK: "0,1,2"}
+    assert vendor.torch_devices(devices) == ("npu:1", "npu:2", "npu:0")
+
+
+def test_no_node_is_no_device(tmp_path: Path) -> None:
+    assert Npu(tmp_path).discover() == Npu(_machine(tmp_path, [])).discover() == ()
+
+
+def test_what_torch_lacks_is_told_without_importing_it() -> None:
+    there = importlib.util.find_spec("torch_npu") is not None
+    assert make(None).lacking() == (None if there else "torch_npu is not installed")
+    with pytest.raises(ValueError, match="--accel npu:1: npu takes nothing after a colon"):
+        make("1")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [("1,2,3", [1, 2, 3]), ("1, 2,3", [1]), ("1,2,-1,3", [1, 2]), ("3,2,1", [1, 2, 3]), ("0,0,1", [0, 1]), ("", []),
+     ("-1", []), (",1", []), ("all", []), ("1,9", [1]), ("0x1", [0]), ("1" * 9999, []), ("٣", [])],
+)  # fmt: skip
+def test_the_grammar(four: tuple[Device, ...], text: str, left: list[int]) -> None:
+    assert [device.index for device in Npu().visible(four, {MASK: text})] == left
+
+
+def test_without_a_mask_all_are_seen(four: tuple[Device, ...]) -> None:
+    assert Npu().visible(four, {"CUDA_VISIBLE_DEVICES": ""}) == four
+
+
+@given(st.text() | st.text("0123456789,- x"))
+def test_no_mask_raises_or_names_a_device_twice(four: tuple[Device, ...], text: str) -> None:
+    numbers = read_ascend(text)
+    assert sorted(set(numbers)) == numbers
+    left = Npu().visible(four, {MASK: text})
+    assert len(set(left)) == len(left)
+    assert set(left) <= set(four)
+
+
+@given(st.data())
+def test_what_is_written_is_what_is_read(four: tuple[Device, ...], data: st.DataObject) -> None:
+    chosen = tuple(data.draw(st.permutations(four)))[: data.draw(st.integers(0, 4))]
+    vendor = pickle.loads(pickle.dumps(Npu()))
+    mask = vendor.mask(chosen, {MASK: data.draw(st.sampled_from(("", "2", "0,1")))})
+    seen = vendor.visible(four, mask)
+    assert set(seen) == set(chosen)
+    names = vendor.torch_devices(chosen)
+    assert [f"npu:{seen.index(device)}" for device in chosen] == list(names)

@@ -1,0 +1,157 @@
+"""With a backend for torch in pure Python, which torch loads by itself as it does those of real accelerators."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.hardware.device import Device, MaskError, Vendor
+from pytest_accel.hardware.privateuse1 import PrivateUse1, ask_torch, check, make, unknown_backends
+
+ROOT = Path(__file__).parents[2]
+DEVICES = tuple(Device(kind="privateuse1", id=f"fakeacc-{n}", index=n, name=f"Fake {n}") for n in range(3))
+BACKEND = """
+import types
+import torch
+
+def load():
+    print("fakeacc says hello")
+    module = types.ModuleType("torch.fakeacc")
+    module.is_available = lambda: True
+    module.is_initialized = lambda: False
+    module.device_count = lambda: 3
+    module.current_device = lambda: 0
+    module.get_device_name = lambda index: f"Fake {index}"
+    torch.utils.rename_privateuse1_backend("fakeacc")
+    torch._register_device_module("fakeacc", module)
+"""
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, module: str = "fakeacc_plugin") -> None:
+    """A package that announces `module` as a backend, for this process to find and for those that it starts."""
+    info = folder / "fakeacc_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[torch.backends]\nfakeacc = {module}:load\n")
+    (folder / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_its_devices_are_found_by_asking_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, BACKEND)
+    vendor = make(None)
+    assert isinstance(vendor, Vendor)
+    assert (vendor.kind, vendor.hardware, vendor.backend, vendor.lacking()) == ("privateuse1", True, None, None)
+    assert vendor.discover() == DEVICES
+    assert vendor.notes == ()
+    # It is asked once, also of one that went to another process.
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    assert pickle.loads(pickle.dumps(vendor)).discover() == DEVICES
+
+
+def test_a_rank_that_has_not_looked_knows_names_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, BACKEND)
+    code = """
+import json, os, pickle, sys
+from pytest_accel.hardware.device import MaskError
+from pytest_accel.hardware.privateuse1 import make
+
+devices = pickle.loads(bytes.fromhex(sys.argv[1]))
+vendor = make(None)
+vendor.verify(devices[:3], os.environ)
+names = vendor.torch_devices(devices[:3])
+import torch
+told = [str(torch.device(name)) for name in names]
+try:
+    vendor.verify(devices, os.environ)
+except MaskError as error:
+    told.append(str(error))
+print(json.dumps(told))
+"""
+    beyond = Device(kind="privateuse1", id="fakeacc-3", index=3, name="Fake 3")
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickle.dumps((*DEVICES[::-1], beyond)).hex()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *names, error = json.loads(done.stdout.splitlines()[-1])
+    assert names == ["fakeacc:2", "fakeacc:1", "fakeacc:0"]
+    assert "should see 4 privateuse1 devices (fakeacc-2, fakeacc-1, fakeacc-0, fakeacc-3) but sees 3 " in error
+
+
+def test_a_backend_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, "def load():\n    raise OSError('no driver')\n")
+    vendor = make(None)
+    assert vendor.discover() == ()
+    (note,) = vendor.notes
+    assert note.startswith(
+        "what torch's backends (fakeacc) have is not known: RuntimeError: Failed to load the backend"
+    )
+
+
+def test_a_backend_that_another_kind_knows_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, monkeypatch, BACKEND.replace("fakeacc", "npu"))
+    vendor = make(None)
+    assert vendor.discover() == ()
+    assert vendor.notes == ("torch, with the backends (fakeacc), has npu, which is a kind of its own",)
+
+
+def test_without_an_unknown_backend_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = unknown_backends()
+    _install(tmp_path, monkeypatch, "raise SystemExit\n", module="torch_npu")
+    assert unknown_backends() == before
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    if not before:
+        vendor = make(None)
+        assert vendor.discover() == ()
+        assert vendor.notes == ()
+    vendor = PrivateUse1(always=True)
+    assert vendor.discover() == ()
+    assert "No such file or directory" in vendor.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("import time; time.sleep(60)", "torch does not answer within 0.2 seconds"),
+        ("print('[]')", "its answer cannot be read"),
+        ("raise SystemExit(3)", "exit status 3"),
+    ],
+)
+@pytest.mark.skipif(os.name != "posix", reason="an interpreter is made of a script")
+def test_what_goes_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, why: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{does}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(OSError, match=f"^{why}$"):
+        ask_torch(timeout=0.2 if "sleep" in does else 60)
+
+
+def test_there_is_no_mask() -> None:
+    vendor = PrivateUse1()
+    assert vendor.mask_variables == ()
+    assert vendor.mask(DEVICES, {}) == vendor.mask((), {}) == {}
+    assert vendor.visible(DEVICES, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(DEVICES) == DEVICES
+    with pytest.raises(ValueError, match="--accel privateuse1:0: privateuse1 takes nothing after a colon"):
+        make("0")
+
+
+def test_verification_needs_backend_and_index() -> None:
+    check(DEVICES[1:2], "fakeacc", 2, {})
+    with pytest.raises(MaskError, match=r"\(fakeacc-2\) but sees 2 \(fakeacc:0, fakeacc:1\); environment: no mask"):
+        check(DEVICES[2:], "fakeacc", 2, {})
+    with pytest.raises(MaskError, match=r"but sees 1 \(other:0\)"):
+        check(DEVICES[:1], "other", 1, {})
+    with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: TORCH_DEVICE_BACKEND_AUTOLOAD='0'"):
+        check(DEVICES[:1], None, 0, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})

@@ -1,0 +1,99 @@
+"""Shares of devices, packed by a broker as tests come and go."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.locks import Holder
+
+ME = Holder.here("tests/test_x.py::test_one")
+SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0)
+
+
+def random_shares(seed: int) -> list[int]:
+    draw = random.Random(seed)
+    count = draw.randint(8, 60)
+    if draw.random() < 0.2:
+        return [int(WHOLE * draw.uniform(0.02, 1.0))] * count
+    return [
+        int(WHOLE * (draw.choice(SHARES) if draw.random() < 0.5 else draw.uniform(0.02, 1.0))) for _ in range(count)
+    ]
+
+
+def used(leases: Sequence[Lease]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for lease in leases:
+        total.update(dict(lease.takes()))
+    return total
+
+
+def packed(shares: Sequence[int]) -> int:
+    """How many devices hold all of `shares`, asked for one after the other, when there are plenty."""
+    devices = [f"d{number}" for number in range(len(shares))]
+    broker = Broker(devices, 0, None, lambda lease: None)
+    leases: list[Lease] = []
+    for share in shares:
+        broker.submit(devices, 1, ME, leases.append, parts=dict.fromkeys(devices, share))
+    broker.close()
+    total = used(leases)
+    assert len(leases) == len(shares)
+    assert max(total.values()) <= WHOLE
+    return len(total)
+
+
+def lower_bound(sizes: Sequence[int]) -> int:
+    """No packing uses fewer devices: Martello and Toth's L2, and K at most to a device of what is over 1/(K+1)."""
+    best = max(-(-sum(size > WHOLE // (fit + 1) for size in sizes) // fit) for fit in range(1, 20))
+    for threshold in {0, *(size for size in sizes if size <= WHOLE // 2)}:
+        large = [size for size in sizes if size > WHOLE - threshold]
+        medium = [size for size in sizes if WHOLE // 2 < size <= WHOLE - threshold]
+        small = [size for size in sizes if threshold <= size <= WHOLE // 2]
+        room = len(medium) * WHOLE - sum(medium)
+        best = max(best, len(large) + len(medium) + max(0, -(-(sum(small) - room) // WHOLE)))
+    return best
+
+
+def test_shares_are_packed_tightly() -> None:
+    """At most 1.25 times the devices of the best lower bound, or one device more where that is less than a device."""
+    figures = [(packed(shares), lower_bound(shares)) for shares in map(random_shares, range(500))]
+    assert [pair for pair in figures if pair[0] > max(1.25 * pair[1], pair[1] + 1)] == []
+    assert sum(taken for taken, _ in figures) <= 1.1 * sum(bound for _, bound in figures)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_device_is_ever_given_out_twice(seed: int) -> None:
+    """Whole devices, shares and sets come and go, and what has been given out fits the devices at every moment."""
+    draw = random.Random(seed)
+    devices = ("a", "b", "c", "d")
+    broker = Broker(devices, 0, None, lambda lease: None)
+    leases: list[Lease] = []
+    asked = granted = 0
+
+    def take(lease: Lease) -> None:
+        nonlocal granted
+        granted += 1
+        leases.append(lease)
+
+    for _ in range(200):
+        if leases and draw.random() < 0.5:
+            broker.release(leases.pop(draw.randrange(len(leases))).id)
+        else:
+            share = int(WHOLE * draw.choice(SHARES))
+            sets = draw.choice([1, 1, 2]) if share <= WHOLE // 2 else 1
+            count = sets * draw.randint(1, 2)
+            whole = draw.random() < 0.3
+            parts = None if whole else dict.fromkeys(devices, share)
+            broker.submit(devices, count, ME, take, parts=parts, sets=1 if whole else sets)
+            asked += 1
+        assert max(used(leases).values(), default=0) <= WHOLE
+    while leases:
+        broker.release(leases.pop().id)
+    broker.close()
+    assert granted == asked

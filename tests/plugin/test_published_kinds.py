@@ -1,0 +1,156 @@
+"""Kinds of accelerator that other packages publish."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Suite
+from tests.test_docs import ROOT, blocks
+
+PAGE = ROOT / "docs" / "how-to" / "add-a-vendor.md"
+(ACME,) = blocks(PAGE, "python")
+(POINTS,) = blocks(PAGE, "toml")
+(TESTS,) = blocks(PAGE, "py")
+ONE = """
+import pytest
+
+
+@pytest.mark.devices
+def test_it(accel):
+    assert accel.ids == ("{}",)
+"""
+
+
+class Packages:
+    """A folder of installed packages, before all others on every Python's path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, points: str, module: str = "", code: str = "") -> None:
+        info = self.folder / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{points}\n")
+        if module:
+            (self.folder / f"{module}.py").write_text(code)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: Suite) -> Packages:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return Packages(folder)
+
+
+@pytest.fixture
+def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """The package of the documentation, and a machine with three of its cards."""
+    head, point = POINTS.splitlines()
+    assert head == '[project.entry-points."pytest_accel.vendors"]'
+    packages.install("acme-accel", point.replace('"', ""), "acme_accel", ACME)
+    (tmp_path / "dev").mkdir()
+    for number in range(3):
+        (tmp_path / "dev" / f"acme{number}").touch()
+    monkeypatch.setenv("ACME_ROOT", str(tmp_path))
+    return packages
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--accel=acme",), ("--accel=none",), ("--accel=acme", "-n2"), ("--accel=acme", "--accel-require=acme:3")],
+)
+def test_the_kind_of_the_documentation(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", TESTS)
+    run = suite.run(*options)
+    assert run.count() == {"PASSED": 2}, run.text
+    if options[0] == "--accel=acme":
+        assert "accel: acme, 3 devices: 3 x Acme One" in run.text
+
+
+def test_auto_finds_it_and_its_mask(suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACME_VISIBLE_DEVICES", "2,0")
+    suite.write("test_it.py", ONE.format("acme-2"))
+    run = suite.run("--accel=auto", "--accel-order=2")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    allowed = "fastest, pci, free, near, 0 (acme-2), 1 (acme-0)"
+    assert f"--accel-order: '2' names no device; allowed are {allowed}" in run.errors
+    run = suite.run("--accel=auto")
+    assert run.count() == {"PASSED": 1}, run.text
+    assert "accel: acme, 2 devices: 2 x Acme One" in run.text
+    assert "ACME_VISIBLE_DEVICES=2,0 leaves 2 of 3" in run.text
+
+
+def test_too_few_of_it(suite: Suite, acme: Packages) -> None:
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_it(): ...")
+    run = suite.run("-rs")
+    assert run.count() == {"SKIPPED": 1}, run.text
+    assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
+
+
+def test_an_unknown_kind_lists_it(suite: Suite, acme: Packages) -> None:
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(kind='acne')\ndef test_it(): ...")
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "kind must be one of cuda, rocm, " in run.text + run.errors
+    assert "cpu, sim, acme or None, got 'acne'" in run.text + run.errors
+
+
+@pytest.mark.parametrize(
+    ("point", "code", "text"),
+    [
+        ("acme = acme_accel:make", "raise ImportError('no libacme')", " cannot be loaded: ImportError: no libacme"),
+        ("acme = acme_accel:made", "", " cannot be loaded: AttributeError: .*made.*"),
+        (
+            "acme = acme_accel:make",
+            "class Acme:\n    kind = 'acme'\ndef make(argument):\n    return Acme()",
+            " is no vendor: Acme has no backend, discover, fastest, hardware, lacking, mask, mask_variables, notes, "
+            "shares, torch_devices, verify, visible",
+        ),
+        (
+            "other = acme_accel:make",
+            ACME,
+            ": the vendor calls itself 'acme', its entry point 'other'",
+        ),
+        (
+            "acme = acme_accel:make",
+            ACME.replace("        names = sorted(", "        raise OSError('asleep')\n        names = sorted("),
+            ": its devices cannot be looked up: OSError: asleep",
+        ),
+    ],
+)
+def test_a_package_that_is_broken(suite: Suite, packages: Packages, point: str, code: str, text: str) -> None:
+    packages.install("acme-accel", point, "acme_accel", code)
+    kind = point.partition(" ")[0]
+    suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
+    message = rf"kind '{kind}' of acme-accel 1\.0{text}"
+    for options, marked in (([f"--accel={kind}"], False), (["--accel=none"], True)):
+        run = suite.run(*options)
+        assert run.ret == pytest.ExitCode.USAGE_ERROR
+        assert re.search(("test_it.py::test_it: " if marked else "") + message, run.text + run.errors)
+        assert "Traceback" not in run.text + run.errors
+    # A session that does not need it goes on.
+    suite.write("test_it.py", "def test_it(): ...")
+    run = suite.run("--accel=auto")
+    assert run.count() == {"PASSED": 1}
+    assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
+
+
+def test_a_kind_is_published_once(suite: Suite, acme: Packages) -> None:
+    acme.install("better-acme", "acme = acme_accel:make")
+    suite.write("test_it.py", TESTS)
+    run = suite.run("--accel=acme")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    two = "(acme-accel 1.0 and of better-acme|better-acme 1.0 and of acme-accel) 1.0"
+    assert re.search(f"kind 'acme' of {two}: it can be published once; uninstall the others", run.errors)
+
+
+def test_an_own_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
+    packages.install("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
+    suite.write("test_it.py", ONE.format("sim-0"))
+    run = suite.run("--accel=sim:1")
+    assert run.count() == {"PASSED": 1}, run.text

@@ -1,0 +1,203 @@
+"""Tests that share a device: together as far as they fit, never beside one that has it for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Suite
+
+# Two tests that each wait for the other: opening a pipe lasts until the other end is open, too.
+MEETING = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def pipe():
+        path = os.path.join(os.path.dirname(__file__), "pipe")
+        try:
+            os.mkfifo(path)
+        except FileExistsError:
+            pass
+        return path
+
+
+    {mark}
+    def test_writes(pipe, accel):
+        with open(pipe, "w") as end:
+            end.write(accel.ids[0])
+
+
+    {mark}
+    def test_reads(pipe, accel):
+        with open(pipe) as end:
+            assert end.read() == accel.ids[0]
+    """
+
+
+def meeting(mark: str) -> str:
+    return MEETING.replace("{mark}", mark)
+
+
+@pytest.mark.parametrize(
+    ("mark", "options"),
+    [
+        ("@pytest.mark.devices(share=0.5)", ()),
+        ('@pytest.mark.devices(share="8GiB")', ()),
+        ("@pytest.mark.devices", ("--accel-share=2",)),
+        ("@pytest.mark.distributed(1)", ("--accel-share=2",)),
+    ],
+)
+def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
+    suite.write("machine.toml", '[[device]]\nmemory = "16GiB"\n')
+    suite.write("test_it.py", meeting(mark))
+    run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60", *options)
+    assert run.count() == {"PASSED": 2}, run.text
+
+
+def test_what_does_not_fit_goes_on_another_device_or_waits(suite: Suite) -> None:
+    """Intervals of all tests on a device: their shares never come to more than the device."""
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import time
+
+        import pytest
+
+        HERE = os.path.dirname(__file__)
+
+
+        def log(accel, share):
+            # One write a line, which the kernel keeps whole.
+            for moment in ("begin", "end"):
+                line = f"{time.monotonic()} {moment} {accel.ids[0]} {share}\\n"
+                log = os.open(os.path.join(HERE, "log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                os.write(log, line.encode())
+                os.close(log)
+
+
+        @pytest.mark.parametrize("n", range(8))
+        @pytest.mark.devices(share=0.4)
+        def test_small(accel, n):
+            log(accel, 0.4)
+
+
+        @pytest.mark.parametrize("n", range(4))
+        @pytest.mark.devices(share=0.7)
+        def test_large(accel, n):
+            log(accel, 0.7)
+
+
+        @pytest.mark.parametrize("n", range(4))
+        @pytest.mark.devices
+        def test_alone(accel, n):
+            log(accel, 1.0)
+        """,
+    )
+    run = suite.run("--accel=sim:2", "-n3", "-p", "no:randomly")
+    assert run.count() == {"PASSED": 16}, run.text
+    load: dict[str, float] = {}
+    for _, moment, device, share in sorted(line.split() for line in suite.read("log")):
+        load[device] = load.get(device, 0.0) + (float(share) if moment == "begin" else -float(share))
+        assert load[device] < 1.001
+    assert len(load) == 2
+
+
+def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(4)
+        def test_four_on_one(accel, device, devices, gather, world_size):
+            total = torch.ones(1, device=device)
+            dist.all_reduce(total)
+            assert total.item() == world_size
+            assert gather(accel.ids) == [("sim-0",)] * 4
+            assert accel.mask == {"SIM_VISIBLE_DEVICES": "sim-0"}
+            assert len(devices) == 1
+
+
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(4)
+        def test_two_on_each(accel, devices, gather):
+            assert gather(accel.ids) == [("sim-0",), ("sim-0",), ("sim-1",), ("sim-1",)]
+            assert accel.mask == {"SIM_VISIBLE_DEVICES": "sim-0,sim-1"}
+            assert len(devices) == 2
+
+
+        @pytest.mark.devices(2, share=0.5)
+        @pytest.mark.distributed(2, visible="rank")
+        def test_two_each(accel, devices, gather):
+            assert gather(accel.ids) == [("sim-0", "sim-1")] * 2
+            assert len(devices) == 2
+        """,
+    )
+    run = suite.run("--accel=sim:2", "--accel-share=4")
+    assert run.count() == {"PASSED": 3}, run.text
+
+
+def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, backend="nccl")
+        def test_two(): ...
+
+
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(2, backend="cpu:gloo,cuda:nccl")
+        def test_mixed(): ...
+
+
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(2, backend="nccl", init=False)
+        def test_groups_of_its_own(): ...
+        """,
+    )
+    run = suite.run("--accel=sim:1", "--accel-share=2", "-rs")
+    assert run.count() == {"PASSED": 1, "SKIPPED": 2}, run.text
+    reason = "needs 0.5 of each of 2 sim devices; there is 1: sim; ranks share a device under backend='gloo' only"
+    assert reason in run.text
+
+
+def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None:
+    suite.write("machine.toml", '[[device]]\nmemory = "4GiB"\n[[device]]\n')
+    suite.write("test_it.py", meeting('@pytest.mark.devices(share="8GiB")'))
+    run = suite.run("--accel=sim:machine.toml", "-rs")
+    assert run.count() == {"SKIPPED": 2}, run.text
+    assert "needs 8 GiB of 1 sim device; there are 2: sim (4 GiB), sim, and none has so much memory" in run.text
+
+
+@pytest.mark.parametrize("options", [(), ("--accel-share=2",)])
+def test_a_cpu_slot_is_not_shared(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", meeting("@pytest.mark.devices(share=0.5)"))
+    run = suite.run("--accel=cpu:2", *options)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    why = "a CPU slot is a part of the machine already, and --accel cpu:N makes more of them"
+    assert f"test_it.py::test_reads: share=0.5 is not available for kind 'cpu': {why}" in run.text + run.errors
+
+
+def test_the_option_leaves_cpu_slots_whole(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(2)
+        def test_two(accel):
+            assert len(accel.ids) == 2
+        """,
+    )
+    run = suite.run("--accel=cpu:2", "--accel-share=2")
+    assert run.count() == {"PASSED": 1}, run.text

@@ -1,0 +1,63 @@
+"""A whole session on devices that only torch knows of: a backend in pure Python, which torch loads by itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+BACKEND = """
+    import types
+    import torch
+
+    def load():
+        module = types.ModuleType("torch.fakeacc")
+        module.is_available = lambda: True
+        module.is_initialized = lambda: False
+        module.device_count = lambda: 3
+        module.current_device = lambda: 0
+        module.set_device = lambda device: None
+        module.get_device_name = lambda index: f"Fake {index}"
+        torch.utils.rename_privateuse1_backend("fakeacc")
+        torch._register_device_module("fakeacc", module)
+    """
+TESTS = """
+    import pytest
+
+    @pytest.mark.devices(2)
+    def test_one_process(devices):
+        assert [str(device) for device in devices] == ["fakeacc:0", "fakeacc:1"]
+
+    @pytest.mark.distributed(2, backend="gloo")
+    def test_ranks_that_see_the_world(device, rank):
+        assert str(device) == f"fakeacc:{rank}"
+
+    @pytest.mark.distributed(2, backend="gloo", visible="rank")
+    def test_ranks_that_see_their_own(device, rank):
+        assert str(device) == f"fakeacc:{rank}"
+
+    @pytest.mark.devices(4)
+    def test_too_many(devices): ...
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_on_the_cpu(device):
+        assert str(device) == "cpu"
+    """
+
+
+def test_devices_that_only_torch_knows_are_handed_out(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = "site-packages/fakeacc_plugin-1.0.dist-info"
+    suite.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
+    suite.write(f"{info}/entry_points.txt", "[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
+    site = suite.write("site-packages/fakeacc_plugin.py", BACKEND).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    suite.ini("norecursedirs = site-packages")
+    suite.write("test_suite.py", TESTS)
+    run = suite.run("--accel", "privateuse1")
+    assert "accel: privateuse1, 3 devices: Fake 0, Fake 1, Fake 2" in run.text
+    assert run.word("test_too_many") == "SKIPPED"
+    assert run.count() == {"PASSED": 4, "SKIPPED": 1}
