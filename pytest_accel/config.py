@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -285,13 +285,30 @@ def settings(config: pytest.Config) -> Settings:
     return Settings(info=config.getoption(INFO), **given)
 
 
+def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
+    """Add `options` to a parser that is not pytest's, in the form that they have there."""
+    for option in options:
+        about = _OPTIONS[option]
+        parser.add_argument(_flag(option), dest=option, type=_argument(about), metavar=about.metavar, help=about.help)
+
+
+def settings_without_pytest(arguments: argparse.Namespace) -> Settings:
+    """The settings by `arguments`, which `add_arguments` has added, and the environment; no ini file is read.
+
+    Raises ``pytest.UsageError`` for a value that is not allowed.
+    """
+    found: dict[str, Any] = {}
+    for option, about in _OPTIONS.items():
+        value = getattr(arguments, option, None)
+        found[about.field] = _from_environment(option, about) if value is None else value
+    return Settings(**{field: value for field, value in found.items() if value is not None})
+
+
 def _find(config: pytest.Config, option: str, about: _Option) -> Any:
     if (value := config.getoption(option, None)) is not None:
         return value
-    variable = environment_variable(option)
-    # An empty variable counts as unset: CI files often pass one on that way.
-    if (text := os.environ.get(variable, "").strip()) != "":
-        return _read(about, text, f"environment variable {variable}")
+    if (value := _from_environment(option, about)) is not None:
+        return value
     source = f"ini option {option}"
     try:
         value = config.getini(option)
@@ -299,6 +316,13 @@ def _find(config: pytest.Config, option: str, about: _Option) -> Any:
         # What pytest itself cannot convert; its text holds the value, and its class depends on pytest's version.
         raise pytest.UsageError(f"{source}: must be {name_kinds(about.allowed)}: {error}") from None
     return None if value is None else _read(about, value, source)
+
+
+def _from_environment(option: str, about: _Option) -> Any:
+    variable = environment_variable(option)
+    # An empty variable counts as unset: CI files often pass one on that way.
+    text = os.environ.get(variable, "").strip()
+    return _read(about, text, f"environment variable {variable}") if text else None
 
 
 def _read(about: _Option, value: object, source: str) -> Any:

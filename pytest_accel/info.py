@@ -1,51 +1,182 @@
-"""The table of ``--accel-info``: the session's devices, in order, with their masks and who holds them."""
+"""The session's devices for people and for scripts: ``pytest --accel-info`` and ``python -m pytest_accel``.
+
+The facts are gathered once (`look`); how they are shown, as a table or as JSON, is decided on them alone.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.inventory import Machine, describe
-from pytest_accel.hardware.units import format_memory
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.hardware.device import Device, Near
+from pytest_accel.hardware.health import Health, HealthVendor
+from pytest_accel.hardware.inventory import Inventory, Machine, describe
+from pytest_accel.hardware.units import format_capability, format_memory
+from pytest_accel.leases.locks import Holder, LockFolderError, default_folder, who_holds
+
+FORMAT = 1
+"""Of the JSON document: it grows by one when a key goes away or changes its meaning, not when one is added."""
 
 
-def table(machine: Machine) -> str:
-    """The text of ``--accel-info``."""
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One device of the session, and who has to do with it now."""
+
+    torch: str
+    """Torch's name of it in a process that sees all the session's devices."""
+    device: Device
+    holder: Holder | None = None
+    """The session that holds its lease."""
+    health: Health | None = None
+    """None where the vendor cannot tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What a session that starts now would have."""
+
+    inventory: Inventory
+    devices: tuple[DeviceFacts, ...] = ()
+    """In the session's order."""
+    mask: Mapping[str, str | None] = field(default_factory=dict)
+    """The environment of a process that sees all of them; None removes a variable."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at, besides the inventory's own notes."""
+
+
+def look(machine: Machine) -> SessionFacts:
+    """Gather the facts. Nothing is written, and no lock folder made.
+
+    Raises ValueError where ``--accel`` or another option does not fit the machine.
+    """
     inventory = machine.session
-    if not inventory.devices:
-        return describe(inventory)
-    locks = DeviceLocks()
+    devices = inventory.devices
+    if not devices:
+        return SessionFacts(inventory)
     vendor = machine.vendor(inventory.kind)
-    heads = ("device", "id", "name", "memory", "free", "capability", "pci", "held by")
-    rows = [
-        (name, *_facts(device), _held(locks.holder(device.id)))
-        for name, device in zip(vendor.torch_devices(inventory.devices), inventory.devices, strict=True)
-    ]
-    mask = {name: value for name, value in vendor.mask(inventory.devices, os.environ).items() if value is not None}
-    lines = [describe(inventory), *_columns([heads, *rows])]
+    health = vendor.health(devices) if isinstance(vendor, HealthVendor) else {}
+    holders: dict[str, Holder | None] = {}
+    notes: tuple[str, ...] = ()
+    try:
+        holders = {device.id: who_holds(default_folder(), device.id) for device in devices}
+    except LockFolderError as error:
+        notes = (f"who holds a lease is not known: {error}",)
+    return SessionFacts(
+        inventory,
+        tuple(
+            DeviceFacts(name, device, holders.get(device.id), health.get(device.id))
+            for name, device in zip(vendor.torch_devices(devices), devices, strict=True)
+        ),
+        vendor.mask(devices, os.environ),
+        notes,
+    )
+
+
+def table(facts: SessionFacts) -> str:
+    """For people: the header line, a row for each device, the mask, and notes."""
+    lines = [describe(facts.inventory)]
+    if facts.devices:
+        numbers = {one.device.id: number for number, one in enumerate(facts.devices)}
+        heads = ("#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links")
+        rows = [(*heads, "held by", "used by"), *(_row(one, numbers) for one in facts.devices)]
+        lines += _columns(rows)
+    mask = {name: value for name, value in facts.mask.items() if value is not None}
     lines += [f"mask of a process that sees them all: {name}={value}" for name, value in mask.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *facts.notes])
 
 
-def _facts(device: Device) -> tuple[str, ...]:
+def as_json(facts: SessionFacts) -> dict[str, object]:
+    """For scripts: what ``--json`` prints; docs/reference/command.md tells what each key means."""
+    inventory = facts.inventory
+    numbers = {one.device.id: number for number, one in enumerate(facts.devices)}
+    return {
+        "format": FORMAT,
+        "kind": inventory.kind,
+        "order": inventory.order or None,
+        "present": inventory.present,
+        "visible": inventory.visible,
+        "inherited": dict(inventory.inherited),
+        "mask": dict(facts.mask),
+        "notes": [*inventory.notes, *facts.notes],
+        "busy": list(inventory.busy),
+        "devices": [_device_json(number, one, numbers) for number, one in enumerate(facts.devices)],
+    }
+
+
+def _device_json(number: int, facts: DeviceFacts, numbers: Mapping[str, int]) -> dict[str, object]:
+    device, holder, health = facts.device, facts.holder, facts.health
+    return {
+        "number": number,
+        "torch": facts.torch,
+        "id": device.id,
+        "kind": device.kind,
+        "name": device.name,
+        "memory": device.memory,
+        "memory_free": device.memory_free,
+        "capability": format_capability(device.capability) if device.capability else None,
+        "pci": device.pci,
+        "numa": device.numa,
+        "parent": device.parent,
+        "cores": list(device.cores),
+        "links": [
+            {"peer": peer, "number": numbers.get(peer), "via": via, "count": count}
+            for (via, peer), count in _links(device).items()
+        ],
+        "holder": None
+        if holder is None
+        else {"pid": holder.pid, "user": holder.user, "test": holder.test, "since": holder.since},
+        "health": None if health is None else {"state": health.state, "reason": health.reason},
+    }
+
+
+def _links(device: Device) -> Counter[tuple[Near, str]]:
+    return Counter((link.via, link.peer) for link in device.links)
+
+
+def _row(facts: DeviceFacts, numbers: Mapping[str, int]) -> tuple[str, ...]:
+    device = facts.device
     return (
+        str(numbers[device.id]),
+        facts.torch,
         device.id,
+        device.kind,
         device.name,
         format_memory(device.memory) if device.memory is not None else "-",
         format_memory(device.memory_free) if device.memory_free is not None else "-",
-        ".".join(map(str, device.capability)) if device.capability else "-",
+        format_capability(device.capability) if device.capability else "-",
         device.pci or "-",
+        str(device.numa) if device.numa is not None else "-",
+        _linked(device, numbers),
+        _held(facts.holder),
+        _used(facts.health),
     )
+
+
+def _linked(device: Device, numbers: Mapping[str, int]) -> str:
+    """``nvlink: 1,2; pcie: 3``: rows of the table; a peer that is not in it cannot be told by its number."""
+    peers: dict[str, list[int]] = {}
+    for via, peer in _links(device):
+        if peer in numbers:
+            peers.setdefault(via, []).append(numbers[peer])
+    return "; ".join(f"{via}: {','.join(map(str, sorted(rows)))}" for via, rows in sorted(peers.items())) or "-"
 
 
 def _held(holder: Holder | None) -> str:
     if holder is None:
         return "-"
-    since = time.strftime("%H:%M:%S", time.localtime(holder.since))
+    if not holder.pid:
+        return "a session that has not said who it is"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return f"pid {holder.pid}, {holder.user}, {holder.test}, since {since}"
+
+
+def _used(health: Health | None) -> str:
+    if health is None or health.state == "fine":
+        return "-"
+    return f"sick: {health.reason}" if health.state == "sick" else health.reason.removeprefix("is used by ")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

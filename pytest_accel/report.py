@@ -39,10 +39,10 @@ class ReportHooks:
     def pytest_collection(self, session: pytest.Session) -> bool | None:
         if not self._session.settings.info:
             return None
-        from pytest_accel.info import table
+        from pytest_accel.info import look, table
 
         terminal = session.config.pluginmanager.getplugin("terminalreporter")
-        terminal.write_line(table(self._session.machine))
+        terminal.write_line(table(look(self._session.machine)))
         session.items = []
         return True
 

@@ -67,16 +67,11 @@ class AccelSession:
     @cached_property
     def machine(self) -> Machine:
         """What the machine has; :class:`pytest.UsageError` for options that do not fit it."""
-        from pytest_accel.hardware.inventory import Machine, parse_kind
-        from pytest_accel.hardware.order import parse_order
-
         if self.worker_input is not None:
             given: Machine = pickle.loads(self.worker_input["accel_machine"])
             return given
-        settings = self.settings
         try:
-            order = parse_order(settings.order) if settings.order else None
-            machine = Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
+            machine = machine_for(self.settings)
             _ = machine.session
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
@@ -201,6 +196,15 @@ class AccelSession:
     def notes(self) -> list[str]:
         """What ``-v`` shows of the fork server."""
         return self._pool.notes if self._pool is not None else []
+
+
+def machine_for(settings: Settings) -> Machine:
+    """The machine as `settings` want it looked at; ValueError for a kind or an order that is not allowed."""
+    from pytest_accel.hardware.inventory import Machine, parse_kind
+    from pytest_accel.hardware.order import parse_order
+
+    order = parse_order(settings.order) if settings.order else None
+    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
 
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:

@@ -16,16 +16,26 @@ def built_for() -> frozenset[str]:
 
     Empty where there is no torch.
     """
+    return frozenset(versions())
+
+
+def versions() -> dict[str, str]:
+    """The same, each with that version: ``{"cuda": "12.8"}``."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return frozenset()
-    return builds_in(Path(spec.origin).with_name("version.py"))
+        return {}
+    return versions_in(Path(spec.origin).with_name("version.py"))
 
 
 def builds_in(version_file: Path) -> frozenset[str]:
-    """The same of one file; empty where it cannot be read."""
+    """What `built_for` is, of one file; empty where it cannot be read."""
+    return frozenset(versions_in(version_file))
+
+
+def versions_in(version_file: Path) -> dict[str, str]:
+    """What `versions` is, of one file; empty where it cannot be read."""
     try:
         text = version_file.read_text(encoding="utf-8")
     except OSError:
-        return frozenset()
-    return frozenset(name for name, version in _LINE.findall(text) if version)
+        return {}
+    return {name: version for name, version in _LINE.findall(text) if version}

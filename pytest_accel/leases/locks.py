@@ -20,6 +20,7 @@ Importing this module imports filelock and psutil: import it only where locks ar
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -158,21 +159,7 @@ class DeviceLocks:
 
         One that has the lock and has not written yet, or cannot be understood, is shown with pid 0.
         """
-        if device_id in self._held:
-            return self._held[device_id]
-        path = self._path(device_id)
-        try:
-            descriptor = _open(path)
-            try:
-                if filelock.lock_descriptor(descriptor, blocking=False):
-                    return None
-                return _parse(_read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
-            finally:
-                os.close(descriptor)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unusable(path, error) from error
+        return self._held.get(device_id) or who_holds(self.folder, device_id)
 
     def want(self, since: Mapping[str, float]) -> None:
         """Tell the other sessions which devices this one waits for, and since when (seconds since the epoch).
@@ -264,6 +251,25 @@ def file_name(device_id: str) -> str:
     """`device_id` as a file name: itself where it is one, else made safe and told apart by a hash."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", device_id)[:100]
     return safe if safe == device_id else f"{safe}.{hashlib.sha256(device_id.encode()).hexdigest()[:12]}"
+
+
+def who_holds(folder: Path, device_id: str) -> Holder | None:
+    """As :meth:`DeviceLocks.holder`, for one who only looks: nothing is written, and no folder needs to be there."""
+    path = folder / f"{file_name(device_id)}.lock"
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+        try:
+            # Shared: two who look at the same time must not take each other for the holder.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _parse(_read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return None
 
 
 def is_alive(pid: int, created: float) -> bool:

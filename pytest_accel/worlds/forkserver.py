@@ -250,7 +250,7 @@ class _Server:
     def _import_or_leave(self, modules: Sequence[str]) -> None:
         if not self._plugins_loaded:
             self._plugins_loaded = True
-            self._try("pytest's plugins", lambda: load_plugins(self.spec))
+            self._try("pytest's plugins", lambda: load_plugins(self.spec.directory))
         for name in modules:
             self._try(name, partial(importlib.import_module, name))
 

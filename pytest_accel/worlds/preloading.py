@@ -8,22 +8,20 @@ import sys
 
 import psutil
 
-from pytest_accel.worlds.messages import SessionSpec
-
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
 
 
-def load_plugins(spec: SessionSpec) -> None:
-    """Have pytest import its own and all installed plugins, asserts rewritten as in any session.
+def load_plugins(directory: str) -> None:
+    """Have pytest import its own and all installed plugins, asserts rewritten as in any session, in `directory`.
 
     ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business.
     """
     import pytest
 
     before = os.getcwd()
-    os.chdir(spec.directory)
+    os.chdir(directory)
     try:
-        pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", spec.directory])
+        pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory])
     finally:
         os.chdir(before)
 

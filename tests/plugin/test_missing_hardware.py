@@ -100,7 +100,7 @@ def test_info(told: Suite) -> None:
     run = told.run("--accel=sim:3", "--accel-info")
     assert run.ret == 0
     assert "accel: sim, 3 devices: 3 x sim, order fastest" in run.text
-    assert re.search(r"^device +id +name +memory", run.text, re.MULTILINE)
+    assert re.search(r"^# +device +id +kind +name +memory", run.text, re.MULTILINE)
     assert "SIM_VISIBLE_DEVICES=" in run.text
     assert not run.words
     assert told.run("--accel=none", "--accel-info").ret == 0

@@ -1,6 +1,7 @@
 /* A libnvidia-ml.so.1 whose machine is the text file that FAKE_NVML names, a line for each fact:
  *
  *   init CODE                    every init call returns CODE
+ *   driver VERSION CUDA          the driver's version, and the newest CUDA that it supports (12040 is 12.4)
  *   refuse FUNCTION CODE         FUNCTION returns CODE: for all GPUs, or below a "gpu" line for that one
  *   gpu UUID                     the lines that follow describe this GPU
  *   name TEXT
@@ -44,7 +45,8 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; c
 
 static Gpu gpus[GPUS], *latest;
 static struct { int gpu, code; char function[64]; } refusals[REFUSALS];
-static int count, refused, init_code = UNINITIALIZED;
+static int count, refused, init_code = UNINITIALIZED, cuda;
+static char driver[96];
 
 static void read_line(const char *line) {
     Gpu *gpu = count ? &gpus[count - 1] : NULL;
@@ -53,6 +55,7 @@ static void read_line(const char *line) {
     unsigned long long total;
     long long used;
     if (sscanf(line, "init %d", &init_code) == 1) return;
+    if (sscanf(line, "driver %95s %d", driver, &cuda) == 2) return;
     if (sscanf(line, "refuse %63s %d", word, &number) == 2) {
         refusals[refused].gpu = count - 1;
         refusals[refused].code = number;
@@ -107,7 +110,7 @@ int nvmlInitWithFlags(unsigned flags) {
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
     (void)flags;
-    count = refused = 0;
+    count = refused = cuda = driver[0] = 0;
     memset(gpus, 0, sizeof gpus);
     if (file == NULL) return UNKNOWN;
     init_code = SUCCESS;
@@ -138,6 +141,12 @@ static int refusal(const Gpu *gpu, const char *function) {
         if (code != SUCCESS) return code;         \
     } while (0)
 
+int nvmlSystemGetDriverVersion(char *out, unsigned size) {
+    ALLOWED(NULL);
+    snprintf(out, size, "%s", driver);
+    return driver[0] ? SUCCESS : NOT_SUPPORTED;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { ALLOWED(NULL); *out = cuda; return cuda ? SUCCESS : NOT_SUPPORTED; }
 int nvmlDeviceGetCount_v2(unsigned *out) { ALLOWED(NULL); *out = count; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **out) {
     if (index >= (unsigned)count) return INVALID_ARGUMENT;

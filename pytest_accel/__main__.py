@@ -1,0 +1,60 @@
+"""``python -m pytest_accel``: the devices, and what is wrong, without a session of pytest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from pytest_accel import config as options
+from pytest_accel.hardware.registry import VendorError
+from pytest_accel.session import machine_for
+
+_COMMANDS = ("info", "doctor")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 1 where the doctor finds a problem; SystemExit with 2 for what is asked wrongly."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel",
+        description="Show the devices that a session has, who holds them and who uses them (info), or look for what is "
+        "wrong with the machine and say what to do (doctor).",
+        epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", nargs="?", choices=_COMMANDS, default="info", help="info (default) or doctor")
+    options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    try:
+        settings = options.settings_without_pytest(given)
+        run = _doctor if given.command == "doctor" else _info
+        return run(settings, as_json=given.json)
+    except VendorError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 1
+    except (pytest.UsageError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _info(settings: options.Settings, *, as_json: bool) -> int:
+    from pytest_accel import info
+
+    facts = info.look(machine_for(settings))
+    print(json.dumps(info.as_json(facts), indent=2) if as_json else info.table(facts))
+    return 0
+
+
+def _doctor(settings: options.Settings, *, as_json: bool) -> int:
+    from pytest_accel import doctor
+
+    findings = doctor.examine(settings)
+    print(json.dumps(doctor.as_json(findings), indent=2) if as_json else doctor.text(findings))
+    return 1 if doctor.problems(findings) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""The checks: facts in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_accel.doctor.facts import Facts, Kind
+from pytest_accel.doctor.forks import PLUGINS
+from pytest_accel.hardware.inventory import grouped
+from pytest_accel.hardware.mask import is_index_mask
+from pytest_accel.hardware.units import format_memory
+
+SUPPORTED = {"pytest": "8.4", "pytest-xdist": "3.6", "filelock": "3.30"}
+"""The oldest versions that the project supports, as its own requirements say."""
+_SHARED_MEMORY = 64 * 2**20
+"""Bytes a rank in ``/dev/shm``: what Docker gives a whole container is known to be too little for more than one."""
+_REMOTE = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs",
+    "sshfs",
+}  # fmt: skip
+"""File systems that other machines see too, as ``/proc/mounts`` names them, with ``fuse.`` before it or without."""
+_GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
+
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found."""
+
+    check: str
+    state: State
+    """`problem`: tests that need it fail or skip; `note`: good to know."""
+    what: str
+    """In a sentence."""
+    advice: str = ""
+    """What to do; empty where nothing needs to be done."""
+
+
+def check(facts: Facts) -> tuple[Finding, ...]:
+    """All that the checks have to say, in their order; each says one thing at least."""
+    return tuple(Finding(name, *told) for name, judge in _CHECKS.items() for told in judge(facts))
+
+
+_Told = tuple[State, str, str]
+
+
+def _versions(facts: Facts) -> Iterator[_Told]:
+    there = [f"Python {facts.python}"]
+    for name, floor in SUPPORTED.items():
+        version, advice = facts.versions.get(name), f"pip install '{name}>={floor}'"
+        if version is None:
+            yield "problem", f"{name} is not installed", advice
+        elif _numbers(version) < _numbers(floor):
+            yield "problem", f"{name} {version} is too old: {floor} is the oldest that is supported", advice
+        else:
+            there.append(f"{name} {version}")
+    yield "ok", ", ".join(there), ""
+
+
+def _driver(facts: Facts) -> Iterator[_Told]:
+    nvidia, state = facts.nvidia, _weight(facts, "cuda")
+    if nvidia.error is not None:
+        advice = (
+            "See what nvidia-smi says. After an update of the driver, its kernel module must be loaded anew, which "
+        )
+        advice += "a restart does; in a container, start it anew with its GPUs."
+        yield state, f"the NVIDIA driver does not answer: {nvidia.error}", advice
+    elif nvidia.library:
+        cuda = f", for CUDA up to {nvidia.cuda[0]}.{nvidia.cuda[1]}" if nvidia.cuda else ""
+        yield "ok", f"the NVIDIA driver{f' {nvidia.version}' if nvidia.version else ''} answers{cuda}", ""
+    elif nvidia.cards:
+        are = f"{nvidia.cards} NVIDIA GPUs are" if nvidia.cards > 1 else "an NVIDIA GPU is"
+        advice = "Install NVIDIA's driver; a container needs to be started with its GPUs (docker run --gpus all)."
+        yield state, f"{are} on the PCI bus, but the driver's libnvidia-ml.so.1 cannot be loaded", advice
+    else:
+        yield "ok", "no NVIDIA driver, and no NVIDIA GPU on the PCI bus", ""
+
+
+def _devices(facts: Facts) -> Iterator[_Told]:
+    asked = facts.kind(facts.accel)
+    if facts.devices:
+        yield "ok", f"the session has {facts.session}: {facts.devices}", ""
+    elif asked is not None and asked.error is not None:
+        yield "problem", f"--accel {facts.accel}: this kind cannot be used", ""
+    elif asked is not None and not asked.present:
+        yield (
+            "problem",
+            f"--accel {facts.accel}: there is no {facts.accel} device",
+            "Name a kind that is there, or auto.",
+        )
+    elif facts.session == "none":
+        yield "ok", "the session has no accelerator: ranks run on the CPU", ""
+    else:
+        yield "note", f"the session has no {facts.session} device that it may use: tests that ask for one skip", ""
+    for kind in facts.kinds:
+        if kind.error is not None and not kind.published:
+            yield _weight(facts, kind.name), kind.error, ""
+        if kind.hardware and kind.present and kind.name != facts.session:
+            yield "ok", f"{kind.name} is here, too: {grouped(kind.present)}", ""
+        for note in kind.notes:
+            # Of sick GPUs another check speaks.
+            if not any(name in note for name, _ in facts.nvidia.sick) and facts.nvidia.error is None:
+                yield "note", f"{kind.name}: {note}", ""
+
+
+def _torch(facts: Facts) -> Iterator[_Told]:
+    torch, nvidia = facts.torch, facts.nvidia
+    if torch is None:
+        yield "problem", "torch is not installed", f"Install one that fits the hardware: {_GET_TORCH}."
+        return
+    built = " and ".join(f"{_BUILDS[name]} {version}" for name, version in torch.builds.items())
+    fits = True
+    cuda, version = facts.kind("cuda"), torch.builds.get("cuda", "")
+    if cuda is not None and cuda.present and not version:
+        fits = False
+        advice = "Install a torch that is built for CUDA. On Linux, that of PyPI is: pip install --force-reinstall "
+        advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
+        what = f"there are NVIDIA GPUs ({grouped(cuda.present)}), but torch {torch.version} is built for "
+        yield _weight(facts, "cuda"), what + (built or "the CPU alone"), advice
+    # A driver runs what is built for any CUDA of its major version (NVIDIA, "CUDA Compatibility", minor versions).
+    if version and nvidia.cuda and nvidia.cuda[0] < _numbers(version)[0]:
+        fits = False
+        supported = f"{nvidia.cuda[0]}.{nvidia.cuda[1]}"
+        what = f"torch {torch.version} is built for CUDA {version}, and the driver supports {supported} at most"
+        advice = f"Update the driver, or install a torch that is built for CUDA {nvidia.cuda[0]}: {_GET_TORCH}."
+        yield _weight(facts, "cuda"), what, advice
+    for kind in facts.kinds:
+        if kind.present and kind.lacking is not None:
+            fits = False
+            # `auto` leaves such a kind alone: a chip that comes with the processor is none that somebody misses.
+            state: State = "problem" if facts.accel == kind.name else "note"
+            advice = f"To use them, install what is lacking: {_GET_TORCH}."
+            yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
+    if fits:
+        yield "ok", f"torch {torch.version}, built for {built or 'the CPU alone'}", ""
+
+
+def _masks(facts: Facts) -> Iterator[_Told]:
+    told = False
+    for kind in facts.kinds:
+        if not kind.inherited or not kind.present:
+            continue
+        told = True
+        masks = " ".join(f"{name}={value!r}" for name, value in kind.inherited.items())
+        left = f"leaves {len(kind.visible) or 'none'} of {len(kind.present)} ({kind.name})"
+        if kind.visible:
+            yield "ok", f"{masks} {left}", ""
+        else:
+            yield _weight(facts, kind.name), f"{masks} {left}", _unmask(kind)
+        integer = kind.name == "cuda" and is_index_mask(kind.inherited.get("CUDA_VISIBLE_DEVICES", ""))
+        if integer and facts.cuda_order is None and _unlike(kind):
+            what = (
+                "CUDA_VISIBLE_DEVICES has indices, the GPUs are unlike, and CUDA_DEVICE_ORDER is not set: CUDA counts "
+            )
+            what += "the fastest first, nvidia-smi by the PCI bus"
+            yield "note", what, "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs (nvidia-smi -L)."
+    if not told:
+        yield "ok", "no mask hides a device", ""
+
+
+def _unmask(kind: Kind) -> str:
+    rocr, hip = (kind.inherited.get(f"{layer}_VISIBLE_DEVICES") for layer in ("ROCR", "HIP"))
+    if kind.name == "rocm" and rocr is not None and rocr == hip:
+        return (
+            "HIP_VISIBLE_DEVICES counts among those that ROCR_VISIBLE_DEVICES leaves, so that setting both to the same "
+            "hides more than is meant. Unset one of them."
+        )
+    return (
+        f"Unset {' and '.join(kind.inherited)}, or name devices that are there; --accel none if they are to be hidden."
+    )
+
+
+def _sick(facts: Facts) -> Iterator[_Told]:
+    sick = {name: ("cuda", reason) for name, reason in facts.nvidia.sick}
+    for kind in facts.kinds:
+        sick |= {name: (kind.name, one.reason) for name, one in kind.health.items() if one.state == "sick"}
+    for name, (owner, reason) in sick.items():
+        advice = "Reset the GPU or restart the machine, and have it replaced if that does not help."
+        if "compute mode" in reason:
+            advice = "An administrator can change that: nvidia-smi --compute-mode=DEFAULT."
+        yield _weight(facts, owner), f"{name} is left out: {reason}", advice
+    if not sick:
+        yield "ok", "no device is known to be sick", ""
+
+
+def _busy(facts: Facts) -> Iterator[_Told]:
+    busy = [(name, one.reason) for kind in facts.kinds for name, one in kind.health.items() if one.state == "busy"]
+    for name, reason in busy:
+        yield "note", f"{name} {reason}", "Tests may lack memory there: --accel-busy skip leaves such devices out."
+    if not busy:
+        yield "ok", "no device is known to be used by others", ""
+
+
+def _forks(facts: Facts) -> Iterator[_Told]:
+    forks = facts.forks
+    if forks is None:
+        yield "note", "not checked, for torch is not installed", ""
+    elif forks.outcome == "fit":
+        yield "ok", "what ranks are forked with leaves one thread and no device's runtime up", ""
+    elif forks.outcome == "unfit" and forks.name == PLUGINS:
+        what = f"loading {PLUGINS} {forks.detail}: ranks are forked without them, which takes longer"
+        yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
+    elif forks.outcome == "unfit":
+        what = f"importing {forks.name} {forks.detail}: ranks that are forked after that may hang"
+        yield "problem", what, _advise_import(forks.name)
+    elif forks.outcome == "failed":
+        yield "problem", f"importing {forks.name} fails: {forks.detail}", _advise_import(forks.name)
+    elif forks.outcome == "ended":
+        what = f"importing {forks.name} ends the process: {forks.detail}"
+        yield "problem", what, _advise_import(forks.name)
+    else:
+        what = f"importing {forks.name} had not ended after {forks.detail}"
+        yield "problem", what, _advise_import(forks.name)
+
+
+def _advise_import(name: str) -> str:
+    if name.partition(".")[0] in ("torch", "pytest", "pytest_accel"):
+        return (
+            f'Try `python -c "import {name}"`. If that is fine, look for what else Python loads when it starts '
+            "(sitecustomize, .pth files, LD_PRELOAD) and for OPENBLAS_NUM_THREADS."
+        )
+    if name == PLUGINS:
+        return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it is fine."
+    return f"Take {name} out of accel_preload."
+
+
+def _locks(facts: Facts) -> Iterator[_Told]:
+    locks = facts.locks
+    elsewhere = "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for every session's user."
+    if locks.problem is not None:
+        yield "problem", f"{locks.path} {locks.problem}: no device can be leased", elsewhere
+    else:
+        yield "ok", f"{locks.path} {'can be used' if locks.exists else 'is made by the first session'}", ""
+    if locks.filesystem is not None and locks.filesystem.removeprefix("fuse.") in _REMOTE:
+        what = f"{locks.path} is on a network file system ({locks.filesystem}): locks may not hold there, and sessions "
+        yield "note", what + "of other machines may be taken for this one's", elsewhere
+    if locks.abandoned:
+        what = f"what {locks.abandoned} sessions waited for that are gone is still written in {locks.path}/wants"
+        yield "note", f"{what}; it counts for nothing", "The next session that waits removes it."
+
+
+def _memory(facts: Facts) -> Iterator[_Told]:
+    size = facts.shared_memory
+    if size is None:
+        yield "ok", "this system has no /dev/shm", ""
+        return
+    enough, ranks = _SHARED_MEMORY * facts.ranks, f"{facts.ranks} rank{'' if facts.ranks == 1 else 's'}"
+    if size < enough:
+        what = f"/dev/shm holds {format_memory(size)}, which is little for {ranks}: NCCL and data loaders share memory "
+        advice = f"In a container: docker run --shm-size={format_memory(enough).replace(' ', '').lower()[:-2]}, or "
+        yield "note", what + "there", advice + "--ipc=host."
+    else:
+        yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
+
+
+def _vendors(facts: Facts) -> Iterator[_Told]:
+    others = [kind for kind in facts.kinds if kind.published]
+    for kind in others:
+        if kind.error is not None:
+            yield "problem", kind.error, "Update or uninstall the package; --accel KIND names another kind meanwhile."
+    for name in facts.ignored:
+        yield "note", f"the kind {name} is ignored", "Its name is this package's own, or not allowed for a kind."
+    good = [kind.name for kind in others if kind.error is None]
+    if len(good) == len(others) and not facts.ignored:
+        yield "ok", f"other packages publish {', '.join(good) or 'no kind'}", ""
+
+
+def _weight(facts: Facts, kind: str) -> State:
+    """How much it counts that a kind cannot be used: not much where the session leaves it alone."""
+    return "problem" if facts.accel in ("auto", kind) else "note"
+
+
+def _unlike(kind: Kind) -> bool:
+    return len({(device.name, device.memory, device.capability) for device in kind.present if not device.parent}) > 1
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+
+
+_BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+
+_CHECKS: dict[str, Callable[[Facts], Iterator[_Told]]] = {
+    "versions": _versions,
+    "driver": _driver,
+    "devices": _devices,
+    "torch": _torch,
+    "masks": _masks,
+    "sick": _sick,
+    "busy": _busy,
+    "forks": _forks,
+    "locks": _locks,
+    "memory": _memory,
+    "vendors": _vendors,
+}

@@ -1,0 +1,164 @@
+"""``python -m pytest_accel`` on a machine with NVIDIA GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.torch_build import built_for
+
+OnMachine = Callable[..., Any]
+Told = dict[str, list[tuple[str, str]]]
+GIB = 1024**3
+
+COMMAND = """
+import sys
+from pytest_accel.__main__ import main
+main(ARGUMENTS)
+assert not {"torch", "numpy"} & sys.modules.keys()
+"""
+DOCTOR = """
+import json, sys
+from pytest_accel.config import Settings
+from pytest_accel.doctor.checks import check
+from pytest_accel.doctor.gather import gather
+findings = check(gather(Settings(accel=ACCEL), forks=lambda modules: None))
+assert not {"torch", "numpy"} & sys.modules.keys()
+print(json.dumps([(one.check, one.state, one.what) for one in findings]))
+"""
+
+
+def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
+    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {8 * GIB}", f"pci 0 {number} 0", *more)
+
+
+PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2, "capability 7 5", "link 0 0"))
+
+
+@pytest.fixture
+def doctor(on_machine: OnMachine) -> Callable[..., Told]:
+    """What the doctor says on a machine, by check; whether ranks can be forked, it need not find out each time."""
+
+    def examine(*facts: str, accel: str = "auto", **environ: str) -> Told:
+        told: Told = {}
+        for check, state, what in on_machine(DOCTOR.replace("ACCEL", repr(accel)), *facts, **environ):
+            told.setdefault(check, []).append((state, what))
+        return told
+
+    return examine
+
+
+def test_info_as_json(on_machine: OnMachine) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
+        facts = (
+            *gpu(1, "link 0 1", "link 1 1"),
+            *gpu(2, "link 0 0", f"process {user.pid} {2 * GIB}"),
+            *gpu(3, "ecc 4"),
+        )
+        told = on_machine(COMMAND.replace("ARGUMENTS", "['--json', '--accel-order', 'pci']"), *facts)
+        user.kill()
+    assert (told["kind"], told["order"], told["present"], told["visible"]) == ("cuda", "pci", 2, 2)
+    assert told["notes"] == [
+        "NVIDIA T4 (GPU-3) is left out: it has had 4 uncorrectable memory errors (ECC) since its driver was loaded"
+    ]
+    assert told["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    first, second = told["devices"]
+    assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 8 * GIB)
+    assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink", "count": 2}]
+    assert first["health"] == {"state": "fine", "reason": ""}
+    assert second["health"]["state"] == "busy"
+    assert f"pid {user.pid} (" in second["health"]["reason"]
+
+
+def test_info_as_a_table(on_machine: OnMachine) -> None:
+    code = COMMAND.replace("ARGUMENTS", "[]").replace("import sys\n", "import contextlib, io, json, sys\n")
+    code = code.replace("main([])", "with contextlib.redirect_stdout(io.StringIO()) as told: main([])")
+    lines = on_machine(f"{code}\nprint(json.dumps(told.getvalue().splitlines()))", *PAIR)
+    assert [line.split()[:4] for line in lines[2:4]] == [
+        ["0", "cuda:0", "GPU-1", "cuda"],
+        ["1", "cuda:1", "GPU-2", "cuda"],
+    ]
+    assert " 16 GiB " in lines[2]
+    assert " 8 GiB " in lines[2]
+    assert " 7.5 " in lines[2]
+    assert " 0000:01:00.0 " in lines[2]
+    assert " nvlink: 1 " in lines[2]
+    assert " nvlink: 0 " in lines[3]
+
+
+def test_a_driver_that_answers(doctor: Callable[..., Told]) -> None:
+    told = doctor(*PAIR)
+    assert told["driver"] == [("ok", "the NVIDIA driver 550.54.14 answers, for CUDA up to 99.4")]
+    assert ("ok", "the session has cuda: 2 x NVIDIA T4 (16 GiB)") in told["devices"]
+    assert told["masks"][0][0] == told["sick"][0][0] == told["busy"][0][0] == "ok"
+
+
+@pytest.mark.skipif("cuda" in built_for(), reason="torch is built for CUDA here")
+def test_a_torch_that_cannot_use_the_gpus(doctor: Callable[..., Told]) -> None:
+    ((state, what),) = doctor(*PAIR)["torch"]
+    assert state == "problem"
+    assert "there are NVIDIA GPUs (2 x NVIDIA T4 (16 GiB)), but torch" in what
+    ((state, what),) = doctor(*PAIR, accel="none")["torch"]
+    assert state == "note"
+
+
+def test_a_driver_that_does_not_answer(doctor: Callable[..., Told]) -> None:
+    told = doctor("init 18")
+    assert [state for state, _ in told["driver"]] == ["problem"]
+    assert "the NVIDIA driver does not answer" in told["driver"][0][1]
+    assert [state for state, _ in told["devices"]] == ["ok"], "it is said once"
+
+
+def test_sick_and_busy_gpus(doctor: Callable[..., Told]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
+        told = doctor(*gpu(1, "compute 2"), *gpu(2, f"process {user.pid} {GIB}"), *gpu(3))
+        user.kill()
+    assert told["sick"] == [("problem", "GPU-1 is left out: its compute mode is PROHIBITED")]
+    ((state, what),) = told["busy"]
+    assert state == "note"
+    assert what.startswith(f"GPU-2 is used by pid {user.pid} (")
+    assert all(state == "ok" for state, _ in told["devices"]), "what is sick is said once"
+
+
+def test_a_gpu_without_permission(doctor: Callable[..., Told]) -> None:
+    told = doctor(*gpu(1, "refuse nvmlDeviceGetUUID 4"), *gpu(2))
+    assert ("note", "cuda: GPU 0 is left out: Insufficient Permissions") in told["devices"]
+
+
+def test_masks(doctor: Callable[..., Told]) -> None:
+    assert doctor(*PAIR, CUDA_VISIBLE_DEVICES="1")["masks"] == [("ok", "CUDA_VISIBLE_DEVICES='1' leaves 1 of 2 (cuda)")]
+    told = doctor(*PAIR, CUDA_VISIBLE_DEVICES="GPU-7")
+    assert told["masks"] == [("problem", "CUDA_VISIBLE_DEVICES='GPU-7' leaves none of 2 (cuda)")]
+    assert told["devices"] == [("note", "the session has no cuda device that it may use: tests that ask for one skip")]
+
+
+def test_indices_on_unlike_gpus(doctor: Callable[..., Told]) -> None:
+    unlike = (*gpu(1), *gpu(2, name="NVIDIA L4"))
+    states = [state for state, _ in doctor(*unlike, CUDA_VISIBLE_DEVICES="0")["masks"]]
+    assert states == ["ok", "note"]
+    states = [state for state, _ in doctor(*unlike, CUDA_VISIBLE_DEVICES="GPU-1")["masks"]]
+    assert states == ["ok"]
+    told = doctor(*unlike, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert [state for state, _ in told["masks"]] == ["ok"]
+
+
+def test_the_exit_status(drivers: dict[str, Path], tmp_path: Path) -> None:
+    machine = tmp_path / "machine.txt"
+    machine.write_text("init 18\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_accel", "doctor"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(drivers["new"]), "FAKE_NVML": str(machine)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1].startswith("problem  driver    the NVIDIA driver does not answer: ")
+    assert done.stderr == ""

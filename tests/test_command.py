@@ -1,0 +1,272 @@
+"""``python -m pytest_accel``: the devices, for people and for scripts."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.hardware.device import Device, Link
+from pytest_accel.hardware.health import Health
+from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.info import DeviceFacts, SessionFacts, as_json, table
+from pytest_accel.leases.locks import DeviceLocks, Holder, LockFolderError, who_holds
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTENDER = ROOT / "tests" / "leases" / "contender.py"
+GIB = 1024**3
+
+TOPOLOGY = """
+[[device]]
+name = "Big"
+memory = "80GiB"
+capability = "9.0"
+pci = "0000:02:00.0"
+numa = 1
+links = [{to = 1, via = "nvlink"}, {to = 2, via = "pcie"}]
+[[device]]
+name = "Small"
+pci = "0000:01:00.0"
+[[device]]
+name = "Small"
+pci = "0000:03:00.0"
+"""
+
+
+def run(
+    *arguments: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_accel", *arguments],
+        cwd=cwd,
+        env={**inherited, "PYTHONPATH": str(ROOT), **(environ or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def told(*arguments: str, **environ: str) -> dict[str, Any]:
+    done = run("--json", *arguments, environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "own-locks"
+
+
+@pytest.fixture
+def holder(folder: Path) -> Iterator[int]:
+    """The pid of a session that holds sim-1, for a test of the name "killed"."""
+    command = [sys.executable, str(CONTENDER), "hold", str(folder), "sim-1", "0", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+        process.kill()
+
+
+def test_the_table(tmp_path: Path) -> None:
+    (tmp_path / "machine.toml").write_text(TOPOLOGY)
+    done = run("info", "--accel", "sim:machine.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]
+    assert lines[0] == ["accel: sim, 3 devices: Big (80 GiB), 2 x Small, order fastest"]
+    heads = ["#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links"]
+    assert lines[1] == [*heads, "held by", "used by"]
+    assert lines[2][:10] == ["0", "cpu", "sim-0", "sim", "Big", "80 GiB", "80 GiB", "9.0", "0000:02:00.0", "1"]
+    assert lines[2][10:] == ["nvlink: 1; pcie: 2", "-", "-"]
+    assert lines[3] == ["1", "cpu", "sim-1", "sim", "Small", "-", "-", "-", "0000:01:00.0", "-", "nvlink: 0", "-", "-"]
+    assert lines[4][10] == "pcie: 0"
+    assert lines[5:] == [["mask of a process that sees them all: SIM_VISIBLE_DEVICES=sim-0,sim-1,sim-2"]]
+
+
+def test_pytest_shows_the_same_table(tmp_path: Path) -> None:
+    (tmp_path / "machine.toml").write_text(TOPOLOGY)
+    alone = run("--accel", "sim:machine.toml", cwd=tmp_path).stdout
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--accel-info", "--accel", "sim:machine.toml"]
+    shown = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert shown.returncode == 0
+    assert alone in shown.stdout
+
+
+def test_settings_are_those_of_pytest() -> None:
+    assert [one["id"] for one in told(PYTEST_ACCEL="sim:2")["devices"]] == ["sim-0", "sim-1"]
+    few = told("--accel", "sim:4", "--accel-devices", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
+    assert [one["id"] for one in few["devices"]] == ["sim-3", "sim-0"]
+    assert (few["order"], few["notes"]) == ("3", ["--accel-devices 3,0 leaves 2 of 4"])
+    masked = told("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
+    assert [one["id"] for one in masked["devices"]] == ["sim-0", "sim-2"]
+    assert (masked["present"], masked["visible"], masked["inherited"]) == (3, 2, {"SIM_VISIBLE_DEVICES": "2,0"})
+
+
+def test_no_accelerator() -> None:
+    done = run("--accel", "none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "accel: --accel none: accelerators are left alone (ranks run on the CPU)\n"
+    document = told("--accel", "none")
+    assert (document["kind"], document["devices"], document["mask"]) == ("none", [], {})
+
+
+def test_the_keys_are_those_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "reference" / "command.md").read_text(encoding="utf-8")
+    (_, info, doctor) = re.split(r"^## `.*--json`.*$", page, flags=re.MULTILINE)
+    keys = re.findall(r"^\| `(\w+)` \|", info, re.MULTILINE)
+    document = told("--accel", "cpu:1")
+    assert keys == [*document, *document["devices"][0]]
+    document = json.loads(run("doctor", "--json", "--accel", "cpu:1").stdout)
+    keys = re.findall(r"^\| `(\w+)` \|", doctor, re.MULTILINE)
+    assert keys[: len(document) + 4] == [*document, *document["findings"][0]]
+    assert keys[len(document) + 4 :] == list(dict.fromkeys(one["check"] for one in document["findings"]))
+
+
+def test_who_holds_a_lease(folder: Path, holder: int) -> None:
+    before = time.time()
+    document = told("--accel", "sim:3", PYTEST_ACCEL_LOCK_DIR=str(folder))
+    first, held, last = (one["holder"] for one in document["devices"])
+    assert first is last is None
+    assert (held["pid"], held["test"]) == (holder, "killed")
+    assert 0 < held["since"] < before
+    shown = run("--accel", "sim:3", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)}).stdout.splitlines()
+    assert re.search(rf"  pid {holder}, \S+, killed, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  -$", shown[3])
+    assert shown[2].split()[-2:] == ["-", "-"]
+
+
+WATCHED = """
+import os, sys
+folder = sys.argv.pop(1)
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(folder):
+        assert not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT), arguments
+        print("looked at", arguments[0], file=sys.stderr)
+    if event in ("os.mkdir", "os.chmod", "os.rename", "os.remove", "os.link", "os.truncate", "os.utime"):
+        assert not str(arguments[0]).startswith(folder), (event, arguments)
+sys.addaudithook(watch)
+from pytest_accel.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WATCHED, str(folder), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_ACCEL_LOCK_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["info", "doctor"])
+def test_it_only_looks(folder: Path, holder: int, command: str) -> None:
+    done = watched(folder, command, "--accel", "sim:2")
+    assert done.returncode == 0, done.stderr
+    assert command == "doctor" or f"looked at {folder}/sim-1.lock" in done.stderr
+    missing = folder.with_name("missing")
+    assert watched(missing, command, "--accel", "sim:2").returncode == 0
+    assert not missing.exists()
+
+
+def test_a_lock_folder_that_is_none(folder: Path) -> None:
+    folder.write_text("in the way")
+    done = run("--accel", "sim:1", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("who holds a lease is not known: the folder for device locks cannot")
+    (note,) = told("--accel", "sim:1", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
+    assert f"{folder}/sim-0.lock: Not a directory" in note
+
+
+def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
+    assert who_holds(folder, "sim-0") is None
+    locks = DeviceLocks(folder)
+    try:
+        mine = Holder.here("test")
+        assert locks.try_acquire("sim-0", mine)
+        assert who_holds(folder, "sim-0") == mine
+        locks.release("sim-0")
+        assert who_holds(folder, "sim-0") is None
+        with (folder / "sim-0.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            assert who_holds(folder, "sim-0") is None
+        (folder / "sim-1.lock").symlink_to(folder / "sim-0.lock")
+        with pytest.raises(LockFolderError, match=r"sim-1\.lock"):
+            who_holds(folder, "sim-1")
+    finally:
+        locks.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["inform"], {}, "argument command: invalid choice: 'inform'"),
+        (["--accel", "gpu"], {}, "--accel 'gpu': allowed are auto, none, cuda,"),
+        (["--accel", "sim:none"], {}, "--accel sim:none: allowed are sim:N, with N from 1, and sim:FILE.toml"),
+        (
+            ["--accel", "sim:2", "--accel-devices", "2"],
+            {},
+            "--accel-devices: '2' names no device; allowed are 0 (sim-0)",
+        ),
+        (["--accel", "sim:2", "--accel-order", "x"], {}, "--accel-order: 'x' names no device"),
+        (["--accel-order", ""], {}, "argument --accel-order: must be fastest"),
+        (["--json", "--strict"], {}, "unrecognized arguments: --strict"),
+        ([], {"PYTEST_ACCEL_BUSY": "no"}, "environment variable PYTEST_ACCEL_BUSY: must be ignore or skip, got 'no'"),
+    ],
+)
+def test_it_says_what_it_is_asked_wrongly(arguments: list[str], environ: dict[str, str], words: str) -> None:
+    done = run(*arguments, environ=environ)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_kind_whose_package_is_broken(tmp_path: Path) -> None:
+    info = tmp_path / "toys-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest_accel.vendors]\ntoy = nothing_there:make\n")
+    done = run("--accel", "toy", environ={"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
+    assert done.returncode == 1
+    assert "kind 'toy' of toys 1.0 cannot be loaded: ModuleNotFoundError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_shown_of_facts() -> None:
+    links = (Link("b", "nvlink"), Link("b", "nvlink"), Link("gone", "nvlink"), Link("c", "nvlink"), Link("c", "numa"))
+    devices = tuple(Device("toy", name, at, "Toy", links=links if name == "a" else ()) for at, name in enumerate("abc"))
+    shares = {"a": Holder(0, "unknown", "unknown", 0.0)}
+    health = {"a": Health("busy", "is used by pid 7 (x, 2 GiB)"), "b": Health("sick", "is ill"), "c": Health()}
+    facts = SessionFacts(
+        Inventory("toy", devices, present=3, visible=3),
+        tuple(DeviceFacts(f"toy:{one.index}", one, shares.get(one.id), health[one.id]) for one in devices),
+        {"TOYS": "a,b,c", "OTHER": None},
+        ("a note",),
+    )
+    lines = table(facts).splitlines()
+    assert "  numa: 2; nvlink: 1,2  a session that has not said who it is  pid 7 (x, 2 GiB)" in lines[2]
+    assert lines[3].endswith("  sick: is ill")
+    assert lines[5:] == ["mask of a process that sees them all: TOYS=a,b,c", "a note"]
+    document: Any = as_json(facts)
+    assert document["mask"] == {"TOYS": "a,b,c", "OTHER": None}
+    assert document["devices"][0]["links"] == [
+        {"peer": "b", "number": 1, "via": "nvlink", "count": 2},
+        {"peer": "gone", "number": None, "via": "nvlink", "count": 1},
+        {"peer": "c", "number": 2, "via": "nvlink", "count": 1},
+        {"peer": "c", "number": 2, "via": "numa", "count": 1},
+    ]

@@ -1,0 +1,430 @@
+"""What the doctor says: of facts, and of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.doctor import as_json, check, text
+from pytest_accel.doctor.checks import SUPPORTED, Finding
+from pytest_accel.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
+from pytest_accel.doctor.forks import PLUGINS, conclude, try_forks
+from pytest_accel.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
+from pytest_accel.hardware.device import Device
+from pytest_accel.hardware.health import Health
+from pytest_accel.leases.locks import VARIABLE
+
+ROOT = Path(__file__).resolve().parent.parent
+GIB = 1024**3
+GPUS = tuple(Device("cuda", f"GPU-{n}", n, "NVIDIA T4", memory=16 * GIB) for n in range(2))
+UNLIKE = (GPUS[0], Device("cuda", "GPU-1", 1, "NVIDIA L4", memory=24 * GIB))
+CUDA = Kind("cuda", present=GPUS, visible=GPUS)
+ROCM = Kind("rocm", present=(Device("rocm", "GPU-a", 0, "AMD gfx942"),))
+CHECKS = ["versions", "driver", "devices", "torch", "masks", "sick", "busy", "forks", "locks", "memory", "vendors"]
+
+FINE = Facts(
+    accel="auto",
+    session="cuda",
+    devices="2 x NVIDIA T4 (16 GiB)",
+    ranks=2,
+    python="3.12.1",
+    versions={"pytest": "8.4.2", "pytest-xdist": "3.8.0", "filelock": "3.30.0"},
+    torch=Torch("2.9.0+cu128", {"cuda": "12.8"}),
+    nvidia=Nvidia(2, library=True, version="550.54", cuda=(12, 4)),
+    kinds=(CUDA, Kind("rocm"), Kind("cpu", hardware=False), Kind("sim", hardware=False)),
+    cuda_order=None,
+    forks=Forks("fit"),
+    locks=LockFolder("/tmp/locks", filesystem="ext4"),
+    shared_memory=GIB,
+)
+
+
+def told(facts: Facts, name: str) -> list[Finding]:
+    return [finding for finding in check(facts) if finding.check == name]
+
+
+def with_kind(kind: Kind, **more: Any) -> Facts:
+    return replace(FINE, kinds=tuple(kind if one.name == kind.name else one for one in FINE.kinds), **more)
+
+
+def test_a_machine_that_is_fine() -> None:
+    findings = check(FINE)
+    assert [finding.check for finding in findings] == CHECKS
+    assert {finding.state for finding in findings} == {"ok"}
+
+
+def masked(**masks: str) -> Kind:
+    return replace(CUDA, visible=(), inherited=masks)
+
+
+BUSY = {"GPU-0": Health("busy", "is used by pid 7 (python3, 2 GiB)"), "GPU-1": Health()}
+CASES: list[tuple[Facts, str, str, str, str]] = [
+    (
+        replace(FINE, versions={**FINE.versions, "pytest-xdist": None}),
+        "versions",
+        "problem",
+        "pytest-xdist is not",
+        "pip",
+    ),
+    (replace(FINE, versions={**FINE.versions, "pytest": "8.3.5"}), "versions", "problem", "8.3.5 is too old", ">=8.4"),
+    (replace(FINE, nvidia=Nvidia(2)), "driver", "problem", "2 NVIDIA GPUs are on the PCI bus", "--gpus all"),
+    (replace(FINE, nvidia=Nvidia(1), accel="sim"), "driver", "note", "an NVIDIA GPU is on the PCI bus", "Install"),
+    (
+        replace(FINE, nvidia=Nvidia(2, True, "Driver/library version mismatch")),
+        "driver",
+        "problem",
+        "mismatch",
+        "restart",
+    ),
+    (replace(FINE, accel="rocm", session="rocm", devices=""), "devices", "problem", "no rocm device", "auto"),
+    (replace(FINE, devices=""), "devices", "note", "no cuda device that it may use", ""),
+    (
+        with_kind(Kind("rocm", error="kind 'rocm': its devices cannot be"), accel="rocm"),
+        "devices",
+        "problem",
+        "cannot be",
+        "",
+    ),
+    (with_kind(replace(CUDA, notes=("GPU 3 is left out: no",))), "devices", "note", "GPU 3 is left out: no", ""),
+    (replace(FINE, torch=None), "torch", "problem", "torch is not installed", "pytorch.org"),
+    (
+        replace(FINE, torch=Torch("2.9.0+cpu")),
+        "torch",
+        "problem",
+        "2.9.0+cpu is built for the CPU alone",
+        "--force-reinstall",
+    ),
+    (replace(FINE, torch=Torch("2.9", {"hip": "6.4"})), "torch", "problem", "built for ROCm 6.4", "built for CUDA"),
+    (
+        replace(FINE, torch=Torch("2.9", {"cuda": "13.0"})),
+        "torch",
+        "problem",
+        "the driver supports 12.4 at most",
+        "CUDA 12",
+    ),
+    (
+        with_kind(replace(ROCM, lacking="torch is not built for ROCm")),
+        "torch",
+        "note",
+        "AMD gfx942 (rocm) cannot",
+        "install",
+    ),
+    (
+        with_kind(masked(CUDA_VISIBLE_DEVICES="")),
+        "masks",
+        "problem",
+        "CUDA_VISIBLE_DEVICES='' leaves none of 2",
+        "Unset",
+    ),
+    (with_kind(masked(CUDA_VISIBLE_DEVICES=""), accel="none"), "masks", "note", "leaves none of 2", "--accel none"),
+    (
+        with_kind(replace(ROCM, inherited={"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"})),
+        "masks",
+        "problem",
+        "ROCR_VISIBLE_DEVICES='1' HIP_VISIBLE_DEVICES='1' leaves none of 1",
+        "HIP_VISIBLE_DEVICES counts among those that ROCR_VISIBLE_DEVICES leaves",
+    ),
+    (
+        with_kind(Kind("cuda", present=UNLIKE, visible=UNLIKE[:1], inherited={"CUDA_VISIBLE_DEVICES": "0"})),
+        "masks",
+        "note",
+        "the GPUs are unlike",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ),
+    (
+        replace(FINE, nvidia=replace(FINE.nvidia, sick=(("GPU-9", "it is ill"),))),
+        "sick",
+        "problem",
+        "GPU-9 is left",
+        "Reset",
+    ),
+    (
+        with_kind(replace(CUDA, health={"GPU-0": Health("sick", "it is ill")})),
+        "sick",
+        "problem",
+        "GPU-0 is left",
+        "Reset",
+    ),
+    (with_kind(replace(CUDA, health=BUSY)), "busy", "note", "GPU-0 is used by pid 7", "--accel-busy skip"),
+    (
+        replace(FINE, forks=Forks("unfit", "torch", "starts threads")),
+        "forks",
+        "problem",
+        "torch starts threads",
+        "LD_PRELOAD",
+    ),
+    (replace(FINE, forks=Forks("unfit", "mine", "starts threads")), "forks", "problem", "mine starts", "Take mine out"),
+    (replace(FINE, forks=Forks("unfit", PLUGINS, "starts threads")), "forks", "note", "plugins starts", "-p no:NAME"),
+    (
+        replace(FINE, forks=Forks("failed", PLUGINS, "ImportError: x")),
+        "forks",
+        "problem",
+        "ImportError: x",
+        "-p no:NAME",
+    ),
+    (
+        replace(FINE, forks=Forks("ended", "torch", "signal 4")),
+        "forks",
+        "problem",
+        "torch ends the process: signal 4",
+        "Try",
+    ),
+    (
+        replace(FINE, forks=Forks("hung", "torch", "9 seconds")),
+        "forks",
+        "problem",
+        "had not ended after 9 seconds",
+        "Try",
+    ),
+    (replace(FINE, forks=None), "forks", "note", "not checked", ""),
+    (replace(FINE, locks=LockFolder("/l", problem="is not a directory")), "locks", "problem", "/l is not a", VARIABLE),
+    (replace(FINE, locks=LockFolder("/l", filesystem="nfs4")), "locks", "note", "network file system (nfs4)", VARIABLE),
+    (replace(FINE, locks=LockFolder("/l", filesystem="fuse.glusterfs")), "locks", "note", "fuse.glusterfs", VARIABLE),
+    (replace(FINE, locks=LockFolder("/l", abandoned=2)), "locks", "note", "2 sessions waited for", "removes it"),
+    (
+        replace(FINE, shared_memory=64 * 2**20),
+        "memory",
+        "note",
+        "holds 64 MiB, which is little for 2",
+        "--shm-size=128m,",
+    ),
+    (
+        replace(FINE, kinds=(*FINE.kinds, Kind("toy", published=True, error="kind 'toy' cannot be loaded"))),
+        "vendors",
+        "problem",
+        "kind 'toy' cannot be loaded",
+        "uninstall",
+    ),
+    (replace(FINE, ignored=("'cuda' of toys 1.0",)), "vendors", "note", "kind 'cuda' of toys 1.0 is ignored", "own"),
+]
+
+
+@pytest.mark.parametrize(("facts", "name", "state", "what", "advice"), CASES)
+def test_what_is_said_of_facts(facts: Facts, name: str, state: str, what: str, advice: str) -> None:
+    findings = [finding for finding in told(facts, name) if finding.state != "ok"]
+    assert [finding.state for finding in findings] == [state]
+    assert what in findings[0].what
+    assert advice in findings[0].advice
+    assert bool(advice) == bool(findings[0].advice)
+    assert list(dict.fromkeys(finding.check for finding in check(facts))) == CHECKS, "each check says something"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        with_kind(replace(CUDA, visible=GPUS[:1], inherited={"CUDA_VISIBLE_DEVICES": "0"})),
+        with_kind(
+            Kind("cuda", present=UNLIKE, visible=UNLIKE, inherited={"CUDA_VISIBLE_DEVICES": "0,1"}),
+            cuda_order="PCI_BUS_ID",
+        ),
+        with_kind(Kind("cuda", present=UNLIKE, visible=UNLIKE, inherited={"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1"})),
+        with_kind(Kind("cuda", inherited={"CUDA_VISIBLE_DEVICES": "0"})),
+        replace(FINE, shared_memory=128 * 2**20),
+        replace(FINE, shared_memory=None),
+        replace(FINE, nvidia=Nvidia(), session="none", devices="", kinds=(), torch=Torch("2.9+cpu")),
+        replace(FINE, locks=LockFolder("/l", exists=False, filesystem="tmpfs")),
+        replace(FINE, torch=Torch("2.9", {"cuda": "12.9"})),
+        replace(FINE, versions={**FINE.versions, "pytest": "10.0.0rc1"}),
+    ],
+)
+def test_nothing_is_said_without_need(facts: Facts) -> None:
+    assert [finding for finding in check(facts) if finding.state != "ok"] == []
+
+
+def test_supported_versions_are_those_that_the_project_requires() -> None:
+    required = dict(re.findall(r'"([a-z-]+)>=([0-9.]+)",', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    assert {name: required.get(name) for name in SUPPORTED} == SUPPORTED
+
+
+def test_text_and_json() -> None:
+    findings = check(replace(FINE, torch=None, shared_memory=1))
+    lines = text(findings).splitlines()
+    at = lines.index("problem  torch     torch is not installed")
+    assert lines[at + 1].startswith(" " * 19 + "-> Install one")
+    assert lines[-1] == "1 problem, 1 note"
+    assert max(map(len, lines)) <= 110
+    document = as_json(findings)
+    assert document["problems"] == 1
+    assert {"check": "sick", "state": "ok", "what": "no device is known to be sick", "advice": None} in document[
+        "findings"
+    ]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "hung", "forks"),
+    [
+        (['{"importing": "torch"}', '{"outcome": "fit"}'], 0, None, Forks("fit")),
+        (['{"importing": "torch"}'], -4, None, Forks("ended", "torch", "signal 4")),
+        (['{"importing": "torch"}'], 3, None, Forks("ended", "torch", "exit status 3")),
+        (['{"importing": "torch"}', '{"importing": "mine"}'], -9, 2.0, Forks("hung", "mine", "2 seconds")),
+        ([], 1, None, Forks("ended", "pytest_accel", "exit status 1")),
+    ],
+)
+def test_what_the_throw_away_process_told(lines: list[str], status: int, hung: float | None, forks: Forks) -> None:
+    assert conclude(lines, status, hung) == forks
+
+
+@pytest.mark.parametrize(
+    ("source", "forks"),
+    [
+        ("print('hello')", Forks("fit")),
+        (
+            "import threading\nstop = threading.Event()\nthreading.Thread(target=stop.wait).start()",
+            Forks("unfit", "mine", "starts threads"),
+        ),
+        ("raise RuntimeError('no')", Forks("failed", "mine", "RuntimeError: no")),
+        ("import os\nos.kill(os.getpid(), 6)", Forks("ended", "mine", "signal 6")),
+    ],
+)
+def test_a_throw_away_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, forks: Forks) -> None:
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    assert try_forks(["mine"]) == forks
+
+
+def test_a_throw_away_process_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert try_forks([], timeout=0.5) == Forks("hung", "pytest_accel", "0.5 seconds")
+
+
+def test_the_pci_bus(tmp_path: Path) -> None:
+    devices = {"0000:01:00.0": ("0x10de", "0x030200"), "0000:02:00.0": ("0x10de", "0x030000")}
+    devices |= {"0000:02:00.1": ("0x10de", "0x040300"), "0000:00:02.0": ("0x8086", "0x030000")}
+    for address, (vendor, kind) in devices.items():
+        folder = tmp_path / "sys/bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+    assert look_for_nvidia(tmp_path).cards == 2
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+tmpfs /home/me/a\\040b tmpfs rw 0 0
+overlay /home/me/a\\040b overlay rw 0 0
+/dev/sdb1 /homely xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/tmp/x", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/me", "nfs4"),
+        ("/home/me/a b/c", "overlay"),
+        ("/homely", "xfs"),
+    ],
+)
+def test_file_systems(path: str, kind: str) -> None:
+    assert filesystem_of(Path(path), MOUNTS) == kind
+    assert filesystem_of(Path(path), "") is None
+
+
+def test_lock_folders(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"x {tmp_path} nfs rw 0 0\n")
+    folder = tmp_path / "locks"
+    assert look_at_locks(folder, mounts) == LockFolder(str(folder), False, None, "nfs")
+    assert look_at_locks(tmp_path / "no/locks", mounts).problem == f"cannot be made, for {tmp_path / 'no'} is not there"
+    assert not folder.exists()
+    (folder / "wants").mkdir(parents=True)
+    assert look_at_locks(folder, mounts) == LockFolder(str(folder), True, None, "nfs")
+    for name, age in (("1-new", 0), ("2-old", 120), ("3-old", 90)):
+        (folder / "wants" / f"{name}.json").touch()
+        os.utime(folder / "wants" / f"{name}.json", (time.time() - age,) * 2)
+    assert look_at_locks(folder, mounts).abandoned == 2
+    (tmp_path / "link").symlink_to(folder)
+    assert look_at_locks(tmp_path / "link", mounts).problem == "is not a directory (a symbolic link is none)"
+    (tmp_path / "file").touch()
+    assert look_at_locks(tmp_path / "file", mounts).problem == "is not a directory"
+    assert (
+        look_at_locks(tmp_path / "file/locks", mounts).problem
+        == f"cannot be made, for {tmp_path / 'file'} is not a directory"
+    )
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_accel", "doctor", *arguments],
+        cwd=ROOT,
+        env={**inherited, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def not_ok(done: subprocess.CompletedProcess[str], *names: str) -> dict[str, tuple[str, str]]:
+    """Of the checks `names`, what is no good."""
+    findings = json.loads(done.stdout)["findings"]
+    return {
+        one["check"]: (one["state"], one["what"]) for one in findings if one["check"] in names and one["state"] != "ok"
+    }
+
+
+def test_this_machine_with_pretended_devices() -> None:
+    done = run("--accel", "sim:4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok       devices   the session has sim: 4 x sim\n" in done.stdout
+    assert "ok       forks     what ranks are forked with leaves one thread" in done.stdout
+    assert not Path(os.environ[VARIABLE]).exists() or "can be used" in done.stdout
+    assert done.stderr == ""
+
+
+def test_what_is_wrong_is_told_and_is_the_exit_status(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("in the way")
+    (tmp_path / "starts.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    for package, points in (("broken", "toy = nothing_there:make"), ("thief", "cuda = os:getcwd")):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{points}\n")
+    done = run(
+        "--json",
+        "--accel=sim:2",
+        PYTEST_ACCEL_LOCK_DIR=str(tmp_path / "locks"),
+        PYTEST_ACCEL_PRELOAD="auto starts",
+        PYTHONPATH=str(tmp_path),
+        SIM_VISIBLE_DEVICES="7",
+    )
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["problems"] == 4
+    assert not_ok(done, "locks", "forks", "masks") == {
+        "locks": ("problem", f"{tmp_path / 'locks'} is not a directory: no device can be leased"),
+        "forks": ("problem", "importing starts starts threads: ranks that are forked after that may hang"),
+        "masks": ("problem", "SIM_VISIBLE_DEVICES='7' leaves none of 2 (sim)"),
+    }
+    vendors = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "vendors"]
+    assert [one["state"] for one in vendors] == ["problem", "note"]
+    assert "kind 'toy' of broken 1.0 cannot be loaded: ModuleNotFoundError" in vendors[0]["what"]
+    assert vendors[1]["what"] == "the kind 'cuda' of thief 1.0 is ignored"
+
+
+def test_it_says_what_it_is_asked_wrongly() -> None:
+    for done, word in (
+        (run("--accel", "sim:0"), "sim:0"),
+        (run("--accel", "sim:2", "--accel-devices", "5"), "'5' names no device"),
+        (run("--accel", "sim:missing.toml"), "sim topology missing.toml: cannot be read"),
+        (run(PYTEST_ACCEL_TIMEOUT="never"), "environment variable PYTEST_ACCEL_TIMEOUT: must be"),
+    ):
+        assert done.returncode == 2
+        assert word in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
