@@ -73,8 +73,8 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     device = torch.device(context.torch_device)
-    # Not every device has a module of torch's (xla), nor every module a device to choose (mps).
-    if choose := getattr(getattr(torch, device.type, None), "set_device", None):
+    # Not every module has a device to choose (mps has one).
+    if choose := getattr(_module_of(context.torch_device), "set_device", None):
         choose(device)
     _serve_rendezvous(context, port)
     if spec.init:
@@ -103,7 +103,7 @@ def limit_memory(context: RankContext) -> None:
 
     for device in context.own:
         name = torch.device(context.torch_name(device))
-        limit = getattr(getattr(torch, name.type, None), "set_per_process_memory_fraction", None)
+        limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = shares.fraction(context.spec.share, device)
             # Apple's has one device and takes no other argument.
@@ -244,12 +244,38 @@ def harm(context: RankContext) -> str | None:
     return None
 
 
+def wait_for_devices(context: RankContext) -> None:
+    """Wait for all that has been started on this rank's devices; RuntimeError where some of it has failed.
+
+    What a device finds wrong (an index out of bounds in a kernel) is told by the next call that waits for it: without
+    this, perhaps by another test's.
+    """
+    __tracebackhide__ = True
+    for device in context.own:
+        name = context.torch_name(device)
+        if name.startswith("cpu"):
+            return
+        module = _module_of(name)
+        # A runtime that the test has not started is not started for this.
+        if getattr(module, "is_initialized", lambda: True)() and hasattr(module, "synchronize"):
+            # Apple's has one device and takes no argument.
+            try:
+                module.synchronize() if name == "mps" else module.synchronize(name)
+            except RuntimeError as error:
+                raise RuntimeError(f"something that the test started on {name} has failed: {error}") from None
+
+
 def _memory_of(device: str) -> Any:
     if device.startswith("cpu"):
         return None
+    return _module_of(device)
+
+
+def _module_of(device: str) -> Any:
+    """torch's module for a device, such as `torch.cuda`; None where it has none (xla)."""
     import torch
 
-    return torch.get_device_module(device)
+    return getattr(torch, torch.device(device).type, None)
 
 
 def reset_peak_memory(device: str) -> None:

@@ -248,6 +248,10 @@ class RankPlugin:
         for name, value in self.context.variables.items():
             if os.environb.get(name) != value:
                 return f"the test left {os.fsdecode(name)} changed, which is the rank's own"
+        try:
+            group.wait_for_devices(self.context)
+        except RuntimeError as error:
+            return str(error)
         return group.harm(self.context) if self.context.spec.grouped else None
 
     def _properties(self) -> dict[str, Any]:
@@ -272,10 +276,12 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Looks at the streams while they are those that pytest captures with."""
+        """Looks at the streams while they are those that pytest captures with, and at what the devices have done."""
         __tracebackhide__ = True
         try:
-            return (yield)
+            result = yield
+            group.wait_for_devices(self.context)
+            return result
         finally:
             self._mute = sys.stdout.closed or sys.stderr.closed
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import statistics
+import subprocess
+import sys
 import xml.etree.ElementTree
 from typing import TYPE_CHECKING, Any
 
@@ -246,3 +248,44 @@ def test_what_a_warm_test_costs(inner: Inner, record_property: Any) -> None:
     warm = _milliseconds(inner)
     print(f"a plain CUDA test {plain:.2f} ms, a warm devices(1) test {warm:.2f} ms, {warm / plain:.2f} times as long")
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})
+
+
+def test_an_assertion_on_the_gpu_fails_its_test_and_harms_no_other(inner: Inner) -> None:
+    inner.write(
+        test_it="""
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.devices(1)
+
+
+        def test_before(device):
+            assert torch.ones(1, device=device).item() == 1
+
+
+        def test_that_does_not_wait(device):
+            torch.zeros(1, device=device)[torch.tensor([5], device=device)]
+
+
+        def test_after(device):
+            assert torch.ones(1, device=device).item() == 1
+        """
+    )
+    run = inner.run("--accel=cuda")
+    run.assert_outcomes(passed=2, failed=1)
+    run.stdout.fnmatch_lines(["*device-side assert triggered*", "FAILED test_it.py::test_that_does_not_wait*"])
+
+
+def test_a_gpu_that_another_process_uses_is_busy(inner: Inner) -> None:
+    inner.write(test_it="import pytest\n\n\n@pytest.mark.devices\ndef test_it(): ...\n")
+    code = "import torch; kept = torch.ones(2**30, device='cuda'); print('up', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "up\n"
+        run = inner.run("--accel=cuda", "--accel-busy=skip", "-rs")
+        user.communicate("\n")
+    run.assert_outcomes(skipped=1)
+    run.stdout.fnmatch_lines(["accel: cuda, no devices; left out as busy: *"])
+    inner.run("--accel=cuda").assert_outcomes(passed=1)

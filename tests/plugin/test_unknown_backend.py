@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,14 @@ BACKEND = """
     def load():
         module = types.ModuleType("torch.fakeacc")
         module.is_available = lambda: True
-        module.is_initialized = lambda: False
+        module.started = []
+        module.is_initialized = lambda: bool(module.started)
+
+        def synchronize(device):
+            if device in module.started:
+                raise RuntimeError(f"{device}: kernel failed\\nmore")
+
+        module.synchronize = synchronize
         module.device_count = lambda: 3
         module.current_device = lambda: 0
         module.set_device = lambda device: None
@@ -49,13 +57,58 @@ TESTS = """
     """
 
 
-def test_devices_that_only_torch_knows_are_handed_out(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+BROKEN = """
+    import pytest
+    import torch
+
+    @pytest.mark.devices(1)
+    def test_before(): ...
+
+    @pytest.mark.devices(1)
+    def test_that_does_not_wait(devices):
+        torch.fakeacc.started.append(str(devices[0]))
+
+    @pytest.mark.devices(1)
+    def test_after():
+        assert not torch.fakeacc.started
+        torch.fakeacc.started.append("another device")
+
+    @pytest.mark.devices(1)
+    def test_that_fails(devices):
+        torch.fakeacc.started.append(str(devices[0]))
+        raise ValueError("its own")
+
+    @pytest.mark.devices(1)
+    def test_last():
+        assert not torch.fakeacc.started
+    """
+
+
+@pytest.fixture
+def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend, as pip would install it."""
     info = "site-packages/fakeacc_plugin-1.0.dist-info"
     suite.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
     suite.write(f"{info}/entry_points.txt", "[torch.backends]\nfakeacc = fakeacc_plugin:load\n")
     site = suite.write("site-packages/fakeacc_plugin.py", BACKEND).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
     suite.ini("norecursedirs = site-packages")
+
+
+@pytest.mark.usefixtures("fakeacc")
+def test_an_error_of_a_device_is_the_error_of_the_test_that_made_it(suite: Suite) -> None:
+    suite.write("test_suite.py", BROKEN)
+    run = suite.run("--accel", "privateuse1")
+    assert run.count() == {"PASSED": 3, "FAILED": 2}, run.text
+    assert re.search(
+        r"RuntimeError: something that the test started on fakeacc:\d has failed: .*: kernel failed\n", run.text
+    )
+    assert "wait_for_devices" not in run.failure("test_that_does_not_wait")
+    assert "ValueError: its own" in run.failure("test_that_fails")
+
+
+@pytest.mark.usefixtures("fakeacc")
+def test_devices_that_only_torch_knows_are_handed_out(suite: Suite) -> None:
     suite.write("test_suite.py", TESTS)
     run = suite.run("--accel", "privateuse1")
     assert "accel: privateuse1, 3 devices: Fake 0, Fake 1, Fake 2" in run.text
