@@ -229,7 +229,7 @@ def _advise_import(name: str) -> str:
         )
     if name == PLUGINS:
         return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it is fine."
-    return f"Take {name} out of accel_preload."
+    return f"Take {name} out of accel_preload, or mend it."
 
 
 def _locks(facts: Facts) -> Iterator[_Told]:
