@@ -225,7 +225,11 @@ def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
         (["--accel", "sim:2", "--accel-order", "x"], {}, "--accel-order: 'x' names no device"),
         (["--accel-order", ""], {}, "argument --accel-order: must be fastest"),
         (["--json", "--strict"], {}, "unrecognized arguments: --strict"),
-        ([], {"PYTEST_ACCEL_BUSY": "no"}, "environment variable PYTEST_ACCEL_BUSY: must be ignore or skip, got 'no'"),
+        (
+            [],
+            {"PYTEST_ACCEL_BUSY": "no"},
+            "environment variable PYTEST_ACCEL_BUSY: must be ignore, skip or wait, got 'no'",
+        ),
     ],
 )
 def test_it_says_what_it_is_asked_wrongly(arguments: list[str], environ: dict[str, str], words: str) -> None:

@@ -133,7 +133,7 @@ def _torch(facts: Facts) -> Iterator[_Told]:
             fits = False
             # `auto` leaves such a kind alone: a chip that comes with the processor is none that somebody misses.
             state: State = "problem" if facts.accel == kind.name else "note"
-            advice = f"To use them, install what is lacking: {_GET_TORCH}."
+            advice = f"To use them, install what is lacking ({_GET_TORCH} of torch)."
             yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
     if fits:
         yield "ok", f"torch {torch.version}, built for {built or 'the CPU alone'}", ""
@@ -190,7 +190,11 @@ def _sick(facts: Facts) -> Iterator[_Told]:
 def _busy(facts: Facts) -> Iterator[_Told]:
     busy = [(name, one.reason) for kind in facts.kinds for name, one in kind.health.items() if one.state == "busy"]
     for name, reason in busy:
-        yield "note", f"{name} {reason}", "Tests may lack memory there: --accel-busy skip leaves such devices out."
+        yield (
+            "note",
+            f"{name} {reason}",
+            "Tests may lack memory there: --accel-busy skip leaves it out, wait waits for it.",
+        )
     if not busy:
         yield "ok", "no device is known to be used by others", ""
 
@@ -225,7 +229,7 @@ def _advise_import(name: str) -> str:
         )
     if name == PLUGINS:
         return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it is fine."
-    return f"Take {name} out of accel_preload."
+    return f"Take {name} out of accel_preload, or mend it."
 
 
 def _locks(facts: Facts) -> Iterator[_Told]:

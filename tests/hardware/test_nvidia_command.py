@@ -35,7 +35,7 @@ print(json.dumps([(one.check, one.state, one.what) for one in findings]))
 
 
 def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
-    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {8 * GIB}", f"pci 0 {number} 0", *more)
+    return (f"gpu GPU-{number}", f"name {name}", f"memory {16 * GIB} {15 * GIB}", f"pci 0 {number} 0", *more)
 
 
 PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2, "capability 7 5", "link 0 0"))
@@ -59,7 +59,7 @@ def test_info_as_json(on_machine: OnMachine) -> None:
         facts = (
             *gpu(1, "link 0 1", "link 1 1"),
             *gpu(2, "link 0 0", f"process {user.pid} {2 * GIB}"),
-            *gpu(3, "ecc 4"),
+            *gpu(3, "ecc 4 4"),
         )
         told = on_machine(COMMAND.replace("ARGUMENTS", "['--json', '--accel-order', 'pci']"), *facts)
         user.kill()
@@ -69,7 +69,7 @@ def test_info_as_json(on_machine: OnMachine) -> None:
     ]
     assert told["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     first, second = told["devices"]
-    assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 8 * GIB)
+    assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 15 * GIB)
     assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink", "count": 2}]
     assert first["health"] == {"state": "fine", "reason": ""}
     assert second["health"]["state"] == "busy"
@@ -85,7 +85,7 @@ def test_info_as_a_table(on_machine: OnMachine) -> None:
         ["1", "cuda:1", "GPU-2", "cuda"],
     ]
     assert " 16 GiB " in lines[2]
-    assert " 8 GiB " in lines[2]
+    assert " 15 GiB " in lines[2]
     assert " 7.5 " in lines[2]
     assert " 0000:01:00.0 " in lines[2]
     assert " nvlink: 1 " in lines[2]
