@@ -152,18 +152,15 @@ class AccelSession:
         return marked
 
     def _missing(self, shape: object) -> str | None:
-        """Why the machine can never serve `shape`; :class:`MarkError` for what no machine of the kind could."""
-        from pytest_accel.hardware.needs import refusal, shortfall
+        """Why the machine can never serve `shape`."""
+        from pytest_accel.hardware.needs import shortfall
         from pytest_accel.worlds.shape import WorldShape
 
         assert isinstance(shape, WorldShape)
         if shape.need is None:
             return None
-        none = shape.kind == "none"
-        refused = None if none else refusal(shape.need, self.machine.vendor(shape.kind))
-        if refused is not None:
-            raise MarkError(refused)
-        missing = shortfall(shape.need, self.machine.session if none else self.machine.of(shape.kind))
+        inventory = self.machine.session if shape.kind == "none" else self.machine.of(shape.kind)
+        missing = shortfall(shape.need, inventory)
         if missing is not None and shape.grouped and shape.need.share is not None and shape.need.sets == 1:
             missing += "; ranks share a device under backend='gloo' only"
         return missing
@@ -175,7 +172,7 @@ class AccelSession:
         if kind == "none":
             return Traits()
         vendor = self.machine.vendor(kind)
-        count = self.settings.share if vendor.shares else None
+        count = self.settings.share
         return Traits(vendor.backend, vendor.ranks, None if count is None else Share(fraction=1 / count))
 
     def close(self, *, politely: bool) -> None:

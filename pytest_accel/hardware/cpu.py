@@ -24,7 +24,6 @@ class Cpu:
     mask_variables: tuple[str, ...] = ()
     hardware = False
     backend: str | None = "gloo"
-    shares = False
     ranks = True
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
@@ -57,6 +56,8 @@ class Cpu:
                 name="CPU",
                 numa=next((node for node, cpus in nodes.items() if set(part) <= set(cpus)), None),
                 cores=part,
+                # Its ranks are pinned to its cores; who wants smaller parts makes more slots.
+                single_process=True,
             )
             for index, part in enumerate(parts)
         )

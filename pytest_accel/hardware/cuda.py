@@ -34,7 +34,6 @@ class Cuda:
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = True
     backend: str | None = None
-    shares = True
     ranks = True
 
     def __init__(

@@ -44,7 +44,7 @@ class Device:
     cores: tuple[int, ...] = ()
     """For a CPU slot: the logical CPUs that belong to it."""
     single_process: bool = False
-    """Whether one process at a time can use it (NVIDIA's compute mode EXCLUSIVE_PROCESS)."""
+    """Whether one process at a time can use it: who asks for a share then has all of it."""
     speed: float | None = None
     """Cores times maximum clock in MHz: comparable between devices of one vendor only."""
 
@@ -98,8 +98,6 @@ class Vendor(Protocol):
     """False for kinds that only run when asked for (``cpu``, ``sim``): ``auto`` never picks them."""
     backend: str | None
     """The backend of process groups among its devices; None: the one that torch names for them."""
-    shares: bool
-    """Whether several processes can use one device at the same time."""
     ranks: bool
     """Whether ranks that name no kind run on it; False where no process group takes its tensors. They take the CPU."""
     notes: tuple[str, ...]

@@ -43,7 +43,6 @@ class Hpu:
     mask_variables: tuple[str, ...] = (_MODULES, _MODULE)
     hardware = True
     backend: str | None = "hccl"
-    shares = False
     ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -75,6 +74,7 @@ class Hpu:
                     name=f"Intel {read_text(place / 'device_type') or 'Gaudi'}",
                     pci=pci,
                     numa=numa_node(self._root, pci) if pci else None,
+                    single_process=True,
                 )
             )
         self.notes = tuple(notes)

@@ -22,7 +22,6 @@ class Mps:
     mask_variables: tuple[str, ...] = ()
     hardware = True
     backend: str | None = "gloo"
-    shares = True
     ranks = False
 
     def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from pytest_accel.hardware.device import Device, DeviceNeed, Share, Vendor
+from pytest_accel.hardware.device import Device, DeviceNeed, Share
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.hardware.units import format_capability, format_memory
@@ -63,16 +63,6 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
 
 
-def refusal(need: DeviceNeed, vendor: Vendor) -> str | None:
-    """Why devices of `vendor` cannot be asked for in this way, whatever the machine has; None where they can."""
-    if need.share is None or vendor.shares:
-        return None
-    why = "a device of this kind serves one process at a time"
-    if vendor.kind == "cpu":
-        why = "a CPU slot is a part of the machine already, and --accel cpu:N makes more of them"
-    return f"share={format_share(need.share)} is not available for kind {vendor.kind!r}: {why}"
-
-
 def format_share(share: Share) -> str:
     """``0.25`` or ``8 GiB``."""
     return f"{share.fraction:g}" if share.bytes is None else format_memory(share.bytes)
@@ -96,12 +86,8 @@ def _filters(need: DeviceNeed) -> list[_Filter]:
         asked, met = f"name {name}", ("has the name", "have the name")
         filters.append(_Filter(asked, met, lambda device: fnmatchcase(device.name.lower(), name.lower())))
     if need.share is not None:
-        share = need.share
-        if share.bytes is not None:
-            met = ("has so much memory", "have so much memory")
-            filters.append(_Filter("", met, lambda device: parts(share, device) is not None))
-        met = ("serves several processes", "serve several processes")
-        filters.append(_Filter("", met, lambda device: not device.single_process))
+        met = ("has so much memory", "have so much memory")
+        filters.append(_Filter("", met, lambda device: parts(need.share, device) is not None))
     if need.count > 1:
         alone = "(a process sees one MIG instance at most)"
         met = (f"is a whole device {alone}", f"are whole devices {alone}")

@@ -53,7 +53,6 @@ class Neuron:
     mask_variables: tuple[str, ...] = (_RUNTIME, _CORES, _COUNT)
     hardware = True
     backend: str | None = "xla"
-    shares = False
     ranks = True
 
     def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> None:
@@ -83,6 +82,7 @@ class Neuron:
                         id=f"{self.kind}-{card}.{first}",
                         index=len(devices),
                         name=f"AWS {model or 'NeuronCore'}",
+                        single_process=True,
                     )
                 )
         self.notes = tuple(notes)

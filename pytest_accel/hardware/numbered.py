@@ -32,7 +32,6 @@ class Numbered:
     kind: str
     hardware = True
     backend: str | None
-    shares = True
     ranks = True
     mask_variables: tuple[str, ...]
     _package: str

@@ -59,7 +59,6 @@ class PrivateUse1:
     mask_variables: tuple[str, ...] = ()
     hardware = True
     backend: str | None = None
-    shares = False
     ranks = True
 
     def __init__(self, always: bool = False) -> None:
@@ -114,8 +113,10 @@ class PrivateUse1:
             has = "no accelerator" if backend is None or not found else f"{backend}, which is a kind of its own"
             self.notes = (f"torch, with the backends ({names}), has {has}",) if names else ()
             return ()
+        # Whether two processes can use one is not known.
         return tuple(
-            Device(kind=self.kind, id=f"{backend}-{index}", index=index, name=name) for index, name in enumerate(found)
+            Device(kind=self.kind, id=f"{backend}-{index}", index=index, name=name, single_process=True)
+            for index, name in enumerate(found)
         )
 
 

@@ -42,7 +42,6 @@ class Rocm:
     mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
     hardware = True
     backend: str | None = None
-    shares = True
     ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:

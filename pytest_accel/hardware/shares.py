@@ -14,14 +14,19 @@ def parts(share: Share | None, device: Device) -> int | None:
     """How many of the `WHOLE` parts of `device` are `share` (None: all).
 
     A fraction is rounded down, so that N shares of 1/N fit; bytes are rounded up, so that no more is promised than is
-    there. None where `share` is in bytes and the device has less, or does not tell how much it has.
+    there. Of a device that serves one process at a time a share is all. None where `share` is in bytes and the device
+    has less, or is one that could be shared if it told how much it has.
     """
     if share is None:
+        return WHOLE
+    if share.bytes is not None and device.memory is not None and share.bytes > device.memory:
+        return None
+    if device.single_process:
         return WHOLE
     if share.fraction is not None:
         return max(1, int(share.fraction * WHOLE + _ROUNDING))
     assert share.bytes is not None
-    if not device.memory or share.bytes > device.memory:
+    if not device.memory:
         return None
     return -(-share.bytes * WHOLE // device.memory)
 

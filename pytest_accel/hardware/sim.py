@@ -22,7 +22,6 @@ class Sim:
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = False
     backend: str | None = "gloo"
-    shares = True
     ranks = True
 
     def __init__(self, count: int = 0, file: Path | None = None) -> None:

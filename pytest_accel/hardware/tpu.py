@@ -60,7 +60,6 @@ class Tpu:
     mask_variables: tuple[str, ...] = (_RUNTIME, _CHIPS, _OLD)
     hardware = True
     backend: str | None = "xla"
-    shares = False
     ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -83,7 +82,7 @@ class Tpu:
             names = {_NAMES[model] for model in chips.values()}
             name = names.pop() if len(names) == 1 else "TPU"
             return tuple(
-                Device(kind=self.kind, id=f"{self.kind}-{number}", index=index, name=name)
+                Device(kind=self.kind, id=f"{self.kind}-{number}", index=index, name=name, single_process=True)
                 for index, number in enumerate(sorted(accel) if chips else ())
             )
         there = [place for place in chips if accel or (place / "iommu_group").resolve().name in groups.values()]
@@ -95,6 +94,7 @@ class Tpu:
                 name=_NAMES[chips[place]],
                 pci=place.name,
                 numa=numa_node(self._root, place.name),
+                single_process=True,
             )
             for index, place in enumerate(there)
         )

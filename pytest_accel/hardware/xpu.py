@@ -56,7 +56,6 @@ class Xpu:
     mask_variables: tuple[str, ...] = (AFFINITY, SELECTOR)
     hardware = True
     backend: str | None = None
-    shares = True
     ranks = True
 
     def __init__(self, root: Path = Path("/")) -> None:

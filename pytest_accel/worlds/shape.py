@@ -61,7 +61,7 @@ class Traits(NamedTuple):
     ranks: bool = True
     """Whether ranks run on it that name no kind."""
     share: Share | None = None
-    """Of each device for a test that asks for none: the session's, where the kind can be shared."""
+    """Of each device for a test that asks for none: the session's."""
 
 
 def shape_of(
@@ -85,7 +85,8 @@ def shape_of(
         return WorldShape(kind, alone, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
     if session_kind is not None and devices is None and not traits(session_kind).ranks:
         session_kind = None
-    kind = asked or session_kind or "cpu"
+    # Ranks make do with the CPU; devices that a test asks for by a mark are accelerators.
+    kind = asked or session_kind or ("cpu" if devices is None else "none")
     leased = devices is not None or (kind != "cpu" if asked else session_kind is not None)
     per_rank = devices.count if devices else ranks.devices_per_rank
     need: DeviceNeed | None = None

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.hardware.cpu import Cpu
 from pytest_accel.hardware.device import Device, DeviceNeed, Share
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.hardware.needs import candidates, refusal, shortfall
-from pytest_accel.hardware.sim import Sim
+from pytest_accel.hardware.needs import candidates, shortfall
 
 GIB = 1024**3
 A100 = Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=80 * GIB, capability=(8, 0))
@@ -121,20 +119,6 @@ def test_a_shortfall_says_what_was_asked_what_is_there_and_why(
     assert shortfall(need, inventory) == text
 
 
-@pytest.mark.parametrize("need", [DeviceNeed(1), DeviceNeed(2, near="nvlink")])
-def test_what_any_kind_can_be_asked_for(need: DeviceNeed) -> None:
-    for vendor in (Sim(), Cpu()):
-        assert refusal(need, vendor) is None
-
-
-def test_only_kinds_that_serve_several_processes_are_shared() -> None:
-    quarter, gibs = DeviceNeed(1, share=Share(fraction=0.25)), DeviceNeed(1, share=Share(bytes=8 * GIB))
-    assert refusal(quarter, Sim()) is refusal(gibs, Sim()) is None
-    slots = "a CPU slot is a part of the machine already, and --accel cpu:N makes more of them"
-    assert refusal(quarter, Cpu()) == f"share=0.25 is not available for kind 'cpu': {slots}"
-    assert refusal(gibs, Cpu()) == f"share=8 GiB is not available for kind 'cpu': {slots}"
-
-
 HALF, GIBS = Share(fraction=0.5), Share(bytes=10 * GIB)
 LONELY = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process=True)
 
@@ -168,11 +152,16 @@ LONELY = Device("cuda", "GPU-4", 3, "NVIDIA L4", memory=24 * GIB, single_process
         ),
         (
             DeviceNeed(1, share=Share(bytes=20 * GIB)),
-            (T4, UNKNOWN, LONELY),
-            "needs 20 GiB of 1 cuda device; there are 3: NVIDIA T4 (15 GiB), NVIDIA GPU, NVIDIA L4 (24 GiB), "
-            "and 1 of them has so much memory, 2 of them serve several processes, none meets all of it",
+            (T4, UNKNOWN),
+            "needs 20 GiB of 1 cuda device; there are 2: NVIDIA T4 (15 GiB), NVIDIA GPU, and none has so much memory",
         ),
-        (DeviceNeed(1), (LONELY,), None),
+        (DeviceNeed(1, share=HALF), (LONELY,), None),
+        (DeviceNeed(1, share=Share(bytes=20 * GIB)), (LONELY,), None),
+        (
+            DeviceNeed(2, share=HALF, sets=2),
+            (LONELY,),
+            "needs 0.5 of each of 2 cuda devices; there is 1: NVIDIA L4 (24 GiB)",
+        ),
     ],
 )
 def test_shares_that_do_not_fit(need: DeviceNeed, there: tuple[Device, ...], text: str | None) -> None:

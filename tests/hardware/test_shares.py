@@ -30,6 +30,14 @@ def test_a_share_is_so_many_parts(share: Share | None, expected: int | None) -> 
     assert parts(share, A100) == expected
 
 
+def test_a_share_of_what_serves_one_process_is_all_of_it() -> None:
+    slot = Device("cpu", "cpu-0", 0, "CPU", single_process=True)
+    lonely = Device("cuda", "GPU-3", 2, "NVIDIA L4", memory=24 * GIB, single_process=True)
+    for share in (Share(fraction=0.25), Share(bytes=8 * GIB)):
+        assert parts(share, slot) == parts(share, lonely) == WHOLE
+    assert parts(Share(bytes=25 * GIB), lonely) is None
+
+
 def test_bytes_of_a_device_that_does_not_tell_its_memory_are_no_part() -> None:
     assert parts(Share(bytes=1), UNKNOWN) is None
     assert fraction(Share(bytes=1), UNKNOWN) == 1.0

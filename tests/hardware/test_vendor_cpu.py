@@ -51,7 +51,7 @@ def test_slots_are_equal_parts_and_share_only_where_they_must(cpus: list[int], s
 def test_slots_are_cut_from_the_affinity(tmp_path: Path) -> None:
     assert affinity() == tuple(sorted(os.sched_getaffinity(0)))
     (device,) = Cpu(1, tmp_path).discover()
-    assert device == Device("cpu", "cpu-0", 0, "CPU", cores=affinity())
+    assert device == Device("cpu", "cpu-0", 0, "CPU", cores=affinity(), single_process=True)
 
 
 def test_there_are_as_many_slots_as_asked_for_even_with_fewer_cpus(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_gaudis_are_known_by_address_and_module(four: tuple[Device, ...], tmp_pa
     assert [(device.id, device.index) for device in four] == [
         ("0000:1a:00.0", 2), ("0000:1b:00.0", 0), ("0000:1c:00.0", 3), ("0000:1d:00.0", 1)
     ]  # fmt: skip
-    assert four[0] == Device(kind="hpu", id="0000:1a:00.0", index=2, name="Intel GAUDI2", pci="0000:1a:00.0")
+    assert four[0] == Device(
+        kind="hpu", id="0000:1a:00.0", index=2, name="Intel GAUDI2", pci="0000:1a:00.0", single_process=True
+    )
     assert vendor.torch_devices(four[:2]) == ("hpu:0", "hpu:1")
 
 
@@ -53,7 +55,7 @@ def test_other_makers_share_the_folder(tmp_path: Path) -> None:
     _accel(tmp_path, 2, "0x1022")
     _accel(tmp_path, 3, "0x1da3")
     vendor = Hpu(tmp_path)
-    assert vendor.discover() == (Device(kind="hpu", id="hpu-5", index=5, name="Intel Gaudi"),)
+    assert vendor.discover() == (Device(kind="hpu", id="hpu-5", index=5, name="Intel Gaudi", single_process=True),)
     assert vendor.notes == ("accel3 is left out: its driver tells no module_id, by which masks name it",)
 
 

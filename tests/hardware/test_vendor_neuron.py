@@ -11,7 +11,10 @@ from pytest_accel.hardware.device import Device, Vendor
 from pytest_accel.hardware.neuron import Neuron, make, read_cores, write_cores
 
 CORES, COUNT, RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
-EIGHT = tuple(Device(kind="neuron", id=f"neuron-{n // 2}.{n % 2}", index=n, name="AWS Trainium1") for n in range(8))
+EIGHT = tuple(
+    Device(kind="neuron", id=f"neuron-{n // 2}.{n % 2}", index=n, name="AWS Trainium1", single_process=True)
+    for n in range(8)
+)
 
 
 def _card(root: Path, number: int, model: str, cores: int | None) -> Path:

@@ -15,7 +15,9 @@ from pytest_accel.hardware.device import Device, MaskError, Vendor
 from pytest_accel.hardware.privateuse1 import PrivateUse1, ask_torch, check, make, unknown_backends
 
 ROOT = Path(__file__).parents[2]
-DEVICES = tuple(Device(kind="privateuse1", id=f"fakeacc-{n}", index=n, name=f"Fake {n}") for n in range(3))
+DEVICES = tuple(
+    Device(kind="privateuse1", id=f"fakeacc-{n}", index=n, name=f"Fake {n}", single_process=True) for n in range(3)
+)
 BACKEND = """
 import types
 import torch

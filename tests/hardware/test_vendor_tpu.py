@@ -56,7 +56,8 @@ def test_chips_are_described_in_pci_order(machine: Path, eight: tuple[Device, ..
     assert isinstance(vendor, Vendor)
     assert (vendor.kind, vendor.hardware, vendor.backend) == ("tpu", True, "xla")
     assert len(eight) == 8
-    assert eight[7] == Device(kind="tpu", id="0000:17:00.0", index=7, name="TPU v5e", pci="0000:17:00.0", numa=1)
+    pci = "0000:17:00.0"
+    assert eight[7] == Device(kind="tpu", id=pci, index=7, name="TPU v5e", pci=pci, numa=1, single_process=True)
 
 
 def test_a_chip_without_its_node_is_not_there(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_nodes_of_googles_own_driver(tmp_path: Path) -> None:
         ("0000:11:00.0", "TPU v4"),
     ]
     (tmp_path / "dev/accel0").unlink()
-    assert Tpu(tmp_path).discover() == (Device(kind="tpu", id="tpu-1", index=0, name="TPU v4"),)
+    assert Tpu(tmp_path).discover() == (Device(kind="tpu", id="tpu-1", index=0, name="TPU v4", single_process=True),)
 
 
 def test_other_makers_folder_and_nodes_are_none(tmp_path: Path) -> None:

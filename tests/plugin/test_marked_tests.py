@@ -257,7 +257,7 @@ def test_contradiction():
     raise AssertionError("ran")
 
 
-@pytest.mark.devices(kind="cpu", share=0.5)
+@pytest.mark.devices(share=1.5)
 def test_share():
     raise AssertionError("ran")
 
@@ -289,7 +289,5 @@ def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> Non
         "test_wrong.py::test_near: ",
     ):
         assert said.count(text) == 1, f"{text}\n--- is not once in ---\n{said}"
-    assert "share" in said
-    assert "not available" in said
     assert "Traceback" not in said
     assert "AssertionError" not in said

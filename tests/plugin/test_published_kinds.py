@@ -109,7 +109,7 @@ def test_an_unknown_kind_lists_it(suite: Suite, acme: Packages) -> None:
             "acme = acme_accel:make",
             "class Acme:\n    kind = 'acme'\ndef make(argument):\n    return Acme()",
             " is no vendor: Acme has no backend, discover, fastest, hardware, lacking, mask, mask_variables, notes, "
-            "ranks, shares, torch_devices, verify, visible",
+            "ranks, torch_devices, verify, visible",
         ),
         (
             "other = acme_accel:make",

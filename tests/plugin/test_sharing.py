@@ -178,26 +178,57 @@ def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None
     assert "needs 8 GiB of 1 sim device; there are 2: sim (4 GiB), sim, and none has so much memory" in run.text
 
 
-@pytest.mark.parametrize("options", [(), ("--accel-share=2",)])
-def test_a_cpu_slot_is_not_shared(suite: Suite, options: tuple[str, ...]) -> None:
-    suite.write("test_it.py", meeting("@pytest.mark.devices(share=0.5)"))
-    run = suite.run("--accel=cpu:2", *options)
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    why = "a CPU slot is a part of the machine already, and --accel cpu:N makes more of them"
-    assert f"test_it.py::test_reads: share=0.5 is not available for kind 'cpu': {why}" in run.text + run.errors
-
-
-def test_the_option_leaves_cpu_slots_whole(suite: Suite) -> None:
+@pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "--accel-share=2")])
+def test_a_share_of_a_cpu_slot_is_all_of_it(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write(
         "test_it.py",
         """
         import pytest
 
 
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(2)
+        def test_ranks(gather, accel):
+            assert len(set(gather(accel.ids))) == 2
+
+
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(3)
+        def test_too_many_ranks(): ...
+
+
         @pytest.mark.devices(2)
-        def test_two(accel):
+        def test_devices(accel):
             assert len(accel.ids) == 2
         """,
     )
-    run = suite.run("--accel=cpu:2", "--accel-share=2")
-    assert run.count() == {"PASSED": 1}, run.text
+    run = suite.run(*options)
+    assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
+
+
+def test_ranks_with_devices_of_their_own_skip_where_there_is_no_accelerator(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(share=0.5)
+        @pytest.mark.distributed(2)
+        def test_shares(): ...
+
+
+        @pytest.mark.devices(1)
+        @pytest.mark.distributed(1)
+        def test_devices(): ...
+
+
+        @pytest.mark.distributed(2)
+        def test_ranks(device):
+            assert str(device) == "cpu"
+        """,
+    )
+    run = suite.run("--accel=none", "-rs")
+    assert run.count() == {"PASSED": 1, "SKIPPED": 2}, run.text
+    assert "needs 0.5 of each of 2 devices; there is no accelerator in this session" in run.text
+    assert "needs 1 device; there is no accelerator in this session" in run.text
