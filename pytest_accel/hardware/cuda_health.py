@@ -58,16 +58,22 @@ def users(nvml: Any, device: Device) -> Facts:
     NVML lists processes with a compute context; a desktop that only draws is none. In a container the driver may list
     nothing, or pids that mean nothing there (unverified: it hangs on the driver's version and on how it was started).
     """
-    handle = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.id)
-    if handle is None:
-        return Facts()
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(device.id)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        # "The GPU has fallen off the bus or has otherwise become inaccessible" (nvml.h).
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            return Facts(lost=True)
+        handle, memory = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.id), None
+        if handle is None:
+            return Facts()
     card = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.parent) if device.parent else handle
     facts = condition(nvml, card) if card is not None else Facts()
     # Older drivers know the second version alone, with the same fields (since which one is unverified).
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
-    memory = optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     return replace(
         facts,
         processes=tuple(Process(one.pid, one.usedGpuMemory) for one in found or ()),

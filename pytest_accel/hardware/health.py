@@ -35,6 +35,8 @@ class Facts:
     remap_failed: bool = False
     """Whether a broken row of memory could not be replaced, ever."""
     compute_mode: ComputeMode = "default"
+    lost: bool = False
+    """Whether the driver cannot reach it any more."""
     memory_used: int | None = None
     """Bytes in use, whoever uses them and the driver's own included."""
     memory_free: int | None = None
@@ -87,6 +89,8 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | No
 
 
 def _sickness(facts: Facts) -> str:
+    if facts.lost:
+        return "its driver cannot reach it any more"
     if facts.compute_mode == "prohibited":
         return "its compute mode is PROHIBITED"
     if facts.remap_failed:

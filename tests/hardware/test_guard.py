@@ -101,6 +101,12 @@ def test_an_error_that_stays_sets_the_device_aside_at_once(on_machine: OnMachine
     assert found == {"said": [None, sick, sick], "aside": {"GPU-1": sick}}
 
 
+def test_a_gpu_that_has_fallen_off_the_bus_is_set_aside(on_machine: OnMachine) -> None:
+    steps = "guard.suspect(['GPU-1']); look(1, ('#', 'refuse nvmlDeviceGetMemoryInfo 15')); look(9)"
+    lost = "its driver cannot reach it any more"
+    assert on_machine(guard(steps), *T4, WHOLE, "#") == {"said": [lost, lost], "aside": {"GPU-1": lost}}
+
+
 def test_a_busy_device_is_waited_for_where_that_was_asked_for(on_machine: OnMachine) -> None:
     busy = f"process {os.getpid()} {2 * GIB}"
     steps = f"look(1); look(1, ('{busy}\\n', '')); look(0.1); look(1)"

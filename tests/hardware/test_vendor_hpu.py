@@ -43,9 +43,8 @@ def test_gaudis_are_known_by_address_and_module(four: tuple[Device, ...], tmp_pa
     assert [(device.id, device.index) for device in four] == [
         ("0000:1a:00.0", 2), ("0000:1b:00.0", 0), ("0000:1c:00.0", 3), ("0000:1d:00.0", 1)
     ]  # fmt: skip
-    assert four[0] == Device(
-        kind="hpu", id="0000:1a:00.0", index=2, name="Intel GAUDI2", pci="0000:1a:00.0", single_process=True
-    )
+    pci = "0000:1a:00.0"
+    assert four[0] == Device(kind="hpu", id=pci, index=2, name="Intel GAUDI2", pci=pci, single_process=True)
     assert vendor.torch_devices(four[:2]) == ("hpu:0", "hpu:1")
 
 
