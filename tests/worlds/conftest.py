@@ -66,7 +66,7 @@ class Run:
 
     def failure(self, test: str) -> str:
         """Everything that is said of `test` under headlines with its name."""
-        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ \S.* _+|=+ .* =+)$)"
+        headline = rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)"
         found = re.findall(headline, self.text, re.MULTILINE | re.DOTALL)
         assert found, f"no failure of {test} in\n{self.text}"
         return "\n".join(found)
