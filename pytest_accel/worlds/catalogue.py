@@ -17,6 +17,19 @@ from pytest_accel.shims import teardown_for
 from pytest_accel.worlds.messages import NodeRef, RunTest
 
 
+class NotCollected(Exception):
+    """The file of a test could not be collected in this rank; the message says what went wrong, ready to be shown."""
+
+
+class FileSkipped(Exception):
+    """The file of a test was skipped as a whole where it was imported."""
+
+    def __init__(self, longrepr: Any) -> None:
+        super().__init__(longrepr)
+        self.longrepr = longrepr
+        """Path, line and reason, as in a report of pytest's."""
+
+
 class Catalogue:
     """Finds tests, and keeps account of what stays set up from one to the next."""
 
@@ -24,6 +37,7 @@ class Catalogue:
         """`seed` is for generators of test cases."""
         self.errors: list[str] = []
         """What went wrong in collecting."""
+        self._skipped: dict[str, Any] = {}
         self._seed = seed
         self._collected: list[pytest.Item] = []
         self._directories: dict[Path, pytest.Collector] = {}
@@ -54,20 +68,32 @@ class Catalogue:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.errors.append(f"{report.nodeid}: {report.longreprtext}")
+        elif report.skipped:
+            self._skipped[report.nodeid] = report.longrepr
 
     def find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
-        """The test `node`; LookupError where this rank has none of that name."""
+        """The test `node`.
+
+        LookupError where this rank has none of that name; :class:`NotCollected` and :class:`FileSkipped` for its file.
+        """
         if node.path not in self._files:
             self.errors.clear()
+            self._skipped.clear()
             self._collected = []
             self._announce_conftests(session.config)
-            with contextlib.suppress(pytest.UsageError):
-                session.perform_collect([node.path])
+            try:
+                with contextlib.suppress(pytest.UsageError):
+                    session.perform_collect([node.path])
+            except SystemExit as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
             for item in self._collected:
                 _leave_xfail_to_the_driver(item)
                 _draw_alike(item, self._seed)
             if self.errors:
-                raise LookupError(f"{node.path} could not be collected in this rank")
+                raise NotCollected("\n".join(self.errors))
+            if self._skipped and not self._collected:
+                raise FileSkipped(next(iter(self._skipped.values())))
             self._files[node.path] = {names_of(item): item for item in self._collected}
         found = self._files[node.path].get(node.names)
         if found is None:

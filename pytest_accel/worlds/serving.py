@@ -22,7 +22,7 @@ import pytest
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
-from pytest_accel.worlds.catalogue import Catalogue
+from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.files import log_path, progress_path
 from pytest_accel.worlds.messages import (
     Astray,
@@ -202,8 +202,14 @@ class RankPlugin:
             item = self._catalogue.find(session, request.node)
             following = self._catalogue.following(session, item, request)
             stale = self._catalogue.drop_stale(item)
+        except FileSkipped as skipped:
+            self._report_skipped(request, skipped.longrepr)
+            return
+        except (LookupError, NotCollected) as error:
+            self._send(Broken(str(error)))
+            return
         except Exception:
-            self._report_no_test(request)
+            self._send(Broken(traceback.format_exc()))
             return
         session.items, session.testscollected = [item], 1
         forget_sections(item)
@@ -258,10 +264,12 @@ class RankPlugin:
         peak = group.peak_memory(self.context.torch_device)
         return {} if peak is None else {"accel_peak_memory": peak}
 
-    def _report_no_test(self, request: RunTest) -> None:
-        """The test cannot be had here: an error of its setup, never silence."""
-        text = "\n".join([traceback.format_exc(), *self._catalogue.errors])
-        self._send(Broken(text))
+    def _report_skipped(self, request: RunTest, longrepr: Any) -> None:
+        """As pytest would have reported it, had it skipped the test and not its file."""
+        for when, outcome, why in (("setup", "skipped", longrepr), ("teardown", "passed", None)):
+            report = pytest.TestReport("", ("", None, ""), {}, outcome, why, when)  # type: ignore[arg-type]
+            self.pytest_runtest_logreport(report)
+        self._finish(request, None)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:

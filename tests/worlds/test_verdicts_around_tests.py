@@ -1,0 +1,234 @@
+"""What goes wrong in ranks outside of their tests: where a file is imported, and where a process ends."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+WAYS = {
+    "fails": ("raise ValueError('by hand')", r"ValueError: by hand"),
+    "sys_exit_0": ("sys.exit(0)", r"SystemExit: 0"),
+    "skips": ("pytest.skip('by hand', allow_module_level=True)", r"by hand"),
+    "exit_0": ("os._exit(0)", r"died .*exit status 0"),
+    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", r"died .*SIGKILL"),
+}
+IMPORT = """
+import os
+import signal
+import sys
+
+import pytest
+
+if int(os.environ.get("RANK", "-1")) in {WHO}:
+    {CODE}
+"""
+TEST = """
+import pytest
+
+pytestmark = pytest.mark.distributed(2)
+
+def test_{SITE}_{WAY}():
+    pass
+"""
+
+
+@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
+@pytest.mark.parametrize("site", ["module", "conftest"])
+def test_what_ranks_meet_at_import_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
+    for way, (code, _) in WAYS.items():
+        bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
+        test = TEST.replace("{SITE}", site).replace("{WAY}", way)
+        (suite.path / way).mkdir()
+        suite.write(f"{way}/conftest.py", bad if site == "conftest" else "")
+        suite.write(f"{way}/test_{way}.py", bad + test if site == "module" else test)
+    suite.write("test_z_last.py", TEST.replace("{SITE}_{WAY}", "last"))
+    run = suite.run("--accel", "none")
+    # As everywhere: what all ranks skip is skipped, and what some skip they disagree on.
+    words = {way: "SKIPPED" if way == "skips" and len(who) == 2 else "ERROR" for way in WAYS}
+    run.expect({"test_last": "PASSED"} | {f"test_{site}_{way}": words[way] for way in WAYS})
+    assert "INTERNALERROR" not in run.text
+    assert "pytest_accel/worlds" not in run.text
+    for way in [way for way in WAYS if words[way] == "ERROR"]:
+        text = WAYS[way][1]
+        said = run.failure(f"test_{site}_{way}")
+        assert re.search(text, said), f"{way} does not say {text!r} but\n{said}"
+        assert re.search(r"^ranks? [0-9]", said, re.MULTILINE), f"{way} names no rank\n{said}"
+    suite.expect_nothing_left()
+
+
+def test_what_ranks_do_at_their_end(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import atexit
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+        HERE = os.path.dirname(__file__)
+
+
+        def leave(name):
+            with open(os.path.join(HERE, name), "w") as file:
+                file.write("was here\\n")
+
+
+        def test_registers(rank):
+            atexit.register(leave, f"rank{rank}")
+
+
+        def test_last():
+            pass
+        """,
+    )
+    run = suite.run("--accel", "none")
+    run.expect({"test_registers": "PASSED", "test_last": "PASSED"})
+    assert run.code == 0
+    suite.expect_nothing_left()
+    assert sorted(path.name for path in suite.path.glob("rank?")) == ["rank0", "rank1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [("os._exit(0)", r"exit status 0"), ("os._exit(5)", r"exit status 5"), ("os.abort()", r"SIGABRT")],
+)
+def test_a_rank_that_ends_badly_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
+    suite.write(
+        "test_it.py",
+        f"""
+        import atexit
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_registers(rank):
+            if rank == 1:
+                atexit.register(lambda: {code})
+        """,
+    )
+    run = suite.run("--accel", "none")
+    run.expect({"test_registers": "PASSED"})
+    assert run.code == 1, run.text
+    said = run.text.partition("accel: errors outside of any test")[2]
+    assert re.search(rf"rank 1 of a world of 2 .*{text}", said), run.text
+    suite.expect_nothing_left()
+
+
+def test_expected_failures_are_judged_once_on_what_all_ranks_did(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+        xfail = pytest.mark.xfail
+
+
+        @xfail
+        def test_all_fail(): raise ValueError
+
+        @xfail
+        def test_one_fails(rank): assert rank
+
+        @xfail
+        def test_none_fails(): pass
+
+        @xfail(strict=True)
+        def test_none_fails_strictly(): pass
+
+        @xfail(strict=True)
+        def test_one_fails_strictly(rank): assert rank
+
+        @xfail(raises=ValueError)
+        def test_as_expected(rank):
+            if rank: raise ValueError
+
+        @xfail(raises=KeyError)
+        def test_otherwise(rank):
+            if rank: raise ValueError
+
+        @xfail(raises=ValueError)
+        def test_each_its_own(rank):
+            raise [ValueError, KeyError][rank]
+
+        @xfail
+        def test_one_dies(rank):
+            if rank: os._exit(0)
+
+        @xfail(run=False)
+        def test_is_not_run(): os._exit(0)
+
+        @xfail
+        def test_one_skips(rank):
+            if rank: pytest.skip("by hand")
+
+        @xfail
+        def test_all_skip(): pytest.skip("by hand")
+
+        def test_last(): pass
+        """,
+    )
+    run = suite.run("--accel", "none")
+    words = run.words
+    # Which of two failures comes first is for the clock to say; both are told.
+    assert words.pop("test_each_its_own") in ("XFAIL", "FAILED"), run.text
+    assert words == {
+        "test_all_fail": "XFAIL",
+        "test_one_fails": "XFAIL",
+        "test_none_fails": "XPASS",
+        "test_none_fails_strictly": "FAILED",
+        "test_one_fails_strictly": "XFAIL",
+        "test_as_expected": "XFAIL",
+        "test_otherwise": "FAILED",
+        "test_one_dies": "XFAIL",
+        "test_is_not_run": "XFAIL",
+        "test_one_skips": "XFAIL",
+        "test_all_skip": "SKIPPED",
+        "test_last": "PASSED",
+    }, run.text
+    suite.expect_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "text"),
+    [
+        ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
+        ("pytest.exit('by hand')", 2, "by hand"),
+        ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
+    ],
+)
+@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
+def test_a_rank_that_ends_the_session(suite: Suite, code: str, status: int, text: str, who: set[int]) -> None:
+    suite.write(
+        "test_it.py",
+        f"""
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+        def test_first(): pass
+
+        def test_ends(rank):
+            if rank in {who!r}:
+                {code}
+
+        def test_never(): pass
+        """,
+    )
+    run = suite.run("--accel", "none")
+    assert run.words.get("test_first") == "PASSED"
+    assert "test_never" not in run.words
+    assert run.words.get("test_ends") != "PASSED"
+    assert run.code == status, run.text
+    assert text in run.text
+    suite.expect_nothing_left()
