@@ -268,4 +268,4 @@ def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
             assert running in spoilt, f"{running} has passed without {kill}"
 
 
-SIGNS = ("SIGKILL", "crashed while running", "fork server", "worker 'gw")
+SIGNS = ("SIGKILL", "exit status unknown", "crashed while running", "fork server", "worker 'gw")
