@@ -129,7 +129,15 @@ class MarkedItem:
             # Ranks that were ended with the world have had their say in the phase that failed.
             outcomes = tuple(outcome for outcome in outcomes if outcome.report is not None)
         here = str(self.item.config.invocation_params.dir)
-        judged = verdict.judge(when, outcomes, place=self.place, about=self.shape.about, timeout=timeout, here=here)
+        judged = verdict.judge(
+            when,
+            outcomes,
+            place=self.place,
+            about=self.shape.about,
+            timeout=timeout,
+            here=here,
+            collectives=world.collectives,
+        )
         if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
             world.worn = True  # A rank may have begun a message that the one it is for has not come to.
         if when == "teardown":

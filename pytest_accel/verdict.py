@@ -77,21 +77,29 @@ class Verdict:
 
 
 def judge(
-    when: When, outcomes: Sequence[RankOutcome], *, place: tuple[str, int], about: str, timeout: float, here: str = ""
+    when: When,
+    outcomes: Sequence[RankOutcome],
+    *,
+    place: tuple[str, int],
+    about: str,
+    timeout: float,
+    here: str = "",
+    collectives: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on phase `when`.
 
     `place` is the test's file and line, for text that no rank has written; `about` describes the world in a few words;
-    a path below the folder `here` is shown as a person in it would type it.
+    a path below the folder `here` is shown as a person in it would type it. `collectives` are lines about those that
+    some rank is in.
     """
     sections = _sections(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
         root = min(wrong, key=lambda outcome: (_is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
-        return _failed(when, root, outcomes, place, about, sections, here)
+        return _failed(when, root, outcomes, place, about, sections, here, collectives)
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if hung:
-        return _failed(when, hung[0], outcomes, place, about, sections, here, timeout)
+        return _failed(when, hung[0], outcomes, place, about, sections, here, collectives, timeout)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     expected = [outcome for outcome in skipped if _wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
@@ -190,6 +198,7 @@ def _failed(
     about: str,
     sections: tuple[tuple[str, str], ...],
     here: str,
+    collectives: Sequence[str],
     timeout: float = 0.0,
 ) -> Verdict:
     alike = [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
@@ -206,6 +215,9 @@ def _failed(
         lines = [f"{label}: {_tell(root, here)}"]
         lines += _others([outcome for outcome in outcomes if outcome.rank not in alike], here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
+    if collectives:
+        text = "\n".join(collectives).replace(f" at {here}{os.sep}", " at ") if here else "\n".join(collectives)
+        longrepr["sections"] = [*longrepr["sections"], ("collectives", text, "-")]
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.stack:
@@ -295,7 +307,7 @@ def _others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
 def _tell(outcome: RankOutcome, here: str) -> str:
     if outcome.report is None:
         if outcome.ending == "hung":
-            at = where(outcome.stack)
+            at = _from(here, where(outcome.stack))
             return f"{outcome.text}, and was ended{f' at {at}' if at else ''}"
         lines = outcome.text.strip().splitlines() or [outcome.ending]
         return lines[-1] if outcome.ending == "unstarted" else lines[0]
@@ -306,9 +318,14 @@ def _tell(outcome: RankOutcome, here: str) -> str:
         return f"skipped: {_reason(longrepr)}"
     if outcome.ending == "failed" and isinstance(longrepr, dict) and longrepr.get("reprcrash"):
         crash = longrepr["reprcrash"]
-        path = crash["path"].removeprefix(f"{here}{os.sep}")
+        path = _from(here, crash["path"])
         return f"failed at {path}:{crash['lineno']}: {crash['message'].splitlines()[0]}"
     return outcome.ending
+
+
+def _from(here: str, path: str) -> str:
+    """`path` as a person in the folder `here` would type it."""
+    return path.removeprefix(f"{here}{os.sep}") if here else path
 
 
 def _reason(longrepr: Any) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 _LAST_OUTPUT = 8_000
+_PYTESTS = f"{os.sep}_pytest{os.sep}"
+_OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 
 
 def describe_exit(status: int) -> str:
@@ -53,8 +56,22 @@ def take_stacks(
     for rank, path in paths.items():
         with contextlib.suppress(OSError), open(path, "rb") as file:
             file.seek(before[rank])
-            stacks[rank] = file.read().decode(errors="replace").strip("\n")
+            stacks[rank] = shorten(file.read().decode(errors="replace")).strip("\n")
     return stacks
+
+
+def shorten(stacks: str) -> str:
+    """`stacks` without what is alike in all: pytest's frames around a test, and a rank's thread for its own record."""
+    threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", stacks, flags=re.MULTILINE)
+    kept = []
+    for text in threads:
+        if f'"{_OWN}"' in text:
+            continue
+        lines = text.splitlines(keepends=True)
+        around = next((at for at, line in enumerate(lines) if _PYTESTS in line), len(lines))
+        # Where pytest itself is at work, that is what there is to see.
+        kept.append("".join(lines[:around] if around > 1 else lines))
+    return "".join(kept)
 
 
 def _size(path: str) -> int:

@@ -28,7 +28,12 @@ def progress_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.progress")
 
 
-RANK_FILES = (socket_path, log_path, stack_path, progress_path)
+def flight_path(directory: str, world: int, rank: int) -> str:
+    """Where a rank writes the record of its collectives."""
+    return os.path.join(directory, f"w{world}r{rank}.flight")
+
+
+RANK_FILES = (socket_path, log_path, stack_path, progress_path, flight_path)
 """Everything in the session's folder that belongs to one rank."""
 
 

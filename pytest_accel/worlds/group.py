@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from pytest_accel.hardware import shares
+from pytest_accel.worlds import flight
+from pytest_accel.worlds.files import flight_path
 from pytest_accel.worlds.messages import WorldSpec
 from pytest_accel.worlds.shape import backend_names
 
@@ -52,6 +54,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"accel-{spec.world}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
         # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo"),
     }
@@ -72,6 +75,7 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         listening.close()
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
+    flight.watch(flight_path(context.session.directory, spec.world, rank), members)
     device = torch.device(context.torch_device)
     # Not every module has a device to choose (mps has one).
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
@@ -209,6 +213,13 @@ def _groups() -> list[ProcessGroup]:
 def group_names() -> set[str]:
     """The names of this rank's process groups."""
     return {str(group.group_name) for group in _groups()}
+
+
+def members() -> dict[str, tuple[int, ...]]:
+    """The ranks of each group that this rank belongs to, by the group's name."""
+    import torch.distributed as dist
+
+    return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
 
 
 def collectives() -> dict[str, tuple[tuple[int, ...], int]]:

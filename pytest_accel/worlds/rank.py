@@ -17,7 +17,7 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import group, serving
+from pytest_accel.worlds import flight, group, serving
 from pytest_accel.worlds.files import log_path, stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
@@ -88,6 +88,7 @@ def run(
     store: socket.socket | None,
 ) -> int:
     """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
+    flight.prepare()
     _redirect_output(log_path(session.directory, spec.world, rank))
     stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115 - open as long as the process
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from pytest_accel.worlds import progress
-from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
-from pytest_accel.worlds.files import log_path, progress_path, socket_path, stack_path
+from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks, where
+from pytest_accel.worlds.collectives import account, read_record
+from pytest_accel.worlds.files import flight_path, log_path, progress_path, socket_path, stack_path
+from pytest_accel.worlds.flight import take_records
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -62,6 +64,8 @@ class World:
     def __init__(self, grant: Grant, port: Port) -> None:
         """Connects to the ranks; :meth:`start` waits until they are ready."""
         self.grant = grant
+        self.collectives: list[str] = []
+        """Which collectives the ranks are in that do not come to an end, and who has not come."""
         self.harm: str | None = None
         """Why it must not run another test; None while it may."""
         self.worn = False
@@ -345,11 +349,20 @@ class World:
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
         stacks = self._take_stacks(pending)
+        self._take_collectives(stacks)
         for rank in pending:
             stack = stacks.get(rank.rank, "")
             self._close(
                 rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack
             )
+
+    def _take_collectives(self, stacks: dict[int, str]) -> None:
+        """Of those too that wait for nobody: it may be they who have not come."""
+        alive = {rank.rank: rank.pid for rank in self._ranks if rank.end is None}
+        paths = {rank: flight_path(self.grant.directory, self.number, rank) for rank in alive}
+        if self.grant.spec.grouped:
+            records = {rank: read_record(record) for rank, record in take_records(alive, paths).items()}
+            self.collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
 
     def _take_stacks(self, ranks: list[_Rank]) -> dict[int, str]:
         pids = {rank.rank: rank.pid for rank in ranks}

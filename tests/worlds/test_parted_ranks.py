@@ -158,6 +158,85 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
     assert waiting.index("the cause") < waiting.index("did not come to an end") < waiting.index("in barrier")
 
 
+def test_a_hang_tells_which_collective_is_waited_for_and_who_has_not_come(suite: Suite) -> None:
+    suite.write(
+        "test_hangs.py",
+        """
+        import threading
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(3, timeout=1)
+        def test_one_is_elsewhere(rank):
+            for _ in range(3):
+                dist.all_reduce(torch.ones(4))
+            if rank == 2:
+                dist.recv(torch.ones(3), src=1)
+            dist.all_reduce(torch.ones(2, 3))
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_a_group_of_its_own(rank):
+            group = dist.new_group([0, 1])
+            if rank:
+                threading.Event().wait()
+            dist.broadcast(torch.ones(5, dtype=torch.int64), src=1, group=group)
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_one_has_passed(rank):
+            if rank == 0:
+                dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_one_fails(rank):
+            assert rank == 0, "the cause"
+            dist.all_gather_object([None, None], rank)
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_without_collectives(rank):
+            threading.Event().wait()
+
+
+        @pytest.mark.distributed(1, timeout=1, init=False)
+        def test_without_a_group(rank):
+            threading.Event().wait()
+        """,
+    )
+    run = suite.run("--accel", "none")
+    assert set(run.words.values()) == {"FAILED"}, run.text
+    expected = {
+        "test_one_is_elsewhere": [
+            "ranks 0, 1 are in all_reduce #4 (float32[2, 3])",
+            "rank 2 has not come to all_reduce #4: its last was all_reduce #3 (float32[4]); "
+            "it is at test_hangs.py:14 in test_one_is_elsewhere",
+        ],
+        "test_a_group_of_its_own": [
+            "rank 0 is in broadcast #1 (int64[5]) of group 1",
+            "rank 1 has not come to broadcast #1: it has entered none; "
+            "it is at test_hangs.py:22 in test_a_group_of_its_own",
+        ],
+        "test_one_has_passed": ["rank 0 is in ", "rank 1 has not come to "],
+        "test_one_fails": ["rank 0 is in all_gather #", "rank 1 has not come to all_gather #"],
+    }
+    for test, lines in expected.items():
+        said = run.failure(test)
+        told = said.partition(" collectives ")[2].splitlines()[1 : len(lines) + 1]
+        assert len(told) == len(lines), said
+        for line, found in zip(lines, told, strict=True):
+            assert found.startswith(line), said
+        assert "_pytest" not in said
+        assert "flight" not in said
+    for test in ("test_without_collectives", "test_without_a_group"):
+        assert " collectives " not in run.failure(test)
+    suite.expect_nothing_left()
+
+
 def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
     suite.write(
         "test_disagreement.py",

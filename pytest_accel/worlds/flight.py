@@ -1,0 +1,89 @@
+"""What torch's flight recorder knows of a rank's collectives, written down when the rank is asked for it by a signal.
+
+A rank that hangs is in a native call of its main thread, where no Python handler of a signal runs. So a thread waits
+for the signal, which is blocked everywhere else. torch keeps the record for every backend, where `TORCH_FR_BUFFER_SIZE`
+is set before the first collective (``torch/csrc/distributed/c10d/FlightRecorder.hpp``); what it does not record under
+gloo is `send` and `recv`. Which ranks a group has, the record does not tell either, and is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pytest_accel.worlds.stacks import FLIGHT_SIGNAL
+
+SIZE = {"TORCH_FR_BUFFER_SIZE": "64"}
+"""Collectives that are remembered, by torch's own variable: more than a person would read."""
+THREAD = "accel-flight"
+
+
+def prepare() -> None:
+    """Called in a rank before it has a second thread: those that have the signal unblocked would be ended by it."""
+    if FLIGHT_SIGNAL is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
+
+
+def watch(path: str, members: Callable[[], dict[str, tuple[int, ...]]]) -> None:
+    """Write the record to the file `path` whenever the signal comes. Called once, when torch is imported.
+
+    `members` gives the ranks of each group, by its name.
+    """
+    if FLIGHT_SIGNAL is None:
+        return
+    threading.Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, members), name=THREAD, daemon=True).start()
+
+
+def _write_when_asked(path: str, number: int, members: Callable[[], dict[str, tuple[int, ...]]]) -> None:
+    while True:
+        signal.sigwait({number})
+        # No test is to blame for what goes wrong here, and there is nobody who could be told.
+        with contextlib.suppress(Exception):
+            draft = Path(f"{path}.new")
+            draft.write_text(json.dumps(_record() | {"members": members()}), encoding="utf-8")
+            draft.replace(path)
+
+
+def _record() -> dict[str, object]:
+    from torch._C import _distributed_c10d
+
+    # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
+    record: dict[str, object] = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    return record
+
+
+def take_records(pids: Mapping[int, int], paths: Mapping[int, str], patience: float = 1.0) -> dict[int, bytes]:
+    """The records of the ranks `pids`, of those that answer within `patience` seconds."""
+    if FLIGHT_SIGNAL is None:
+        return {}
+    asked: list[int] = []
+    for rank, pid in pids.items():
+        Path(paths[rank]).unlink(missing_ok=True)
+        if _waits_for_it(pid, FLIGHT_SIGNAL):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, FLIGHT_SIGNAL)
+                asked.append(rank)
+    deadline = time.monotonic() + patience
+    while not all(os.path.exists(paths[rank]) for rank in asked) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    found: dict[int, bytes] = {}
+    for rank in asked:
+        with contextlib.suppress(OSError):
+            found[rank] = Path(paths[rank]).read_bytes()
+    return found
+
+
+def _waits_for_it(pid: int, number: int) -> bool:
+    """Whether the process has the signal blocked: one that has not started to wait for it would be ended by it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    blocked = next((line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")), "0")
+    return bool(int(blocked, 16) >> (number - 1) & 1)
