@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,11 @@ class MarkedItem:
         self._driver = driver
         self._world: World | None = None
         self._durations: dict[str, float] = {}
+        self._limit: tuple[float, float] | None = None
+
+    def limit(self, seconds: float | None) -> None:
+        """From now on, all phases together have so many `seconds`; None: each has its own time."""
+        self._limit = None if seconds is None else (seconds, time.monotonic() + seconds)
 
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
@@ -110,9 +116,11 @@ class MarkedItem:
         __tracebackhide__ = True
         world = self._world
         assert world is not None
-        timeout = self.requirement.timeout or self._driver.settings.timeout
+        timeout = left = self.requirement.timeout or self._driver.settings.timeout
+        if self._limit is not None and self._limit[1] - time.monotonic() < timeout:
+            timeout, left = self._limit[0], max(0.0, self._limit[1] - time.monotonic())
         try:
-            outcomes = world.wait(when, timeout)
+            outcomes = world.wait(when, left)
         except BaseException as error:
             # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
             stacks = world.stacks() if not isinstance(error, KeyboardInterrupt) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,23 @@ class RunningHooks:
             return (yield)
         finally:
             self._driver.after(following)
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        """pytest-timeout's limit is kept for a marked item in its own way: its timer would stop, or end, the driver."""
+        marked = item.stash.get(MARKED, None)
+        if marked is None:
+            return None
+        marked.limit(settings.timeout)
+        return True
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
+        marked = item.stash.get(MARKED, None)
+        if marked is None:
+            return None
+        marked.limit(None)
+        return True
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -132,13 +132,34 @@ def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
         @pytest.mark.timeout(30)
         def test_in_time():
             pass
+
+
+        @pytest.mark.timeout(1, method="thread")
+        def test_hangs_and_the_session_goes_on(rank):
+            if rank == 0:
+                threading.Event().wait()
+
+
+        @pytest.mark.timeout(1, func_only=True)
+        def test_hangs_in_its_function(rank):
+            threading.Event().wait()
+
+
+        @pytest.mark.timeout(0)
+        def test_has_no_limit():
+            pass
         """,
     )
     run = suite.run()
-    assert run.count() == {"PASSED": 3, "FAILED": 1}
+    assert run.count() == {"PASSED": 4, "FAILED": 3}
+    for test, who in (
+        ("test_hangs", "rank 1"),
+        ("test_hangs_and_the_session_goes_on", "rank 0"),
+        ("test_hangs_in_its_function", "ranks 0-1"),
+    ):
+        assert f"{who} did not finish the call phase within 1 s (timeout)" in run.failure(test)
     told = run.failure("test_hangs")
-    assert "Timeout" in told
-    assert "stacks [rank 1]" in told
+    assert "[rank 1] stacks" in told
     assert re.search(r"File .*test_slow.py\", line 16 in test_hangs", told)
 
 
