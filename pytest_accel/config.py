@@ -285,6 +285,22 @@ def settings(config: pytest.Config) -> Settings:
     return Settings(info=config.getoption(INFO), **given)
 
 
+def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
+    """Those of `options` that the command line or the environment sets, as words of a command line."""
+    words: list[str] = []
+    for option in options:
+        value = config.getoption(option, None)
+        if value is None:
+            value = _from_environment(option, _OPTIONS[option])
+        if value is not None and value is not False:
+            words += (
+                [_flag(option)]
+                if value is True
+                else [_flag(option), f"{value:g}" if isinstance(value, float) else str(value)]
+            )
+    return words
+
+
 def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
     """Add `options` to a parser that is not pytest's, in the form that they have there."""
     for option in options:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Driver:
     """Runs the marked items of one pytest process, one at a time, and keeps its world from test to test."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, port: Port) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, port: Port, session_kind: str | None) -> None:
         self.config = config
+        self.session_kind = session_kind
         self.settings = settings
         self._port = port
         self._world: World | None = None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import echo, verdict
+from pytest_accel import echo, rerun, verdict
 from pytest_accel.markers import Requirement
 from pytest_accel.relay import without_log_capture
 from pytest_accel.verdict import RankError, Verdict
-from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When
+from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.world import World
 
@@ -39,6 +39,8 @@ class MarkedItem:
         self._subtests: list[pytest.TestReport] = []
         self._driver = driver
         self._world: World | None = None
+        self._spec: WorldSpec | None = None
+        """The world that the test has begun in."""
         self._durations: dict[str, float] = {}
         self._limit: tuple[float, float] | None = None
 
@@ -79,7 +81,7 @@ class MarkedItem:
         __tracebackhide__ = True
         self.verdicts.clear()
         self._durations.clear()
-        self._world = None
+        self._world = self._spec = None
         if self.missing is not None:
             if self._driver.settings.strict:
                 self.verdicts["setup"] = Verdict("failed")
@@ -90,6 +92,7 @@ class MarkedItem:
         if self._only_shows():
             return
         self._world = self._driver.begin(self)
+        self._spec = self._world.grant.spec
         self._describe()
         self._phase("setup")
 
@@ -239,6 +242,12 @@ class MarkedItem:
             report.wasxfail = judged.wasxfail
         if judged.longrepr is None or report.passed:
             return
+        self._take_over(report, judged)
+        if report.failed and self._spec is not None:
+            command = rerun.command(self.item.config, self.node, self._spec, self._driver.session_kind)
+            rerun.append(report, command, self.item.config.option)
+
+    def _take_over(self, report: pytest.TestReport, judged: Verdict) -> None:
         if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
             report.longrepr = tuple(judged.longrepr)
         elif isinstance(judged.longrepr, dict) and not isinstance(report.longrepr, str):

@@ -75,6 +75,16 @@ class ReportHooks:
             terminalreporter.section(f"accel: {total} {word} for missing hardware", sep="-")
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
+        reruns = [
+            report.accel_rerun
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            if hasattr(report, "accel_rerun")
+        ]
+        if reruns:
+            terminalreporter.section("rerun", sep="-")
+            for command in reruns:
+                terminalreporter.write_line(command)
         if self._session.complaints:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
             for text in self._session.complaints:

@@ -108,7 +108,7 @@ class AccelSession:
         if self._driver is None:
             from pytest_accel.driver import Driver
 
-            self._driver = Driver(self.config, self.settings, self.port)
+            self._driver = Driver(self.config, self.settings, self.port, self.session_kind)
         return self._driver
 
     @property

@@ -1,0 +1,103 @@
+"""The command that ends the report of a failed test."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_TESTS = """
+    import os
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2)
+
+
+    @pytest.mark.parametrize("text", ["it's", "b"])
+    def test_of(text, rank):
+        print("seen", os.environ["SIM_VISIBLE_DEVICES"])
+        if rank == 1:
+            assert text == "b"
+
+
+    @pytest.fixture
+    def broken():
+        yield
+        raise RuntimeError("at the end")
+
+
+    def test_end(broken):
+        pass
+
+
+    def test_die(rank):
+        if rank:
+            os._exit(3)
+
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected():
+        assert False
+
+
+    @pytest.mark.distributed(9)
+    def test_too_large():
+        pass
+    """
+
+
+def _commands(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("pytest ")]
+
+
+@pytest.mark.parametrize("style", ["auto", "long", "short", "native", "line", "no"])
+def test_where_it_stands(suite: Suite, style: str) -> None:
+    suite.write("below/test_x.py", _TESTS)
+    run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
+    commands = _commands(run.text)
+    if style == "no":
+        assert not commands
+        return
+    assert len(commands) == 3
+    assert sorted(shlex.split(command)[1] for command in commands) == [
+        "below/test_x.py::test_die",
+        "below/test_x.py::test_end",
+        "below/test_x.py::test_of[it's]",
+    ]
+    assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
+    if style in ("auto", "long"):
+        # At the very end, behind the output.
+        assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
+
+
+def test_it_runs_that_test_on_those_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write("test_x.py", _TESTS)
+    monkeypatch.setenv("PYTEST_ACCEL", "sim:4")
+    run = suite.run("-k", "test_of", "--accel-order", "free")
+    (command,) = _commands(run.text)
+    assert "--accel sim:4 --accel-order free" in command
+    seen = [line for line in run.text.splitlines() if line.startswith("seen ")]
+    monkeypatch.delenv("PYTEST_ACCEL")
+
+    again = suite.run(*shlex.split(command)[1:])
+    assert list(again.words) == ["test_x.py::test_of[it's]"]
+    assert [line for line in again.text.splitlines() if line.startswith("seen ")] == seen
+    assert _commands(again.text) == [command]
+
+
+def test_in_a_junit_file_it_stands_once(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    run = suite.run("-k", "test_die", "--junitxml=x.xml")
+    assert len(_commands(run.text)) == 1
+    assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
+
+
+def test_without_captured_output_and_in_workers(suite: Suite) -> None:
+    suite.write("test_x.py", _TESTS)
+    assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1
+    assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1
