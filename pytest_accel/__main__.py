@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -56,5 +58,17 @@ def _doctor(settings: options.Settings, *, as_json: bool) -> int:
     return 1 if doctor.problems(findings) else 0
 
 
+def _run() -> int:
+    """`main` for a shell: a reader that has seen enough (``| head``) is no error to speak of."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python writes what is left when it ends, and would say what came of that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

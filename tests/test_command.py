@@ -274,3 +274,13 @@ def test_what_is_shown_of_facts() -> None:
         {"peer": "c", "number": 2, "via": "nvlink", "count": 1},
         {"peer": "c", "number": 2, "via": "numa", "count": 1},
     ]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pytest_accel", "--accel", "sim:64", "--json"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 128 + 13
