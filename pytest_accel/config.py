@@ -27,6 +27,7 @@ BUSY = "accel_busy"
 WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
+DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 PRELOAD = "accel_preload"
 INFO = "accel_info"
@@ -55,6 +56,8 @@ class Settings:
     """Seconds for each phase of a test in a world, where its mark says nothing else."""
     fresh: bool = False
     """Whether each test gets new processes."""
+    debug: bool = False
+    """Whether torch compares the ranks' collectives before it begins them."""
     per_worker: int | None = None
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
     info: bool = False
@@ -218,6 +221,13 @@ _OPTIONS: dict[str, _Option] = {
         "one of 1, true, yes, on, 0, false, no, off",
         _switch,
         "start new processes for each test",
+    ),
+    DEBUG: _Option(
+        "debug",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        _switch,
+        "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
         "per_worker",

@@ -259,6 +259,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         if machine.session.present
         else (),
         seed=random.SystemRandom().randrange(1 << 32),
+        debug=settings.debug,
     )
 
 

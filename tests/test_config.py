@@ -17,7 +17,19 @@ NAMES = [
     "accel",
     *(
         f"accel_{name}"
-        for name in ("devices", "order", "require", "strict", "share", "busy", "wait", "timeout", "fresh", "per_worker")
+        for name in (
+            "devices",
+            "order",
+            "require",
+            "strict",
+            "share",
+            "busy",
+            "wait",
+            "timeout",
+            "fresh",
+            "debug",
+            "per_worker",
+        )
     ),
 ]
 """The settings that the command line, the environment and an ini file can give."""
@@ -47,7 +59,7 @@ GOOD = [
     ("accel_timeout", "20", "timeout", 20.0),
     ("accel_per_worker", "2", "per_worker", 2),
 ]
-SWITCHES = [("accel_strict", "strict"), ("accel_fresh", "fresh")]
+SWITCHES = [("accel_strict", "strict"), ("accel_fresh", "fresh"), ("accel_debug", "debug")]
 BAD = [
     ("accel_require", "cuda", REQUIRE),
     ("accel_require", "cuda:0", REQUIRE),

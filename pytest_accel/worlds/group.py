@@ -67,6 +67,8 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
 
     spec, rank = context.spec, context.rank
     port = listening.getsockname()[1]
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        dist.set_debug_level_from_env()  # It was read when torch was imported, in the fork server.
     if rank == 0:
         store = dist.TCPStore(
             HOST, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()

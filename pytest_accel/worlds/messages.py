@@ -36,6 +36,8 @@ class SessionSpec:
     """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
     seed: int
     """For generators of test cases that must draw alike on every rank."""
+    debug: bool = False
+    """Whether torch compares the ranks' collectives before it begins them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,8 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     if spec.grouped:
         assert store is not None
         changes |= group.environment(spec, rank, store.getsockname()[1])
+        if context.session.debug:
+            changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     os.environ.pop("PYTEST_CURRENT_TEST", None)

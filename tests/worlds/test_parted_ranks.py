@@ -380,3 +380,54 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
     more = run.failure("test_one_more_collective_on_one_rank")
     assert "different numbers of collectives in process group '0' (of ranks 0-1)" in more
     assert "rank 0: 1, rank 1: 0" in more
+
+
+def test_unlike_collectives_are_named(suite: Suite) -> None:
+    suite.write(
+        "test_unlike.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        def unlike(rank):
+            if rank == 0:
+                dist.all_reduce(torch.ones(8))
+            else:
+                dist.broadcast(torch.ones(3), src=1)
+
+
+        @pytest.mark.distributed(2)
+        def test_of_the_option(rank):
+            unlike(rank)
+
+
+        @pytest.mark.distributed(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+        def test_of_the_mark(rank):
+            unlike(rank)
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_of_its_own_group(rank):
+            dist.init_process_group("gloo")
+            unlike(rank)
+
+
+        @pytest.mark.distributed(2)
+        def test_alike(rank, world_size):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            assert tensor.item() == world_size
+        """,
+    )
+    run = suite.run("--accel-debug")
+    unlike = ("test_of_the_option", "test_of_the_mark", "test_of_its_own_group")
+    run.expect(dict.fromkeys(unlike, "FAILED") | {"test_alike": "PASSED"})
+    for test in unlike:
+        told = run.failure(test)
+        assert "Detected mismatch between collectives on ranks" in told
+        assert "OpType=ALLREDUCE, TensorShape=[8]" in told
+        assert "OpType=BROADCAST, TensorShape=[3]" in told
+    run = suite.run("-k", "test_of_the_mark")
+    assert "Detected mismatch between collectives on ranks" in run.failure("test_of_the_mark")
