@@ -30,32 +30,24 @@ def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
 
 
-def watch(path: str, members: Callable[[], dict[str, tuple[int, ...]]]) -> None:
+def watch(path: str, record: Callable[[], dict[str, object]]) -> None:
     """Write the record to the file `path` whenever the signal comes. Called once, when torch is imported.
 
-    `members` gives the ranks of each group, by its name.
+    `record` gives what is to be written, and runs in the thread that waits for the signal.
     """
     if FLIGHT_SIGNAL is None:
         return
-    threading.Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, members), name=THREAD, daemon=True).start()
+    threading.Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
 
 
-def _write_when_asked(path: str, number: int, members: Callable[[], dict[str, tuple[int, ...]]]) -> None:
+def _write_when_asked(path: str, number: int, record: Callable[[], dict[str, object]]) -> None:
     while True:
         signal.sigwait({number})
         # No test is to blame for what goes wrong here, and there is nobody who could be told.
         with contextlib.suppress(Exception):
             draft = Path(f"{path}.new")
-            draft.write_text(json.dumps(_record() | {"members": members()}), encoding="utf-8")
+            draft.write_text(json.dumps(record()), encoding="utf-8")
             draft.replace(path)
-
-
-def _record() -> dict[str, object]:
-    from torch._C import _distributed_c10d
-
-    # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
-    record: dict[str, object] = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
-    return record
 
 
 def take_records(pids: Mapping[int, int], paths: Mapping[int, str], patience: float = 1.0) -> dict[int, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import socket
 from collections import Counter
@@ -77,7 +78,7 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         listening.close()
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    flight.watch(flight_path(context.session.directory, spec.world, rank), members)
+    flight.watch(flight_path(context.session.directory, spec.world, rank), flight_record)
     device = torch.device(context.torch_device)
     # Not every module has a device to choose (mps has one).
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
@@ -222,6 +223,15 @@ def members() -> dict[str, tuple[int, ...]]:
     import torch.distributed as dist
 
     return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
+
+
+def flight_record() -> dict[str, object]:
+    """What torch's flight recorder has of this rank's collectives, and the `members` of its groups."""
+    from torch._C import _distributed_c10d
+
+    # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
+    record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    return {**record, "members": members()}
 
 
 def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
