@@ -22,6 +22,7 @@ from pytest_accel.worlds.messages import (
     ExitRequest,
     ExtraReport,
     Finished,
+    Location,
     NodeRef,
     PhaseReport,
     Ready,
@@ -130,7 +131,9 @@ class World:
         """Whether this driver has sent it a test."""
         return self._serial > 0
 
-    def send(self, node: NodeRef, following: NodeRef | None, *, last: bool, ahead: bool = False) -> None:
+    def send(
+        self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool, ahead: bool = False
+    ) -> None:
         """Have every rank run the test `node`, in place of one that they were told of ahead.
 
         `ahead`: have them run it when they all have passed the test that they run now.
@@ -139,7 +142,7 @@ class World:
             self._told_ahead = True
         else:
             self._begin(time.monotonic())
-        data = pickle.dumps(RunTest(self._serial + ahead, node, following, last, ahead))
+        data = pickle.dumps(RunTest(self._serial + ahead, node, location, following, last, ahead))
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
                 rank.connection.send_bytes(data)
