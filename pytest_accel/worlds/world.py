@@ -178,10 +178,9 @@ class World:
         Once a rank has failed or ended, those that may wait for it get the grace to come to the end of the test; a
         rank that does not is ended, and the world with it.
         """
-        deadline = self._beginning(when) + timeout
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, deadline)
-        while self._grace_end() < math.inf and (pending := [rank for rank in self._ranks if not rank.done]):
+            self._pump_or_give_up(pending, self._beginning(when) + timeout)
+        while (pending := [rank for rank in self._ranks if not rank.done]) and self._grace_end() < math.inf:
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()
