@@ -69,7 +69,7 @@ class Driver:
 
     def _send(self, world: World, marked: MarkedItem, *, ahead: bool = False) -> None:
         following = marked.following.node if marked.following else None
-        world.send(marked.node, following, last=marked.last, ahead=ahead)
+        world.send(marked.node, marked.item.location, following, last=marked.last, ahead=ahead)
 
     def _stays(self, world: World, following: MarkedItem) -> bool:
         """Whether the world is to run `following` too."""

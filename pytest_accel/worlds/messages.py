@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 from pytest_accel.hardware.device import Device, Share
 
 When = Literal["setup", "call", "teardown"]
+Location = tuple[str, int | None, str]
+"""Of a test, as pytest has it (`pytest.Item.location`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class NodeRef(NamedTuple):
 class RunTest(NamedTuple):
     serial: int
     node: NodeRef
+    location: Location
+    """The test's, which the driver has looked up already: a rank that did would look at the file once a test."""
     next: NodeRef | None
     """The test that this world runs next, as far as the driver knows."""
     last: bool = False

@@ -200,6 +200,7 @@ class RankPlugin:
         stale = None
         try:
             item = self._catalogue.find(session, request.node)
+            vars(item)["location"] = request.location  # Where pytest keeps it once it has been looked up.
             following = self._catalogue.following(session, item, request)
             stale = self._catalogue.drop_stale(item)
         except FileSkipped as skipped:

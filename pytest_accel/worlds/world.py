@@ -24,6 +24,7 @@ from pytest_accel.worlds.messages import (
     ExitRequest,
     ExtraReport,
     Finished,
+    Location,
     NodeRef,
     PhaseReport,
     Ready,
@@ -134,7 +135,9 @@ class World:
         """Whether this driver has sent it a test."""
         return self._serial > 0
 
-    def send(self, node: NodeRef, following: NodeRef | None, *, last: bool, ahead: bool = False) -> None:
+    def send(
+        self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool, ahead: bool = False
+    ) -> None:
         """Have every rank run the test `node`, in place of one that they were told of ahead.
 
         `ahead`: have them run it when they all have passed the test that they run now.
@@ -143,7 +146,7 @@ class World:
             self._told_ahead = True
         else:
             self._begin(time.monotonic())
-        data = pickle.dumps(RunTest(self._serial + ahead, node, following, last, ahead))
+        data = pickle.dumps(RunTest(self._serial + ahead, node, location, following, last, ahead))
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
                 rank.connection.send_bytes(data)
@@ -179,10 +182,9 @@ class World:
         Once a rank has failed or ended, those that may wait for it get the grace to come to the end of the test; a
         rank that does not is ended, and the world with it.
         """
-        deadline = self._beginning(when) + timeout
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, deadline)
-        while self._grace_end() < math.inf and (pending := [rank for rank in self._ranks if not rank.done]):
+            self._pump_or_give_up(pending, self._beginning(when) + timeout)
+        while (pending := [rank for rank in self._ranks if not rank.done]) and self._grace_end() < math.inf:
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()

@@ -677,3 +677,36 @@ def test_async_tests_and_hypothesis(suite: Suite) -> None:
     drawn = suite.read("drawn0.log")
     assert len(drawn) == 20
     assert drawn == suite.read("drawn1.log")
+
+
+def test_a_rank_knows_where_its_test_stands(suite: Suite) -> None:
+    suite.write(
+        "inner/test_places.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.fixture(autouse=True)
+        def place(request):
+            # Looked up anew, where the location is what the rank was told.
+            path, line, name = request.node.reportinfo()
+            assert request.node.location == (str(path.relative_to(request.config.rootpath)), line, name)
+
+
+        def test_first():
+            pass
+
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_each(number):
+            pass
+
+
+        class TestIn:
+            def test_it(self):
+                pass
+        """,
+    )
+    assert suite.run().count() == {"PASSED": 4}
