@@ -13,22 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pytest_accel.consequences import consequence
 from pytest_accel.worlds.autopsy import where
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, When
 from pytest_accel.worlds.outcome import RankOutcome
-
-_CONSEQUENCES = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Socket Timeout",
-    "remote process exited or there was a network error",
-    "NCCL communicator was aborted",
-    "store.get",
-    "Failed to recv, got 0 bytes",
-)
-"""Parts of the errors that torch's backends raise in a rank whose peer has gone away (gloo's transport, c10d's
-TCPStore, NCCL's ncclRemoteError)."""
 
 
 class RankError(Exception):
@@ -213,7 +201,13 @@ def _failed(
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
         lines = [f"{label}: {_tell(root, here)}"]
-        lines += _others([outcome for outcome in outcomes if outcome.rank not in alike], here)
+        others = [outcome for outcome in outcomes if outcome.rank not in alike]
+        if _consequence(root) is None:
+            after = [outcome for outcome in others if _consequence(outcome) is not None]
+            others = [outcome for outcome in others if outcome not in after]
+            lines += [*_others(others, here), *_afterwards(after, here)]
+        else:
+            lines += _others(others, here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
     if collectives:
         text = "\n".join(collectives).replace(f" at {here}{os.sep}", " at ") if here else "\n".join(collectives)
@@ -260,12 +254,12 @@ def _disagreement(
 
 
 def _is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
-    """Whether `outcome` only says that another rank is gone."""
-    if outcome.report is None or len(wrong) < 2:
-        return False
-    sketch = outcome.report.exception
-    text = sketch.text if sketch is not None else ""
-    return any(sign in text for sign in _CONSEQUENCES)
+    """Whether `outcome` only says that another rank is gone, where there is another."""
+    return len(wrong) > 1 and _consequence(outcome) is not None
+
+
+def _consequence(outcome: RankOutcome) -> str | None:
+    return None if outcome.report is None else consequence(outcome.report.exception)
 
 
 def _labelled(longrepr: Any, label: str, place: tuple[str, int]) -> tuple[Any, str]:
@@ -302,6 +296,25 @@ def _others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
     return [f"{ranks_text([outcome.rank for outcome in group])}: {_tell(group[0], here)}" for group in groups.values()]
+
+
+def _afterwards(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
+    """A line for those who have lost a peer at one place: each has its own text, with addresses in it."""
+    groups: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        groups.setdefault(f"{_consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
+    return [f"{ranks_text(ranks)}: failed in consequence: {said}" for said, ranks in groups.items()]
+
+
+def _crash_place(outcome: RankOutcome, here: str) -> str:
+    """Where the test called what failed: the last line that is no library's, else where it failed."""
+    longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
+    if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
+        return ""
+    entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
+    places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
+    own = [place for place in places if place and "site-packages" not in place["path"]] or [longrepr["reprcrash"]]
+    return f" at {_from(here, own[-1]['path'])}:{own[-1]['lineno']}"
 
 
 def _tell(outcome: RankOutcome, here: str) -> str:

@@ -132,3 +132,13 @@ def test_the_frame_that_is_the_users() -> None:
 def test_a_stack_without_any_names_nothing() -> None:
     assert where("") == ""
     assert where('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') == ""
+
+
+def test_other_threads_do_not_say_where_a_rank_is() -> None:
+    stack = """Thread 0x00007f2 (most recent call first):
+  File "/home/me/helpers.py", line 3 in work
+
+Current thread 0x00007f1 (most recent call first):
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+    assert where(stack) == "/home/me/test_it.py:12 in test_it"

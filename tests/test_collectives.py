@@ -66,6 +66,14 @@ OPEN = record(entry(3), entry(4, done=False))
             [
                 "rank 0 is in all_reduce #4 (float32[2, 3])",
                 "rank 2 has not come to all_reduce #4: it has entered none; it is at test_x.py:9",
+                "whether rank 1 came to all_reduce #4 is not known",
+            ],
+        ),
+        (
+            {0: OPEN},
+            [
+                "rank 0 is in all_reduce #4 (float32[2, 3])",
+                "whether ranks 1, 2 came to all_reduce #4 is not known",
             ],
         ),
         (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,8 @@ def passed(rank: int, **report: Any) -> RankOutcome:
 
 def failed(rank: int, text: str = "assert 0 == 1", at: float = 1.0, line: int = 7, **report: Any) -> RankOutcome:
     longrepr = failure(text, ["the traceback"], ("test_it.py", line))
-    return _reported(
-        rank, "failed", at, ExceptionSketch("builtins", "AssertionError", text), longrepr=longrepr, **report
-    )
+    error = "AssertionError" if text.startswith("assert ") else "RuntimeError"
+    return _reported(rank, "failed", at, ExceptionSketch("builtins", error, text), longrepr=longrepr, **report)
 
 
 def skipped(rank: int, reason: str = "no network", **report: Any) -> RankOutcome:
@@ -158,7 +158,20 @@ def test_what_only_says_that_a_peer_is_gone_is_no_cause(text: str) -> None:
     for cause in (died(1, at=2), failed(1, "ValueError: wrong", at=2), RankOutcome(1, "unstarted", 2.0, text="no")):
         verdict = judged(consequence, cause)
         assert verdict.message.startswith("rank 1")
-        assert summary(verdict)[1][-1] == f"rank 0: failed at test_it.py:7: {text}"
+        (last,) = [line for line in summary(verdict)[1] if line.startswith("rank 0")]
+        assert re.fullmatch(r"rank 0: failed in consequence: (lost|waited) .* another rank at test_it.py:7", last)
+
+
+def test_consequences_at_one_place_are_told_once() -> None:
+    texts = [f"Connection closed by peer [127.0.0.1]:{port}" for port in (1, 2)]
+    outcomes = [failed(0, texts[0]), failed(1, texts[1]), died(2, at=2), passed(3), failed(4, texts[0], line=8)]
+    lost = "failed in consequence: lost its connection to another rank"
+    assert summary(judged(*outcomes))[1] == [
+        "rank 2: killed by SIGSEGV",
+        "rank 3: passed",
+        f"ranks 0-1: {lost} at test_it.py:7",
+        f"rank 4: {lost} at test_it.py:8",
+    ]
 
 
 def test_a_lost_peer_is_the_cause_where_there_is_no_other() -> None:

@@ -82,8 +82,10 @@ def _size(path: str) -> int:
 
 
 def where(stack: str) -> str:
-    """The innermost frame of a stack's main thread that is not torch's, for a one-line account; else empty."""
-    frames = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    """The innermost frame of a stack's main thread that is not a library's, for a one-line account; else empty."""
+    # faulthandler begins with the newest thread, and the main thread is the oldest.
+    main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
+    frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
         if "/site-packages/" not in frame and "/lib/python" not in frame:
             return frame.replace('File "', "").replace('", line ', ":", 1)

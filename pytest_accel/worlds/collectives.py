@@ -53,7 +53,7 @@ def account(records: Mapping[int, Mapping[str, Collective]], places: Mapping[int
     """Lines about the groups in which somebody waits; `places` says where ranks are, of those of which it is known.
 
     Where a group's ranks are not told, it is taken to have those that have ever entered a collective of it. Of a rank
-    without a record nothing is said.
+    without a record, such as a dead one, is said that it is not known.
     """
     lines: list[str] = []
     for group in sorted({group for record in records.values() for group in record}):
@@ -69,17 +69,21 @@ def account(records: Mapping[int, Mapping[str, Collective]], places: Mapping[int
                 inside.setdefault(one, []).append(rank)
         members = next((one.members for one in last.values() if one.members), tuple(last))
         missing = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
+        unknown = [rank for rank in members if rank not in records]
         where = "" if group == "default_pg" else f" of group {group}"
-        if not missing and len(inside) == 1:
+        if not missing and not unknown and len(inside) == 1:
             lines.append(f"{_ranks(list(waiting))} in {next(iter(inside))}{where}, and all have come")
         for one, ranks in inside.items():
-            if missing or len(inside) > 1:
+            if missing or unknown or len(inside) > 1:
                 lines.append(f"{_ranks(ranks)} in {one}{where}")
         for rank in missing:
             before = last.get(rank)
             so_far = f"its last was {before}" if before is not None else "it has entered none"
             at = f"; it is at {places[rank]}" if places.get(rank) else ""
             lines.append(f"rank {rank} has not come to {next(iter(inside)).operation} #{number}: {so_far}{at}")
+        if unknown:
+            who = f"rank{'s' if len(unknown) > 1 else ''} {', '.join(map(str, unknown))}"
+            lines.append(f"whether {who} came to {next(iter(inside)).operation} #{number} is not known")
     return lines
 
 

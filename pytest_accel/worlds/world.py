@@ -18,6 +18,7 @@ from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks, where
 from pytest_accel.worlds.collectives import account, read_record
 from pytest_accel.worlds.files import flight_path, log_path, progress_path, socket_path, stack_path
 from pytest_accel.worlds.flight import take_records
+from pytest_accel.worlds.memory import NOTE, killed_for_memory, oom_kills
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -80,6 +81,7 @@ class World:
         self._ready: set[int] = set()
         self._told: set[int] = set()
         """Ranks whose end has been given out as an outcome. Any other death is for the pool to complain of."""
+        self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         for rank, pid in enumerate(grant.pids):
@@ -345,8 +347,14 @@ class World:
         if rank.end is not None:
             return  # It had said why.
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
-        unknown = "lost its connection to the driver (exit status unknown)"
-        self._close(rank, "died", unknown if status is None else describe_exit(status), at=at)
+        text = "lost its connection to the driver (exit status unknown)"
+        if status is not None:
+            text = describe_exit(status)
+            before, self._oom_kills = self._oom_kills, oom_kills()
+            if killed_for_memory(status, before, self._oom_kills):
+                # One counter for all: of two ranks that are killed at one time, only one may be told to be.
+                text = f"{text}: {NOTE}"
+        self._close(rank, "died", text, at=at)
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.consequences import consequence
+from pytest_accel.worlds.messages import ExceptionSketch
+
+
+def runtime(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:
+    return ExceptionSketch("builtins", "RuntimeError", text, cause)
+
+
+LOST = "lost its connection to another rank"
+WAITED = "waited in vain for another rank"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (runtime("[pair.cc:553] Connection closed by peer [127.0.0.1]:17108. GLHF!"), LOST),
+        (runtime("wait timeout after 1000ms, keys: /world/0"), WAITED),
+        (runtime("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 1000 ms"), WAITED),
+        (ExceptionSketch("threading", "BrokenBarrierError", ""), "found a barrier broken"),
+        (ExceptionSketch("builtins", "ConnectionResetError", "[Errno 104]"), LOST),
+        (ExceptionSketch("mine", "StepFailed", "step 3", runtime("Connection closed by peer")), LOST),
+        (runtime("shapes do not match"), None),
+        (ExceptionSketch("builtins", "AssertionError", "assert 'Connection closed by peer' in ''"), None),
+        (ExceptionSketch("builtins", "AssertionError", "wrong", runtime("Connection closed by peer")), None),
+        (None, None),
+    ],
+)
+def test_what_a_failure_says_of_another_rank(error: ExceptionSketch | None, said: str | None) -> None:
+    assert consequence(error) == said

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.worlds.memory import killed_for_memory, oom_kills
+
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
+V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
+
+
+def machine(root: Path, groups: str, **files: str) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "count"),
+    [
+        ("0::/user.slice/a\n", {"user.slice/a/memory.events": V2}, 3),
+        ("0::/../other\n", {"memory.events": V2}, 3),
+        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.oom_control": V1}, 7),
+        ("4:memory:/of/the/host\n", {"memory/memory.oom_control": V1}, 7),
+        ("4:memory:/job\n", {"memory/job/memory.oom_control": "under_oom 0\n"}, None),
+        ("4:cpu:/job\n", {"memory/job/memory.oom_control": V1}, None),
+    ],
+)
+def test_the_kernels_counter(tmp_path: Path, groups: str, files: dict[str, str], count: int | None) -> None:
+    assert oom_kills(machine(tmp_path, groups, **files)) == count
+
+
+def test_no_control_groups(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) is None
+
+
+def test_a_kill_counts_only_where_the_counter_went_up() -> None:
+    assert killed_for_memory(-signal.SIGKILL, 3, 4)
+    assert not killed_for_memory(-signal.SIGKILL, 4, 4)
+    assert not killed_for_memory(-signal.SIGTERM, 3, 4)
+    assert not killed_for_memory(137, 3, 4)
+    assert not killed_for_memory(-signal.SIGKILL, None, 4)
+    assert not killed_for_memory(-signal.SIGKILL, 3, None)
