@@ -78,13 +78,13 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         listening.close()
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
-    flight.watch(flight_path(context.session.directory, spec.world, rank), flight_record)
     device = torch.device(context.torch_device)
     # Not every module has a device to choose (mps has one).
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
         choose(device)
     _serve_rendezvous(context, port)
     if spec.init:
+        _watch(context)
         backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
         _check_backend(backend)
         dist.init_process_group(
@@ -93,6 +93,13 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         context.default_group = world = dist.group.WORLD
         assert world is not None
         context.kept_groups.add(world.group_name)
+
+
+def _watch(context: RankContext) -> None:
+    """Have a thread for the record of collectives, once there may be some: a process with threads is bad to fork."""
+    if not context.watched:
+        context.watched = True
+        flight.watch(flight_path(context.session.directory, context.spec.world, context.rank), flight_record)
 
 
 def limit_threads() -> None:
@@ -169,6 +176,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
                 yield from original(url, timeout=timeout, **options)
                 return
             calls[context.tests] += 1
+            _watch(context)
             store = dist.TCPStore(HOST, port, size, False, timeout, wait_for_workers=False)
             yield dist.PrefixStore(f"init/{context.tests}/{calls[context.tests]}", store), rank, size
 

@@ -41,6 +41,8 @@ class RankContext:
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
         """The environment that makes this process the rank that it is; None: not set."""
+        self.watched = False
+        """Whether the rank has a thread that writes down the record of its collectives."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
         self.vendor = make_vendor(spec.kind, spec.kind_argument)
