@@ -29,6 +29,7 @@ TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
 PER_WORKER = "accel_per_worker"
 PRELOAD = "accel_preload"
+LOGS = "accel_logs"
 INFO = "accel_info"
 
 
@@ -57,6 +58,8 @@ class Settings:
     """Whether each test gets new processes."""
     per_worker: int | None = None
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    logs: str | None = None
+    """The folder in which each rank's output is kept; None: nowhere."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -226,6 +229,14 @@ _OPTIONS: dict[str, _Option] = {
         _count,
         "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
         "N",
+    ),
+    LOGS: _Option(
+        "logs",
+        "string",
+        "the path of a folder",
+        _text,
+        "keep what each rank writes in this folder, one file for each world and rank",
+        "DIR",
     ),
     PRELOAD: _Option(
         "preload",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 
 import pytest
@@ -56,8 +55,6 @@ class RunningHooks:
         marked = item.stash.get(MARKED, None)
         if marked is not None:
             marked.graft(report)
-            if item.config.option.capture == "no":
-                _show(report)
         return report
 
 
@@ -84,10 +81,3 @@ def _refuse_debugger(session: pytest.Session) -> None:
                 f"{f' and {len(marked) - 1} more tests' if len(marked) > 1 else ''}; "
                 "deselect them (-m 'not devices and not distributed'), or run them without it"
             )
-
-
-def _show(report: pytest.TestReport) -> None:
-    """Under -s a rank's output is shown when its phase has ended, since its terminal is not this one."""
-    for name, text in report.sections:
-        if name.partition(" [")[0].endswith(report.when):  # Those of earlier phases are among them.
-            sys.stdout.write(f"\n--- {name} ---\n{text}")

@@ -242,8 +242,12 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
-    if getattr(option, "capture", None) == "no":
-        args.append("--capture=fd")  # The driver prints what the ranks have captured.
+    uncaptured = getattr(option, "capture", None) == "no"
+    streams = uncaptured and getattr(option, "dist", "no") == "no"  # A worker of xdist has no terminal.
+    if settings.logs is not None and not streams:
+        args.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
+    elif uncaptured and not streams:
+        args.append("--capture=fd")
     if hasattr(option, "no_cov"):
         args.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
@@ -262,6 +266,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         if machine.session.present
         else (),
         seed=random.SystemRandom().randrange(1 << 32),
+        logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
+        streams=streams,
     )
 
 

@@ -36,6 +36,10 @@ class SessionSpec:
     """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
     seed: int
     """For generators of test cases that must draw alike on every rank."""
+    logs: str | None = None
+    """The folder in which the ranks' logs are kept; None: they are not."""
+    streams: bool = False
+    """Whether the driver shows what the ranks write while they write it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue
-from pytest_accel.worlds.files import log_path, progress_path
+from pytest_accel.worlds.files import progress_path
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -37,6 +37,7 @@ from pytest_accel.worlds.messages import (
     RunTest,
     WarningSketch,
 )
+from pytest_accel.worlds.output import Log
 from pytest_accel.worlds.progress import Progress
 from pytest_accel.worlds.sketches import sketch, sketch_warning
 
@@ -82,7 +83,7 @@ class RankPlugin:
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
-        self._log = log_path(*where)
+        self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
         self._progress = Progress(progress_path(*where))
         self._mute = False
         self._later: RunTest | None = None
@@ -193,8 +194,7 @@ class RankPlugin:
 
     def _run(self, session: pytest.Session, request: RunTest) -> None:
         self.context.tests += 1
-        if os.stat(self._log).st_size:
-            os.truncate(self._log, 0)  # What is left there is then the last output of the test in which the rank died.
+        self._log.begin(request.node)
         self._serial, self._word, self._spoke = request.serial, None, False
         group.reset_peak_memory(self.context.torch_device)
         stale = None
@@ -298,6 +298,7 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._end_copy(report)
+        self._log.end_phase()
         data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
@@ -330,6 +331,7 @@ class RankPlugin:
         session.config.pluginmanager.unblock("terminalreporter")
         session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
         self._config = session.config
+        self._log.open()
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None

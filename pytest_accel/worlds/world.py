@@ -33,6 +33,7 @@ from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.roster import Grant
 from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.worlds.streaming import Streams
 
 GRACE = 3.0
 """Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
@@ -43,6 +44,9 @@ _STALLED = 30
 _EXIT_PATIENCE = 1.0
 _LOOK_AGAIN = 0.2
 """Seconds after which a rank that has not spoken is looked at: it says that it has passed when the test has ended."""
+
+_STREAM_AGAIN = 0.05
+"""Seconds between two looks at what the ranks write, where it is shown."""
 
 
 class LostWorld(Exception):
@@ -59,8 +63,9 @@ class _Rank(RankState):
 class World:
     """The ranks of a grant. Not for several threads."""
 
-    def __init__(self, grant: Grant, port: Port) -> None:
-        """Connects to the ranks; :meth:`start` waits until they are ready."""
+    def __init__(self, grant: Grant, port: Port, streams: Streams | None = None) -> None:
+        """Connects to the ranks; :meth:`start` waits until they are ready. `streams` shows what they write."""
+        self._streams = streams
         self.grant = grant
         self.harm: str | None = None
         """Why it must not run another test; None while it may."""
@@ -182,6 +187,8 @@ class World:
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()
+        if self._streams is not None:
+            self._streams.finish() if when == "teardown" else self._streams.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         self._told |= {rank.rank for rank, outcome in zip(self._ranks, outcomes, strict=True) if outcome is rank.end}
         return outcomes
@@ -189,7 +196,9 @@ class World:
     def _pump_or_give_up(self, pending: list[_Rank], deadline: float) -> None:
         """Wait for news of `pending`; past the deadline, or the grace of a test that has gone wrong, end them."""
         limit = min(deadline, self._grace_end())
-        if self._pump(min(limit, time.monotonic() + _LOOK_AGAIN)):
+        shown = self._streams is not None and self._streams.show()
+        look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
+        if self._pump(min(limit, time.monotonic() + look_again)):
             return
         if sum(self._catch_up(rank) for rank in self._ranks):
             return  # Those who are waited for may be others now.
@@ -206,6 +215,8 @@ class World:
 
     def close(self) -> None:
         """Give the world back to the pool."""
+        if self._streams is not None:
+            self._streams.finish()
         for rank in self._ranks:
             rank.connection.close()
             if rank.pidfd is not None:
