@@ -30,6 +30,7 @@ FRESH = "accel_fresh"
 PER_WORKER = "accel_per_worker"
 PRELOAD = "accel_preload"
 LOGS = "accel_logs"
+PDB_RANK = "accel_pdb_rank"
 INFO = "accel_info"
 
 
@@ -60,6 +61,8 @@ class Settings:
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
     logs: str | None = None
     """The folder in which each rank's output is kept; None: nowhere."""
+    pdb_rank: int | None = None
+    """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -105,6 +108,13 @@ def _count(value: str | int) -> int:
     if count < 1:
         raise ValueError(value)
     return count
+
+
+def _rank(value: str | int) -> int:
+    rank = int(value)
+    if rank < 0:
+        raise ValueError(value)
+    return rank
 
 
 def _wait(value: str | float) -> float:
@@ -237,6 +247,15 @@ _OPTIONS: dict[str, _Option] = {
         _text,
         "keep what each rank writes in this folder, one file for each world and rank",
         "DIR",
+    ),
+    PDB_RANK: _Option(
+        "pdb_rank",
+        "int",
+        "an int >= 0",
+        _rank,
+        "the rank that --pdb, --trace and breakpoint() debug (default: the first that fails or comes to a breakpoint; "
+        "0 under --trace)",
+        "N",
     ),
     PRELOAD: _Option(
         "preload",

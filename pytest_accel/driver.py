@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel import verdict
 from pytest_accel.leases.locks import Holder
+from pytest_accel.terminal import lent
+from pytest_accel.worlds.lending import Lending
 from pytest_accel.worlds.roster import Grant, PoolError
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.streaming import Streams
@@ -114,7 +117,7 @@ class Driver:
             grant = self._port.acquire(marked.shape, holder, patience)
         except PoolError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        world = self._world = World(grant, self._port, self._streams(grant))
+        world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant))
         self._shape = marked.shape
         unready = world.start()
         if unready is not None:
@@ -122,6 +125,10 @@ class Driver:
             self._close()
             pytest.fail(verdict.plain_text(judged), pytrace=False)
         return world
+
+    def _lending(self, grant: Grant) -> Lending:
+        terminal = None if hasattr(self.config, "workerinput") else partial(lent, self.config)
+        return Lending(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
     def _streams(self, grant: Grant) -> Streams | None:
         if not self.streams:

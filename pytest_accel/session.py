@@ -130,6 +130,8 @@ class AccelSession:
                 adopted.append(self._adopt(item, marks))
             except (MarkError, VendorError) as error:
                 errors.append(f"{item.nodeid}: {error}")
+        if adopted and self.is_worker and self.config.option.trace:
+            errors.append("--trace has no terminal where xdist distributes the tests: run them without -n")
         if errors:
             self.port.usage_error("\n".join(errors))
         if adopted:

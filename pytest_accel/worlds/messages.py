@@ -186,6 +186,19 @@ class PhaseReport(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class WantsTerminal:
+    """A debugger is to start; the rank waits for the answer, which comes on a connection of its own (see `lending`)."""
+
+    method: str
+    """pytest's word for how: ``set_trace``, ``runcall``, ``post_mortem``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivesTerminal:
+    """The test goes on without the debugger."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExitRequest:
     """The test asked for the end of the whole session (``pytest.exit``)."""
 

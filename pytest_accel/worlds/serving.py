@@ -23,6 +23,7 @@ from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue
+from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
 from pytest_accel.worlds.messages import (
     Astray,
@@ -52,8 +53,6 @@ _CHANGES_THE_RUN = (
     "newfirst",
     "stepwise",
     "stepwise_skip",
-    "usepdb",
-    "trace",
     "setupshow",
     "maxfail",
     "numprocesses",
@@ -84,6 +83,7 @@ class RankPlugin:
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
         self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
+        self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
         self._mute = False
         self._later: RunTest | None = None
@@ -99,6 +99,7 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
         config.pluginmanager.register(self._catalogue)
+        config.pluginmanager.register(self._debugging)
         config.stash[RANK] = self.context
         option = config.option
         for name in _WRITES_A_FILE:
@@ -207,6 +208,7 @@ class RankPlugin:
             return
         session.items, session.testscollected = [item], 1
         forget_sections(item)
+        self._debugging.running = True
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as request_to_exit:
@@ -217,6 +219,9 @@ class RankPlugin:
             asked = ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)
             self._send(*self._take_held(), asked)
             return
+        finally:
+            self._debugging.end()
+            self._debugging.running = False
         self._catalogue.ran(item, following)
         self._finish(request, stale)
 
@@ -298,6 +303,7 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._end_copy(report)
+        self._debugging.end()
         self._log.end_phase()
         data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
@@ -332,6 +338,7 @@ class RankPlugin:
         session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
         self._config = session.config
         self._log.open()
+        self._debugging.install(session.config)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None

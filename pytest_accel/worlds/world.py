@@ -16,16 +16,19 @@ from multiprocessing.connection import Connection
 from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks
 from pytest_accel.worlds.files import log_path, progress_path, socket_path, stack_path
+from pytest_accel.worlds.lending import Lending
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
     ExitRequest,
     ExtraReport,
     Finished,
+    GivesTerminal,
     NodeRef,
     PhaseReport,
     Ready,
     RunTest,
+    WantsTerminal,
     When,
 )
 from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
@@ -63,8 +66,9 @@ class _Rank(RankState):
 class World:
     """The ranks of a grant. Not for several threads."""
 
-    def __init__(self, grant: Grant, port: Port, streams: Streams | None = None) -> None:
+    def __init__(self, grant: Grant, port: Port, lending: Lending, streams: Streams | None = None) -> None:
         """Connects to the ranks; :meth:`start` waits until they are ready. `streams` shows what they write."""
+        self._lending = lending
         self._streams = streams
         self.grant = grant
         self.harm: str | None = None
@@ -169,6 +173,7 @@ class World:
         self._serial += 1
         self._told_ahead = False
         self._began = now
+        self._lending.begin()
         self.extras.clear()
         for rank in self._ranks:
             for message in rank.begin():
@@ -180,9 +185,8 @@ class World:
         Once a rank has failed or ended, those that may wait for it get the grace to come to the end of the test; a
         rank that does not is ended, and the world with it.
         """
-        deadline = self._beginning(when) + timeout
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, deadline)
+            self._pump_or_give_up(pending, max(self._beginning(when), self._lending.ended) + timeout)
         while self._grace_end() < math.inf and (pending := [rank for rank in self._ranks if not rank.done]):
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
@@ -195,6 +199,8 @@ class World:
 
     def _pump_or_give_up(self, pending: list[_Rank], deadline: float) -> None:
         """Wait for news of `pending`; past the deadline, or the grace of a test that has gone wrong, end them."""
+        if self._lending.serve(self._place, self._wait_for_debugger):
+            return
         limit = min(deadline, self._grace_end())
         shown = self._streams is not None and self._streams.show()
         look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
@@ -204,6 +210,14 @@ class World:
             return  # Those who are waited for may be others now.
         if time.monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
+
+    def _place(self, rank: int) -> tuple[int, str]:
+        return self._ranks[rank].pid, socket_path(self.grant.directory, self.number, rank)
+
+    def _wait_for_debugger(self) -> bool:
+        self._pump(math.inf)
+        holder = self._lending.holder
+        return holder is not None and self._ranks[holder].end is None and self._ranks[holder].died_early is None
 
     def finished(self) -> dict[int, Finished]:
         """What each rank left behind, of those that came to the end of the test."""
@@ -264,11 +278,12 @@ class World:
             open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
             if open_phase is not None:
                 times += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
-        return min(times) + GRACE if times else math.inf
+        return max(min(times), self._lending.ended) + GRACE if times else math.inf
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
-        events = self._selector.select(max(0.0, deadline - time.monotonic()))
+        patience = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
+        events = self._selector.select(patience)
         for key, _ in events:
             rank: _Rank = key.data
             if rank.end is not None or rank.died_early is not None:
@@ -316,6 +331,10 @@ class World:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self._serial:
             self.extras.append((rank.rank, message))
+        elif isinstance(message, WantsTerminal):
+            self._lending.ask(rank.rank, message.method)
+        elif isinstance(message, GivesTerminal):
+            self._lending.holder = None
         elif isinstance(message, Finished) and message.serial == self._serial:
             rank.finished = message
             self.harm = self.harm or message.harm
