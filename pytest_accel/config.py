@@ -30,6 +30,8 @@ FRESH = "accel_fresh"
 DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 PRELOAD = "accel_preload"
+LOGS = "accel_logs"
+PDB_RANK = "accel_pdb_rank"
 INFO = "accel_info"
 
 
@@ -60,6 +62,10 @@ class Settings:
     """Whether torch compares the ranks' collectives before it begins them."""
     per_worker: int | None = None
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    logs: str | None = None
+    """The folder in which each rank's output is kept; None: nowhere."""
+    pdb_rank: int | None = None
+    """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -105,6 +111,13 @@ def _count(value: str | int) -> int:
     if count < 1:
         raise ValueError(value)
     return count
+
+
+def _rank(value: str | int) -> int:
+    rank = int(value)
+    if rank < 0:
+        raise ValueError(value)
+    return rank
 
 
 def _wait(value: str | float) -> float:
@@ -235,6 +248,23 @@ _OPTIONS: dict[str, _Option] = {
         "an int >= 1",
         _count,
         "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
+        "N",
+    ),
+    LOGS: _Option(
+        "logs",
+        "string",
+        "the path of a folder",
+        _text,
+        "keep what each rank writes in this folder, one file for each world and rank",
+        "DIR",
+    ),
+    PDB_RANK: _Option(
+        "pdb_rank",
+        "int",
+        "an int >= 0",
+        _rank,
+        "the rank that --pdb, --trace and breakpoint() debug (default: the first that fails or comes to a breakpoint; "
+        "0 under --trace)",
         "N",
     ),
     PRELOAD: _Option(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel import verdict
 from pytest_accel.leases.locks import Holder
-from pytest_accel.worlds.roster import PoolError
+from pytest_accel.terminal import lent
+from pytest_accel.worlds.lending import Lending
+from pytest_accel.worlds.roster import Grant, PoolError
 from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.streaming import Streams
 from pytest_accel.worlds.world import LostWorld, World
 
 if TYPE_CHECKING:
@@ -26,6 +31,9 @@ class Driver:
         self.session_kind = session_kind
         self.settings = settings
         self._port = port
+        option = config.option
+        self.streams = option.capture == "no" and getattr(option, "dist", "no") == "no"
+        """Whether the ranks' output is shown while they run: one test after the other, then."""
         self._world: World | None = None
         self._shape: WorldShape | None = None
         self._error: BaseException | None = None
@@ -59,6 +67,7 @@ class Driver:
         following = self._next
         if (
             following is not None
+            and not self.streams
             and marked.is_sure_to_run
             and following.is_sure_to_run
             and self._stays(world, following)
@@ -108,7 +117,7 @@ class Driver:
             grant = self._port.acquire(marked.shape, holder, patience)
         except PoolError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        world = self._world = World(grant, self._port)
+        world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant))
         self._shape = marked.shape
         unready = world.start()
         if unready is not None:
@@ -116,6 +125,16 @@ class Driver:
             self._close()
             pytest.fail(verdict.plain_text(judged), pytrace=False)
         return world
+
+    def _lending(self, grant: Grant) -> Lending:
+        terminal = None if hasattr(self.config, "workerinput") else partial(lent, self.config)
+        return Lending(terminal, grant.spec.ranks, self.settings.pdb_rank)
+
+    def _streams(self, grant: Grant) -> Streams | None:
+        if not self.streams:
+            return None
+        kept = self.settings.logs is not None
+        return Streams(grant.directory, grant.spec.world, grant.spec.ranks, _show, kept=kept)
 
     def _look_ahead(self, world: World) -> None:
         """Find out whether the ranks have gone on to the test that they were told of."""
@@ -141,7 +160,7 @@ class Driver:
             or not world.alive  # A death that no test has told of is then not the next one's.
         ):
             self._close()
-        elif following.is_sure_to_run:
+        elif following.is_sure_to_run and not self.streams:
             # Its ranks are at work while pytest comes round to it.
             self._ahead = following
             self._send(world, following)
@@ -163,3 +182,8 @@ class Driver:
             if ahead is not None:
                 world.harm = world.harm or f"it runs {ahead.item.nodeid}, which is not to be run after all"
             world.close()
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -55,6 +55,11 @@ class MarkedItem:
         self.item.__class__ = without_log_capture(type(self.item))
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it is, or was, run in a world."""
+        return self._spec is not None
+
+    @property
     def node(self) -> NodeRef:
         return NodeRef(str(self.item.path), tuple(self.item.nodeid.split("::")[1:]))
 

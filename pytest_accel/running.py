@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -20,12 +19,21 @@ class RunningHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._driver = session.driver
+        self._post_mortem: Any = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if not self._session.is_worker:
             _link(session.items)
-        _refuse_debugger(session)
+        # The ranks debug themselves: of their failures the driver has nothing to look at.
+        plugin = session.config.pluginmanager
+        self._post_mortem = plugin.unregister(name="pdbinvoke") if plugin.has_plugin("pdbinvoke") else None
+
+    @pytest.hookimpl
+    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        marked = node.stash.get(MARKED, None)
+        if self._post_mortem is not None and (marked is None or not marked.has_begun):
+            self._post_mortem.pytest_exception_interact(node, call, report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(
@@ -74,8 +82,6 @@ class RunningHooks:
         marked = item.stash.get(MARKED, None)
         if marked is not None:
             marked.graft(report)
-            if item.config.option.capture == "no":
-                _show(report)
         return report
 
 
@@ -89,23 +95,3 @@ def _link(items: list[pytest.Item]) -> None:
         marked.following = None if marked.shape.fresh else later.get(marked.shape)
         marked.last = marked.following is None
         later[marked.shape] = marked
-
-
-def _refuse_debugger(session: pytest.Session) -> None:
-    option = session.config.option
-    marked = [item.nodeid for item in session.items if item.stash.get(MARKED, None) is not None]
-    for name in ("usepdb", "trace"):
-        if marked and getattr(option, name, False):
-            flag = "--pdb" if name == "usepdb" else "--trace"
-            raise pytest.UsageError(
-                f"{flag} has no terminal in the ranks that run {marked[0]}"
-                f"{f' and {len(marked) - 1} more tests' if len(marked) > 1 else ''}; "
-                "deselect them (-m 'not devices and not distributed'), or run them without it"
-            )
-
-
-def _show(report: pytest.TestReport) -> None:
-    """Under -s a rank's output is shown when its phase has ended, since its terminal is not this one."""
-    for name, text in report.sections:
-        if name.partition(" [")[0].endswith(report.when):  # Those of earlier phases are among them.
-            sys.stdout.write(f"\n--- {name} ---\n{text}")

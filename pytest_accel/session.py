@@ -130,6 +130,8 @@ class AccelSession:
                 adopted.append(self._adopt(item, marks))
             except (MarkError, VendorError) as error:
                 errors.append(f"{item.nodeid}: {error}")
+        if adopted and self.is_worker and self.config.option.trace:
+            errors.append("--trace has no terminal where xdist distributes the tests: run them without -n")
         if errors:
             self.port.usage_error("\n".join(errors))
         if adopted:
@@ -239,8 +241,12 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
-    if getattr(option, "capture", None) == "no":
-        args.append("--capture=fd")  # The driver prints what the ranks have captured.
+    uncaptured = getattr(option, "capture", None) == "no"
+    streams = uncaptured and getattr(option, "dist", "no") == "no"  # A worker of xdist has no terminal.
+    if settings.logs is not None and not streams:
+        args.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
+    elif uncaptured and not streams:
+        args.append("--capture=fd")
     if hasattr(option, "no_cov"):
         args.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
@@ -260,6 +266,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         else (),
         seed=random.SystemRandom().randrange(1 << 32),
         debug=settings.debug,
+        logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
+        streams=streams,
     )
 
 

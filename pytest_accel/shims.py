@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +42,49 @@ def teardown_for(item: pytest.Item) -> None:
 def forget_sections(item: pytest.Item) -> None:
     """Of a test that is run once more, the output that it was found to have written before."""
     item._report_sections.clear()
+
+
+def ask_before_debugging(may: Callable[[str], bool]) -> None:
+    """Have `may` asked before each debugger that pytest starts, by the name of the way it is started.
+
+    Where it says no the program goes on as if no debugger had been asked for. Of ``breakpoint()``, ``--trace`` and
+    ``--pdb`` only the last has a hook that comes before the debugger's first word. A debugger that comes to a
+    breakpoint of its own asks once more: pytest has gone on capturing since.
+    """
+    from _pytest.debugging import pytestPDB
+
+    original: Any = pytestPDB._init_pdb
+
+    def init(method: str, *args: Any, **kwargs: Any) -> Any:
+        if not may(method):
+            return _NoDebugger()
+        debugger = original(method, *args, **kwargs)
+        setup = debugger.setup
+
+        def setup_again(*args: Any, **kwargs: Any) -> Any:
+            result = setup(*args, **kwargs)
+            may(method)
+            return result
+
+        debugger.setup = setup_again
+        return debugger
+
+    pytestPDB._init_pdb = init  # type: ignore[method-assign]
+
+
+class _NoDebugger:
+    """What pytest does with a debugger, and nothing comes of it."""
+
+    quitting = False
+
+    def set_trace(self, frame: object) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def interaction(self, frame: object, traceback: object) -> None:
+        pass
+
+    def runcall(self, function: Callable[[], object]) -> object:
+        return function()

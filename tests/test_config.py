@@ -50,6 +50,8 @@ GOOD = [
     ("accel_order", "pci", "order", "pci"),
     ("accel_require", "cuda:4", "require", (("cuda", 4),)),
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
+    ("accel_pdb_rank", "1", "pdb_rank", 1),
+    ("accel_logs", "some/logs", "logs", "some/logs"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),

@@ -9,6 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+from pytest_accel.worlds.files import HEADING
+
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
 _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
@@ -25,12 +27,13 @@ def describe_exit(status: int) -> str:
 
 
 def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
-    """The end of a log, at most `limit` characters; empty where there is none."""
+    """The end of a log, at most `limit` characters; empty where there is none. Of a log that is kept, the last test."""
     try:
         text = Path(path).read_bytes()[-limit:].decode(errors="replace")
     except OSError:
         return ""
-    return text.strip("\n")
+    _, heading, last = text.rpartition(HEADING)
+    return (last.partition("\n")[2] if heading else text).strip("\n")
 
 
 def take_stacks(

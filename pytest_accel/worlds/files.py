@@ -7,6 +7,14 @@ import os
 
 from pytest_accel.worlds.messages import WorldSpec
 
+HEADING = "===== test: "
+"""What the line begins with that stands before each test's output in a log that is kept."""
+
+
+def kept_log_path(folder: str, world: int, rank: int) -> str:
+    """The log of a rank in the folder of ``--accel-logs``."""
+    return os.path.join(folder, f"world-{world}-rank-{rank}.log")
+
 
 def socket_path(directory: str, world: int, rank: int) -> str:
     """Where a rank listens for its driver."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from pytest_accel.worlds.autopsy import describe_exit
+
 NOTE = "out of memory (the oom_kill counter of the control group went up)"
 
 
@@ -43,6 +45,15 @@ def _counters(root: Path) -> list[Path]:
             elif "memory" in controllers.split(","):
                 found.append(root / "sys/fs/cgroup/memory" / inner / "memory.oom_control")
     return found
+
+
+def describe_death(status: int, before: int | None, after: int | None) -> str:
+    """As `describe_exit`, and that it was for want of memory.
+
+    There is one counter for all: of two ranks that are killed at one time, only one may be told to be.
+    """
+    text = describe_exit(status)
+    return f"{text}: {NOTE}" if killed_for_memory(status, before, after) else text
 
 
 def killed_for_memory(status: int, before: int | None, after: int | None) -> bool:

@@ -40,6 +40,10 @@ class SessionSpec:
     """For generators of test cases that must draw alike on every rank."""
     debug: bool = False
     """Whether torch compares the ranks' collectives before it begins them."""
+    logs: str | None = None
+    """The folder in which the ranks' logs are kept; None: they are not."""
+    streams: bool = False
+    """Whether the driver shows what the ranks write while they write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,19 @@ class PhaseReport(NamedTuple):
     """The pytest report of this phase, as ``pytest_report_to_serializable`` gives it."""
     at: float
     exception: ExceptionSketch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantsTerminal:
+    """A debugger is to start; the rank waits for the answer, which comes on a connection of its own (see `lending`)."""
+
+    method: str
+    """pytest's word for how: ``set_trace``, ``runcall``, ``post_mortem``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivesTerminal:
+    """The test goes on without the debugger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import flight, group, serving
-from pytest_accel.worlds.files import log_path, stack_path
+from pytest_accel.worlds import flight, group, output, serving
+from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
 from pytest_accel.worlds.shape import backend_names
@@ -91,7 +91,7 @@ def run(
 ) -> int:
     """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
-    _redirect_output(log_path(session.directory, spec.world, rank))
+    output.redirect(session, spec.world, rank)
     stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115 - open as long as the process
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     os.chdir(session.invocation_dir)
@@ -122,16 +122,6 @@ def _let_the_driver_finish() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-
-
-def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.close(null)
 
 
 def _reseed() -> None:

@@ -23,7 +23,8 @@ from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
-from pytest_accel.worlds.files import log_path, progress_path
+from pytest_accel.worlds.debugging import Debugging
+from pytest_accel.worlds.files import progress_path
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -37,6 +38,7 @@ from pytest_accel.worlds.messages import (
     RunTest,
     WarningSketch,
 )
+from pytest_accel.worlds.output import Log
 from pytest_accel.worlds.progress import Progress
 from pytest_accel.worlds.sketches import sketch, sketch_warning
 
@@ -51,8 +53,6 @@ _CHANGES_THE_RUN = (
     "newfirst",
     "stepwise",
     "stepwise_skip",
-    "usepdb",
-    "trace",
     "setupshow",
     "maxfail",
     "numprocesses",
@@ -82,7 +82,8 @@ class RankPlugin:
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
-        self._log = log_path(*where)
+        self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
+        self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
         self._mute = False
         self._later: RunTest | None = None
@@ -98,6 +99,7 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
         config.pluginmanager.register(self._catalogue)
+        config.pluginmanager.register(self._debugging)
         config.stash[RANK] = self.context
         option = config.option
         for name in _WRITES_A_FILE:
@@ -193,8 +195,7 @@ class RankPlugin:
 
     def _run(self, session: pytest.Session, request: RunTest) -> None:
         self.context.tests += 1
-        if os.stat(self._log).st_size:
-            os.truncate(self._log, 0)  # What is left there is then the last output of the test in which the rank died.
+        self._log.begin(request.node)
         self._serial, self._word, self._spoke = request.serial, None, False
         group.reset_peak_memory(self.context.torch_device)
         stale = None
@@ -214,6 +215,7 @@ class RankPlugin:
             return
         session.items, session.testscollected = [item], 1
         forget_sections(item)
+        self._debugging.running = True
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as request_to_exit:
@@ -224,6 +226,9 @@ class RankPlugin:
             asked = ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None)
             self._send(*self._take_held(), asked)
             return
+        finally:
+            self._debugging.end()
+            self._debugging.running = False
         self._catalogue.ran(item, following)
         self._finish(request, stale)
 
@@ -307,6 +312,8 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._end_copy(report)
+        self._debugging.end()
+        self._log.end_phase()
         data = self._serialise(report)
         data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
@@ -339,6 +346,8 @@ class RankPlugin:
         session.config.pluginmanager.unblock("terminalreporter")
         session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
         self._config = session.config
+        self._log.open()
+        self._debugging.install(session.config)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None

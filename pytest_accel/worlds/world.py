@@ -14,29 +14,31 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from pytest_accel.worlds import progress
-from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks, where
-from pytest_accel.worlds.collectives import account, read_record
-from pytest_accel.worlds.files import flight_path, log_path, progress_path, socket_path, stack_path
-from pytest_accel.worlds.flight import take_records
-from pytest_accel.worlds.memory import NOTE, killed_for_memory, oom_kills
+from pytest_accel.worlds.autopsy import tail
+from pytest_accel.worlds.examine import collectives_of, stacks_of
+from pytest_accel.worlds.files import log_path, progress_path, socket_path
+from pytest_accel.worlds.lending import Lending
+from pytest_accel.worlds.memory import describe_death, oom_kills
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
     ExitRequest,
     ExtraReport,
     Finished,
+    GivesTerminal,
     Location,
     NodeRef,
     PhaseReport,
     Ready,
     RunTest,
+    WantsTerminal,
     When,
 )
 from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.roster import Grant
-from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.worlds.streaming import Streams
 
 GRACE = 3.0
 """Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
@@ -47,6 +49,9 @@ _STALLED = 30
 _EXIT_PATIENCE = 1.0
 _LOOK_AGAIN = 0.2
 """Seconds after which a rank that has not spoken is looked at: it says that it has passed when the test has ended."""
+
+_STREAM_AGAIN = 0.05
+"""Seconds between two looks at what the ranks write, where it is shown."""
 
 
 class LostWorld(Exception):
@@ -63,8 +68,10 @@ class _Rank(RankState):
 class World:
     """The ranks of a grant. Not for several threads."""
 
-    def __init__(self, grant: Grant, port: Port) -> None:
-        """Connects to the ranks; :meth:`start` waits until they are ready."""
+    def __init__(self, grant: Grant, port: Port, lending: Lending, streams: Streams | None = None) -> None:
+        """Connects to the ranks; :meth:`start` waits until they are ready. `streams` shows what they write."""
+        self._lending = lending
+        self._streams = streams
         self.grant = grant
         self.collectives: list[str] = []
         """Which collectives the ranks are in that do not come to an end, and who has not come."""
@@ -173,6 +180,7 @@ class World:
         self._serial += 1
         self._told_ahead = False
         self._began = now
+        self._lending.begin()
         self.extras.clear()
         for rank in self._ranks:
             for message in rank.begin():
@@ -185,24 +193,38 @@ class World:
         rank that does not is ended, and the world with it.
         """
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, self._beginning(when) + timeout)
+            self._pump_or_give_up(pending, max(self._beginning(when), self._lending.ended) + timeout)
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._grace_end() < math.inf:
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()
+        if self._streams is not None:
+            self._streams.finish() if when == "teardown" else self._streams.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
         self._told |= {rank.rank for rank, outcome in zip(self._ranks, outcomes, strict=True) if outcome is rank.end}
         return outcomes
 
     def _pump_or_give_up(self, pending: list[_Rank], deadline: float) -> None:
         """Wait for news of `pending`; past the deadline, or the grace of a test that has gone wrong, end them."""
+        if self._lending.serve(self._place, self._wait_for_debugger):
+            return
         limit = min(deadline, self._grace_end())
-        if self._pump(min(limit, time.monotonic() + _LOOK_AGAIN)):
+        shown = self._streams is not None and self._streams.show()
+        look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
+        if self._pump(min(limit, time.monotonic() + look_again)):
             return
         if sum(self._catch_up(rank) for rank in self._ranks):
             return  # Those who are waited for may be others now.
         if time.monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
+
+    def _place(self, rank: int) -> tuple[int, str]:
+        return self._ranks[rank].pid, socket_path(self.grant.directory, self.number, rank)
+
+    def _wait_for_debugger(self) -> bool:
+        self._pump(math.inf)
+        holder = self._lending.holder
+        return holder is not None and self._ranks[holder].end is None and self._ranks[holder].died_early is None
 
     def finished(self) -> dict[int, Finished]:
         """What each rank left behind, of those that came to the end of the test."""
@@ -210,10 +232,12 @@ class World:
 
     def stacks(self) -> dict[int, str]:
         """Every living rank's stacks now."""
-        return self._take_stacks([rank for rank in self._ranks if rank.end is None])
+        return self._stacks_of([rank for rank in self._ranks if rank.end is None])
 
     def close(self) -> None:
         """Give the world back to the pool."""
+        if self._streams is not None:
+            self._streams.finish()
         for rank in self._ranks:
             rank.connection.close()
             if rank.pidfd is not None:
@@ -261,11 +285,12 @@ class World:
             open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
             if open_phase is not None:
                 times += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
-        return min(times) + GRACE if times else math.inf
+        return max(min(times), self._lending.ended) + GRACE if times else math.inf
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
-        events = self._selector.select(max(0.0, deadline - time.monotonic()))
+        patience = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
+        events = self._selector.select(patience)
         for key, _ in events:
             rank: _Rank = key.data
             if rank.end is not None or rank.died_early is not None:
@@ -313,6 +338,10 @@ class World:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self._serial:
             self.extras.append((rank.rank, message))
+        elif isinstance(message, WantsTerminal):
+            self._lending.ask(rank.rank, message.method)
+        elif isinstance(message, GivesTerminal):
+            self._lending.holder = None
         elif isinstance(message, Finished) and message.serial == self._serial:
             rank.finished = message
             self.harm = self.harm or message.harm
@@ -349,32 +378,21 @@ class World:
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
         text = "lost its connection to the driver (exit status unknown)"
         if status is not None:
-            text = describe_exit(status)
             before, self._oom_kills = self._oom_kills, oom_kills()
-            if killed_for_memory(status, before, self._oom_kills):
-                # One counter for all: of two ranks that are killed at one time, only one may be told to be.
-                text = f"{text}: {NOTE}"
+            text = describe_death(status, before, self._oom_kills)
         self._close(rank, "died", text, at=at)
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
-        stacks = self._take_stacks(pending)
-        self._take_collectives(stacks)
+        stacks = self._stacks_of(pending)
+        if self.grant.spec.grouped:
+            alive = {rank.rank: rank.pid for rank in self._ranks if rank.end is None}
+            self.collectives = collectives_of(self.grant.directory, self.number, alive, stacks)
         for rank in pending:
             stack = stacks.get(rank.rank, "")
             self._close(
                 rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack
             )
 
-    def _take_collectives(self, stacks: dict[int, str]) -> None:
-        """Of those too that wait for nobody: it may be they who have not come."""
-        alive = {rank.rank: rank.pid for rank in self._ranks if rank.end is None}
-        paths = {rank: flight_path(self.grant.directory, self.number, rank) for rank in alive}
-        if self.grant.spec.grouped:
-            records = {rank: read_record(record) for rank, record in take_records(alive, paths).items()}
-            self.collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
-
-    def _take_stacks(self, ranks: list[_Rank]) -> dict[int, str]:
-        pids = {rank.rank: rank.pid for rank in ranks}
-        paths = {rank.rank: stack_path(self.grant.directory, self.number, rank.rank) for rank in ranks}
-        return take_stacks(pids, paths, STACK_SIGNAL)
+    def _stacks_of(self, ranks: list[_Rank]) -> dict[int, str]:
+        return stacks_of(self.grant.directory, self.number, {rank.rank: rank.pid for rank in ranks})

@@ -1,0 +1,106 @@
+"""A debugger in a rank: the driver's terminal takes the place of the rank's standard streams while it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_accel.shims import ask_before_debugging
+from pytest_accel.worlds.messages import GivesTerminal, WantsTerminal
+
+
+class Debugging:
+    """Asks the driver for its terminal when a debugger is to start, and gives it back when the test goes on."""
+
+    def __init__(self, listener: socket.socket, send: Callable[[object], None]) -> None:
+        self.running = False
+        """Whether a driver waits for a test, and could be asked."""
+        self._listener = listener
+        self._send = send
+        self._pid = os.getpid()
+        self._config: pytest.Config | None = None
+        self._post_mortem: Any = None
+        self._saved: dict[int, int] = {}
+        self._lent: tuple[int, ...] = ()
+        self._interrupt: Any = None
+
+    def install(self, config: pytest.Config) -> None:
+        """Have every debugger of the session ask first."""
+        self._config = config
+        # It prints before it debugs, and it prints for every rank.
+        self._post_mortem = config.pluginmanager.unregister(name="pdbinvoke") if config.option.usepdb else None
+        ask_before_debugging(self._take)
+
+    @pytest.hookimpl
+    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        if self._post_mortem is not None and self._take("post_mortem"):
+            try:
+                self._post_mortem.pytest_exception_interact(node, call, report)
+            finally:
+                self.end()
+
+    @pytest.hookimpl
+    def pytest_leave_pdb(self) -> None:
+        self._give()
+
+    def end(self) -> None:
+        """The phase has ended: nothing is left to step through."""
+        if self._saved:
+            sys.settrace(None)
+            self._give()
+
+    def _take(self, method: str) -> bool:
+        """Whether a debugger may start: it then has the terminal."""
+        if self._saved:
+            return True
+        if not self.running or os.getpid() != self._pid:
+            return False
+        self._send(WantsTerminal(method))
+        driver, _ = self._listener.accept()
+        with driver:
+            _, lent, _, _ = socket.recv_fds(driver, 1, 2)
+        if not lent:
+            return False
+        assert self._config is not None
+        manager = self._config.pluginmanager.getplugin("capturemanager")
+        if manager is not None:
+            manager.suspend(in_=True)
+        _flush()
+        self._saved = {number: os.dup(number) for number in (0, 1, 2)}
+        for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
+            os.dup2(source, number)
+        self._lent = tuple(lent)
+        with contextlib.suppress(ValueError):  # Not in a thread of the test's.
+            self._interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+        return True
+
+    def _give(self) -> None:
+        if not self._saved:
+            return
+        _flush()
+        terminals = [os.fstat(number) for number in self._lent]
+        for number, saved in self._saved.items():
+            # pytest, going on with its capture, has put its own files there already.
+            if any(os.path.samestat(os.fstat(number), terminal) for terminal in terminals):
+                os.dup2(saved, number)
+            os.close(saved)
+        for number in self._lent:
+            os.close(number)
+        self._saved, self._lent = {}, ()
+        if self._interrupt is not None:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGINT, self._interrupt)
+        self._send(GivesTerminal())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

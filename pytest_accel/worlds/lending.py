@@ -1,0 +1,79 @@
+"""Which rank's debugger gets the driver's terminal, and how it is handed over."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
+"""The driver's terminal, free while the context lasts, for the process of this id: descriptors to read and to write."""
+
+
+class Lending:
+    """The debuggers of one world's ranks."""
+
+    def __init__(self, terminal: Terminal | None, ranks: int, wanted: int | None) -> None:
+        """`wanted` is the only rank to be debugged; None: the first that asks. Without a `terminal`, none is."""
+        self._terminal = terminal
+        self._wanted = wanted if wanted is not None and wanted < ranks else None
+        self._asking: list[tuple[int, str]] = []
+        self._first: int | None = None
+        self.holder: int | None = None
+        self.ended = 0.0
+        """When the last debugger came to its end (`time.monotonic`): clocks that were stopped begin anew."""
+
+    def begin(self) -> None:
+        """Another test begins."""
+        self._asking.clear()
+        self._first = None
+
+    def ask(self, rank: int, method: str) -> None:
+        """A debugger wants to start in `rank`, which waits for the answer."""
+        self._asking.append((rank, method))
+
+    def serve(self, place: Callable[[int], tuple[int, str]], wait: Callable[[], bool]) -> bool:
+        """Answer the ranks that have asked; whether one did.
+
+        `place` gives a rank's process and socket. While a rank has the terminal, `wait` takes in what comes, and says
+        whether that rank is still there.
+        """
+        if not self._asking:
+            return False
+        rank, method = min(self._asking, key=lambda asked: asked[0] != self._chosen(*asked))
+        self._asking.remove((rank, method))
+        pid, path = place(rank)
+        if self._terminal is None or self._chosen(rank, method) != rank:
+            _answer(path, ())
+            return True
+        self._first = rank
+        with self._terminal(pid) as (source, target):
+            self.holder = rank
+            if _answer(path, (source, target)):
+                while wait():
+                    pass
+            self.holder = None
+        self.ended = time.monotonic()
+        return True
+
+    def _chosen(self, rank: int, method: str) -> int:
+        """The rank whose turn it is if `rank` asks: every rank comes to the start of a test that is traced."""
+        if self._wanted is not None:
+            return self._wanted
+        if method == "runcall":
+            return 0
+        return rank if self._first is None else self._first
+
+
+def _answer(path: str, descriptors: tuple[int, ...]) -> bool:
+    """Tell the rank that listens at `path`; whether it was there."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
+        call.connect(path)
+        if descriptors:
+            socket.send_fds(call, [b"y"], descriptors)
+        else:
+            call.sendall(b"n")
+        return True
+    return False

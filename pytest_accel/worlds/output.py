@@ -1,0 +1,84 @@
+"""A rank's file descriptors 1 and 2: a log, which is the driver's to read, or a person's to keep."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import sys
+
+from pytest_accel.worlds.files import HEADING, kept_log_path, log_path
+from pytest_accel.worlds.messages import NodeRef, SessionSpec
+
+
+def redirect(session: SessionSpec, world: int, rank: int) -> None:
+    """Have file descriptors 1 and 2 write to the rank's log, and let 0 be at its end."""
+    path = log_path(session.directory, world, rank)
+    if session.logs is not None:
+        os.makedirs(session.logs, exist_ok=True)
+        kept = kept_log_path(session.logs, world, rank)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(kept)
+        os.symlink(kept, path)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+
+
+class Log:
+    """The rank's own end of its log."""
+
+    def __init__(self, session: SessionSpec, world: int, rank: int, ranks: int) -> None:
+        self._path = log_path(session.directory, world, rank)
+        self._kept = session.logs is not None
+        self._streams = session.streams
+        self._ends_lines = session.streams and ranks > 1
+        self._root = session.invocation_dir
+        self._libc = ctypes.CDLL(None) if self._kept or self._streams else None
+
+    def open(self) -> None:
+        """Lines are written when they end, by Python and by C, where somebody reads along."""
+        if self._libc is None:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
+        with contextlib.suppress(ValueError, AttributeError):
+            name = "__stdoutp" if sys.platform == "darwin" else "stdout"
+            self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)  # _IOLBF
+
+    def begin(self, node: NodeRef) -> None:
+        """A test begins. Where nobody reads along, the log then is what is written in this test."""
+        if self._kept:
+            self._end_line()
+            name = "::".join((os.path.relpath(node.path, self._root), *node.names))
+            self._write(f"{HEADING}{name}\n")
+        elif not self._streams and os.stat(self._path).st_size:
+            os.truncate(self._path, 0)
+
+    def end_phase(self) -> None:
+        """What was written in the phase is in the log, to the end of its last line."""
+        if self._libc is None:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        self._libc.fflush(None)
+        if self._ends_lines:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        with open(self._path, "rb") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    self._write("\n")
+
+    def _write(self, text: str) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(text)
