@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -233,7 +234,6 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
         "test_it.py",
         """
         import os
-        import sys
         import threading
         from pathlib import Path
 
@@ -257,11 +257,9 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
                 os._exit(0)
 
 
-        def when_idle(then):
-            main = threading.main_thread().ident
-            while sys._current_frames()[main].f_code.co_name != "_recv":
-                pass
-            then()
+        def ends_when_allowed(fifo):
+            fifo.read_text()
+            os._exit(0)
 
 
         @not_gone_on_from
@@ -288,7 +286,8 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
         @distributed
         def test_next_begins(rank, victim):
             if rank == 1:
-                threading.Thread(target=when_idle, args=[lambda: os._exit(0)], daemon=True).start()
+                fifo = Path(__file__).with_name("fifo")
+                threading.Thread(target=ends_when_allowed, args=[fifo], daemon=True).start()
 
 
         @distributed
@@ -352,6 +351,9 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
             def pytest_runtest_logfinish(nodeid):
                 if nodeid.endswith(("test_killed_at_its_end", "test_last")):
                     victim_dies(kill=True)
+                if nodeid.endswith("test_next_begins"):
+                    Path(__file__).with_name("fifo").write_text("end")
+                    victim_dies(kill=False)
 
             def pytest_runtest_logstart(nodeid):
                 if nodeid.endswith("test_sent"):
@@ -360,13 +362,9 @@ def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
             def pytest_runtest_call(item):
                 if item.name == "test_unmarked":
                     victim_dies(kill=True)
-
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_runtest_teardown(item):
-                if item.name == "test_next_begins":
-                    victim_dies(kill=False)
         """,
     )
+    os.mkfifo(suite.path / "fifo")
     run = suite.run()
     run.expect(
         {
