@@ -28,6 +28,7 @@ WAIT = "accel_wait"
 TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
 PER_WORKER = "accel_per_worker"
+LEAKS = "accel_leaks"
 PRELOAD = "accel_preload"
 INFO = "accel_info"
 
@@ -57,6 +58,8 @@ class Settings:
     """Whether each test gets new processes."""
     per_worker: int | None = None
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    leaks: Literal["warn", "fail", "off"] = "warn"
+    """What becomes of a test that leaves settings of its ranks changed."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -93,6 +96,13 @@ def _switch(value: object) -> bool:
 def _busy(value: object) -> str:
     word = _text(value)
     if word not in ("ignore", "skip", "wait"):
+        raise ValueError(value)
+    return word
+
+
+def _leaks(value: object) -> str:
+    word = _text(value)
+    if word not in ("warn", "fail", "off"):
         raise ValueError(value)
     return word
 
@@ -226,6 +236,14 @@ _OPTIONS: dict[str, _Option] = {
         _count,
         "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
         "N",
+    ),
+    LEAKS: _Option(
+        "leaks",
+        "string",
+        "warn, fail or off",
+        _leaks,
+        "a test that leaves settings of its ranks changed: warn (default), fail it, or say nothing (off)",
+        "WHAT",
     ),
     PRELOAD: _Option(
         "preload",

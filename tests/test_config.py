@@ -17,7 +17,19 @@ NAMES = [
     "accel",
     *(
         f"accel_{name}"
-        for name in ("devices", "order", "require", "strict", "share", "busy", "wait", "timeout", "fresh", "per_worker")
+        for name in (
+            "devices",
+            "order",
+            "require",
+            "strict",
+            "share",
+            "busy",
+            "wait",
+            "timeout",
+            "fresh",
+            "per_worker",
+            "leaks",
+        )
     ),
 ]
 """The settings that the command line, the environment and an ini file can give."""
@@ -38,6 +50,7 @@ GOOD = [
     ("accel_order", "pci", "order", "pci"),
     ("accel_require", "cuda:4", "require", (("cuda", 4),)),
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
+    ("accel_leaks", "fail", "leaks", "fail"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -55,6 +68,7 @@ BAD = [
     ("accel_require", "gpu:2", REQUIRE),
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
+    ("accel_leaks", "kill", "warn, fail or off"),
     ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),

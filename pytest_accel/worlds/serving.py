@@ -24,6 +24,7 @@ from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue
 from pytest_accel.worlds.files import log_path, progress_path
+from pytest_accel.worlds.hygiene import Hygiene, look
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -84,6 +85,7 @@ class RankPlugin:
         where = context.session.directory, context.spec.world, context.rank
         self._log = log_path(*where)
         self._progress = Progress(progress_path(*where))
+        self._hygiene = Hygiene()
         self._mute = False
         self._later: RunTest | None = None
         self._word: int | None = None
@@ -205,6 +207,7 @@ class RankPlugin:
         except Exception:
             self._report_no_test(request)
             return
+        self._hygiene.begin()
         session.items, session.testscollected = [item], 1
         forget_sections(item)
         try:
@@ -222,8 +225,9 @@ class RankPlugin:
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
+        left = self._hygiene.end()
         collectives, harm = group.collectives(), self._harm()
-        if not self._spoke and stale is None and harm is None:
+        if not self._spoke and stale is None and harm is None and not left:
             self._word = peers.word(collectives)
         finished = Finished(
             request.serial,
@@ -231,6 +235,7 @@ class RankPlugin:
             warnings=tuple(warnings),
             stale=stale,
             harm=harm,
+            left=left,
             properties=self._properties(),
             word=self._word,
         )
@@ -265,14 +270,16 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Process groups that a fixture makes for more than one test are not left over when the test ends."""
-        if fixturedef.scope == "function" or not self.context.spec.grouped:
+        """What a fixture makes or sets for more than one test is not left over when the test ends."""
+        if fixturedef.scope == "function":
             return (yield)
-        before = group.group_names()
+        settings, groups = look(), group.group_names() if self.context.spec.grouped else set()
         try:
             return (yield)
         finally:
-            self.context.kept_groups |= group.group_names() - before
+            self._hygiene.made_by_fixture(settings)
+            if self.context.spec.grouped:
+                self.context.kept_groups |= group.group_names() - groups
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
