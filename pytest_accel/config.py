@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.hardware.registry import ALL_KINDS, check_kind, name_kinds
+from pytest_accel import values
+from pytest_accel.hardware.registry import ALL_KINDS, name_kinds
 
 ACCEL = "accel"
 DEVICES = "accel_devices"
@@ -29,6 +29,7 @@ TIMEOUT = "accel_timeout"
 FRESH = "accel_fresh"
 DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
+LEAKS = "accel_leaks"
 PRELOAD = "accel_preload"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
@@ -66,6 +67,8 @@ class Settings:
     """The folder in which each rank's output is kept; None: nowhere."""
     pdb_rank: int | None = None
     """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
+    leaks: Literal["warn", "fail", "off"] = "warn"
+    """What becomes of a test that leaves settings of its ranks changed."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -82,85 +85,12 @@ class _Option(NamedTuple):
     metavar: str | None = None
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    raise ValueError(value)
-
-
-def _switch(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = _text(value).lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(value)
-
-
-def _busy(value: object) -> str:
-    word = _text(value)
-    if word not in ("ignore", "skip", "wait"):
-        raise ValueError(value)
-    return word
-
-
-def _count(value: str | int) -> int:
-    count = int(value)
-    if count < 1:
-        raise ValueError(value)
-    return count
-
-
-def _rank(value: str | int) -> int:
-    rank = int(value)
-    if rank < 0:
-        raise ValueError(value)
-    return rank
-
-
-def _wait(value: str | float) -> float:
-    seconds = float(value)
-    # False for nan too.
-    if not 0 <= seconds <= sys.float_info.max:
-        raise ValueError(value)
-    return seconds
-
-
-def _timeout(value: str | float) -> float:
-    seconds = _wait(value)
-    if seconds == 0:
-        raise ValueError(value)
-    return seconds
-
-
-def _require(value: object) -> tuple[tuple[str, int], ...]:
-    needs: dict[str, int] = {}
-    for part in _text(value).split(","):
-        kind, _, count = (word.strip() for word in part.partition(":"))
-        check_kind(kind)
-        if kind in needs:
-            raise ValueError(value)
-        needs[kind] = _count(count)
-    return tuple(needs.items())
-
-
-def _preload(value: str | list[str]) -> tuple[str, ...]:
-    names = (value if isinstance(value, str) else " ".join(value)).replace(",", " ").split()
-    if names == ["none"]:
-        return ()
-    if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise ValueError(value)
-    return tuple(dict.fromkeys(names))
-
-
 _OPTIONS: dict[str, _Option] = {
     ACCEL: _Option(
         "accel",
         "string",
         "auto, none, or a kind such as cuda, cpu:4 or sim:8",
-        _text,
+        values.text,
         "the accelerators that the session uses: auto (default), none, a kind, cpu:4, sim:8, sim:topology.toml",
         "KIND",
     ),
@@ -168,7 +98,7 @@ _OPTIONS: dict[str, _Option] = {
         "devices",
         "string",
         "indices or ids of devices with commas between them",
-        _text,
+        values.text,
         "the devices that the session may use: 0,2 or ids (default: all that it can see)",
         "LIST",
     ),
@@ -176,7 +106,7 @@ _OPTIONS: dict[str, _Option] = {
         "order",
         "string",
         "fastest, pci, free, near, or ids with commas between them",
-        _text,
+        values.text,
         "the order in which devices are numbered: fastest (default), pci, free, near, or ids with commas",
         "ORDER",
     ),
@@ -184,7 +114,7 @@ _OPTIONS: dict[str, _Option] = {
         "require",
         "string",
         f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {ALL_KINDS}",
-        _require,
+        values.require,
         "fail the session at once where there are fewer devices: cuda:4, or several kinds with commas",
         "KIND:N",
     ),
@@ -192,14 +122,14 @@ _OPTIONS: dict[str, _Option] = {
         "strict",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        _switch,
+        values.switch,
         "make a skip for missing hardware a failure",
     ),
     SHARE: _Option(
         "share",
         "int",
         "an int >= 1",
-        _count,
+        values.count,
         "let so many tests share a device, each with an equal part, where their marks have no share= (default: 1)",
         "N",
     ),
@@ -207,7 +137,7 @@ _OPTIONS: dict[str, _Option] = {
         "busy",
         "string",
         "ignore, skip or wait",
-        _busy,
+        values.one_of("ignore", "skip", "wait"),
         "devices that processes outside the session use: ignore that (default), skip them as if they were not there, "
         "or wait until they are free",
         "WHAT",
@@ -216,7 +146,7 @@ _OPTIONS: dict[str, _Option] = {
         "wait",
         "float",
         "a finite number of seconds >= 0",
-        _wait,
+        values.wait,
         "how long a test may wait for its devices (default: as long as it takes)",
         "SECONDS",
     ),
@@ -224,7 +154,7 @@ _OPTIONS: dict[str, _Option] = {
         "timeout",
         "float",
         "a finite number of seconds > 0",
-        _timeout,
+        values.timeout,
         "how long each phase of a test in a world may take (default: 300)",
         "SECONDS",
     ),
@@ -232,21 +162,21 @@ _OPTIONS: dict[str, _Option] = {
         "fresh",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        _switch,
+        values.switch,
         "start new processes for each test",
     ),
     DEBUG: _Option(
         "debug",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        _switch,
+        values.switch,
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
         "per_worker",
         "int",
         "an int >= 1",
-        _count,
+        values.count,
         "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
         "N",
     ),
@@ -254,7 +184,7 @@ _OPTIONS: dict[str, _Option] = {
         "logs",
         "string",
         "the path of a folder",
-        _text,
+        values.text,
         "keep what each rank writes in this folder, one file for each world and rank",
         "DIR",
     ),
@@ -262,16 +192,24 @@ _OPTIONS: dict[str, _Option] = {
         "pdb_rank",
         "int",
         "an int >= 0",
-        _rank,
+        values.rank,
         "the rank that --pdb, --trace and breakpoint() debug (default: the first that fails or comes to a breakpoint; "
         "0 under --trace)",
         "N",
+    ),
+    LEAKS: _Option(
+        "leaks",
+        "string",
+        "warn, fail or off",
+        values.one_of("warn", "fail", "off"),
+        "a test that leaves settings of its ranks changed: warn (default), fail it, or say nothing (off)",
+        "WHAT",
     ),
     PRELOAD: _Option(
         "preload",
         "args",
         "auto, none, or names of modules",
-        _preload,
+        values.preload,
         "what the fork server imports: auto (default; the third-party packages that collection imported), none, "
         "or names of modules",
     ),

@@ -64,3 +64,14 @@ def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> Non
                 "location": sketch.location,
             }
         )
+
+
+def warn(lines: Sequence[str], place: tuple[str, int]) -> list[str]:
+    """Warn of each line at `place`, a file and line; gives those that the session's filters make errors."""
+    errors = []
+    for line in lines:
+        try:
+            warnings.warn_explicit(line, pytest.PytestWarning, *place)
+        except pytest.PytestWarning:
+            errors.append(line)
+    return errors

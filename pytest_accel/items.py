@@ -187,6 +187,11 @@ class MarkedItem:
         if mismatch is not None:
             world.harm = world.harm or mismatch
             problems.insert(0, mismatch)
+        leftovers = verdict.leftovers(finished)
+        if self._driver.settings.leaks == "fail":
+            problems += leftovers
+        elif self._driver.settings.leaks == "warn":
+            problems += echo.warn(leftovers, self.place)
         if not problems or judged.outcome != "passed" or failed_before:
             return judged
         message = problems[0].splitlines()[0]

@@ -143,6 +143,15 @@ def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
     return None
 
 
+def leftovers(finished: Mapping[int, Finished]) -> list[str]:
+    """What the test left changed in its ranks, once for all ranks that have it in common."""
+    ranks: dict[str, list[int]] = {}
+    for rank, end in sorted(finished.items()):
+        for line in end.left:
+            ranks.setdefault(line, []).append(rank)
+    return [f"{ranks_text(those)} {line}" for line, those in ranks.items()]
+
+
 def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
     """A serialised longrepr for text that is no rank's traceback."""
     crash = {"path": place[0], "lineno": place[1], "message": message}

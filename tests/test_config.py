@@ -29,6 +29,7 @@ NAMES = [
             "fresh",
             "debug",
             "per_worker",
+            "leaks",
         )
     ),
 ]
@@ -52,6 +53,7 @@ GOOD = [
     ("accel_require", "cuda:4, cpu:2", "require", (("cuda", 4), ("cpu", 2))),
     ("accel_pdb_rank", "1", "pdb_rank", 1),
     ("accel_logs", "some/logs", "logs", "some/logs"),
+    ("accel_leaks", "fail", "leaks", "fail"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -69,6 +71,7 @@ BAD = [
     ("accel_require", "gpu:2", REQUIRE),
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
+    ("accel_leaks", "kill", "warn, fail or off"),
     ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),

@@ -251,6 +251,8 @@ class Finished(NamedTuple):
     """Text of an error in tearing down what an earlier test had left set up."""
     harm: str | None = None
     """Why this world should not run another test."""
+    left: tuple[str, ...] = ()
+    """What the test has changed in the rank and not put back; it has been put back since."""
     properties: Mapping[str, Any] = MappingProxyType({})
     word: int | None = None
     """What the rank has told its peers (see `peers`); None: that this test is nothing to go on from."""

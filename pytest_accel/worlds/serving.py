@@ -25,6 +25,7 @@ from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
+from pytest_accel.worlds.hygiene import Hygiene, look
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -85,6 +86,7 @@ class RankPlugin:
         self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
         self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
+        self._hygiene = Hygiene()
         self._mute = False
         self._later: RunTest | None = None
         self._word: int | None = None
@@ -213,6 +215,7 @@ class RankPlugin:
         except Exception:
             self._send(Broken(traceback.format_exc()))
             return
+        self._hygiene.begin()
         session.items, session.testscollected = [item], 1
         forget_sections(item)
         self._debugging.running = True
@@ -234,8 +237,9 @@ class RankPlugin:
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
+        left = self._hygiene.end()
         collectives, harm = group.collectives(), self._harm()
-        if not self._spoke and stale is None and harm is None:
+        if not self._spoke and stale is None and harm is None and not left:
             self._word = peers.word(collectives)
         finished = Finished(
             request.serial,
@@ -243,6 +247,7 @@ class RankPlugin:
             warnings=tuple(warnings),
             stale=stale,
             harm=harm,
+            left=left,
             properties=self._properties(),
             word=self._word,
         )
@@ -279,14 +284,16 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Process groups that a fixture makes for more than one test are not left over when the test ends."""
-        if fixturedef.scope == "function" or not self.context.spec.grouped:
+        """What a fixture makes or sets for more than one test is not left over when the test ends."""
+        if fixturedef.scope == "function":
             return (yield)
-        before = group.group_names()
+        settings, groups = look(), group.group_names() if self.context.spec.grouped else set()
         try:
             return (yield)
         finally:
-            self.context.kept_groups |= group.group_names() - before
+            self._hygiene.made_by_fixture(settings)
+            if self.context.spec.grouped:
+                self.context.kept_groups |= group.group_names() - groups
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
