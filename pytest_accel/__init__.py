@@ -5,6 +5,12 @@ PYTEST_DONT_REWRITE (ranks are forked from a process that has this package impor
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+import pytest
+
+__all__ = ["LeftoverWarning", "__version__"]
 
 __version__ = "0.1.0.dev0"
+
+
+class LeftoverWarning(pytest.PytestWarning):
+    """A test has left something behind in its ranks (``--accel-leaks warn``)."""

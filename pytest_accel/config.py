@@ -68,7 +68,7 @@ class Settings:
     pdb_rank: int | None = None
     """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     leaks: Literal["warn", "fail", "off"] = "warn"
-    """What becomes of a test that leaves settings of its ranks changed."""
+    """What becomes of a test that leaves something behind in its ranks."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -202,7 +202,7 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "warn, fail or off",
         values.one_of("warn", "fail", "off"),
-        "a test that leaves settings of its ranks changed: warn (default), fail it, or say nothing (off)",
+        "a test that leaves something behind in its ranks: warn (default), fail it, or say nothing (off)",
         "WHAT",
     ),
     PRELOAD: _Option(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel import LeftoverWarning
 from pytest_accel.verdict import RankError
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
 
@@ -71,7 +72,7 @@ def warn(lines: Sequence[str], place: tuple[str, int]) -> list[str]:
     errors = []
     for line in lines:
         try:
-            warnings.warn_explicit(line, pytest.PytestWarning, *place)
-        except pytest.PytestWarning:
+            warnings.warn_explicit(line, LeftoverWarning, *place)
+        except LeftoverWarning:
             errors.append(line)
     return errors

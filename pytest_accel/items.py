@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel import echo, rerun, verdict
+from pytest_accel.accounts import ranks_text
 from pytest_accel.markers import Requirement
 from pytest_accel.relay import without_log_capture
 from pytest_accel.verdict import RankError, Verdict
@@ -152,7 +153,7 @@ class MarkedItem:
             about=self.shape.about,
             timeout=timeout,
             here=here,
-            collectives=world.collectives,
+            findings=world.findings,
         )
         if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
             world.worn = True  # A rank may have begun a message that the one it is for has not come to.
@@ -187,16 +188,20 @@ class MarkedItem:
         if mismatch is not None:
             world.harm = world.harm or mismatch
             problems.insert(0, mismatch)
+        if len({left.groups for left in finished.values()}) > 1:
+            world.harm = world.harm or "its ranks made different numbers of process groups"
         leftovers = verdict.leftovers(finished)
-        if self._driver.settings.leaks == "fail":
-            problems += leftovers
-        elif self._driver.settings.leaks == "warn":
-            problems += echo.warn(leftovers, self.place)
-        if not problems or judged.outcome != "passed" or failed_before:
+        if self._driver.settings.leaks == "warn":
+            leftovers = echo.warn(leftovers, self.place)
+        elif self._driver.settings.leaks == "off":
+            leftovers = []
+        if not (problems or leftovers) or judged.outcome != "passed" or failed_before:
             return judged
+        kind = verdict.RanksDisagree if problems else verdict.LeftBehind
+        problems += leftovers
         message = problems[0].splitlines()[0]
         longrepr = verdict.failure(message, "\n".join(problems).splitlines(), self.place)
-        return Verdict("failed", message, verdict.RanksDisagree, longrepr, judged.sections)
+        return Verdict("failed", message, kind, longrepr, judged.sections)
 
     def _describe(self) -> None:
         """What junit and report hooks get to know of the world."""
@@ -228,7 +233,7 @@ class MarkedItem:
             rank, data = (wrong or reports)[0]
             report = hook.pytest_report_from_serializable(config=self.item.config, data=dict(data))
             if wrong and world.size > 1:
-                report.sections.append(("ranks", f"{verdict.ranks_text([rank for rank, _ in wrong])} failed"))
+                report.sections.append(("ranks", f"{ranks_text([rank for rank, _ in wrong])} failed"))
             self._subtests.append(report)
         return failed
 

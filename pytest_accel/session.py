@@ -266,6 +266,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         else (),
         seed=random.SystemRandom().randrange(1 << 32),
         debug=settings.debug,
+        leaks=settings.leaks,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
         streams=streams,
     )

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_accel.consequences import consequence
-from pytest_accel.worlds.autopsy import where
+from pytest_accel import accounts
+from pytest_accel.accounts import is_consequence, ranks_text
+from pytest_accel.worlds.examine import NOTHING, Findings
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, When
 from pytest_accel.worlds.outcome import RankOutcome
 
@@ -37,6 +38,10 @@ class RankUnstarted(RankError):
 
 class RanksDisagree(RankError):
     """Some ranks skipped and some ran, or they issued different numbers of collectives."""
+
+
+class LeftBehind(RankError):
+    """The test has left something behind in its ranks (``--accel-leaks``)."""
 
 
 _ERRORS: dict[str, type[RankError]] = {
@@ -72,41 +77,40 @@ def judge(
     about: str,
     timeout: float,
     here: str = "",
-    collectives: Sequence[str] = (),
+    findings: Findings = NOTHING,
 ) -> Verdict:
     """The verdict on phase `when`.
 
     `place` is the test's file and line, for text that no rank has written; `about` describes the world in a few words;
-    a path below the folder `here` is shown as a person in it would type it. `collectives` are lines about those that
-    some rank is in.
+    a path below the folder `here` is shown as a person in it would type it.
     """
     sections = _sections(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
-        root = min(wrong, key=lambda outcome: (_is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
-        return _failed(when, root, outcomes, place, about, sections, here, collectives)
+        root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
+        return _failed(when, root, outcomes, place, about, sections, here, findings)
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if hung:
-        return _failed(when, hung[0], outcomes, place, about, sections, here, collectives, timeout)
+        return _failed(when, hung[0], outcomes, place, about, sections, here, findings, timeout)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
-    expected = [outcome for outcome in skipped if _wasxfail(outcome) is not None]
+    expected = [outcome for outcome in skipped if accounts.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
-        reason = _wasxfail(expected[0]) or ""
+        reason = accounts.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) < len(outcomes):
         return _disagreement(when, outcomes, skipped, place, about, sections, here)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
-        return Verdict("skipped", _reason(longrepr), longrepr=longrepr, sections=sections)
+        return Verdict("skipped", accounts.reason(longrepr), longrepr=longrepr, sections=sections)
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
     if unknown:  # Such as a plugin's own outcome: whatever it means, it is no pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
-        longrepr = failure(message, [message, "", *_others(outcomes, here)], place)
+        longrepr = failure(message, [message, "", *accounts.others(outcomes, here)], place)
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
-    unexpected = [text for outcome in outcomes if (text := _wasxfail(outcome)) is not None]
+    unexpected = [text for outcome in outcomes if (text := accounts.wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
 
 
@@ -175,18 +179,6 @@ def plain_text(judged: Verdict) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0-3``, ``ranks 0, 2, 5-7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
-
-
 def _failed(
     when: When,
     root: RankOutcome,
@@ -195,36 +187,31 @@ def _failed(
     about: str,
     sections: tuple[tuple[str, str], ...],
     here: str,
-    collectives: Sequence[str],
+    findings: Findings,
     timeout: float = 0.0,
 ) -> Verdict:
-    alike = [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
-    label = ranks_text(alike) if len(outcomes) > 1 else ""
+    label = ranks_text(accounts.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
     if root.report is not None:
         longrepr, message = _labelled(root.report.report["longrepr"], label, place)
         error = root.report.exception
     else:
-        message, lines = _account(root, label or "the test's process", when, timeout)
+        who = label or "the test's process"
+        if root.ending == "hung" and root.stack and len(outcomes) > 1:  # In one place or in several.
+            who = ranks_text([outcome.rank for outcome in outcomes if outcome.ending == "hung"])
+        message, lines = _account(root, who, when, timeout)
         longrepr = failure(message, lines, place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
-        lines = [f"{label}: {_tell(root, here)}"]
-        others = [outcome for outcome in outcomes if outcome.rank not in alike]
-        if _consequence(root) is None:
-            after = [outcome for outcome in others if _consequence(outcome) is not None]
-            others = [outcome for outcome in others if outcome not in after]
-            lines += [*_others(others, here), *_afterwards(after, here)]
-        else:
-            lines += _others(others, here)
+        lines = accounts.summary(root, outcomes, here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
-    if collectives:
-        text = "\n".join(collectives).replace(f" at {here}{os.sep}", " at ") if here else "\n".join(collectives)
-        longrepr["sections"] = [*longrepr["sections"], ("collectives", text, "-")]
+    if findings.collectives:
+        text = "\n".join(findings.collectives)
+        text = text.replace(f" at {here}{os.sep}", " at ") if here else text
+        longrepr["sections"].append(("collectives", text, "-"))
+    longrepr["sections"] += [(title, text, "-") for title, text in accounts.stacks(outcomes, findings)]
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
-        if outcome.stack:
-            longrepr["sections"].append((f"{extra}stacks", outcome.stack, "-"))
         if outcome.log and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", outcome.log, "-"))
     return Verdict("failed", message, error or RankError, longrepr, sections)
@@ -258,17 +245,8 @@ def _disagreement(
         f"the ranks disagree in the {when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
         f"{ranks_text(ran)} ran"
     )
-    longrepr = failure(message, [message, "", *_others(outcomes, here)], place)
+    longrepr = failure(message, [message, "", *accounts.others(outcomes, here)], place)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
-
-
-def _is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
-    """Whether `outcome` only says that another rank is gone, where there is another."""
-    return len(wrong) > 1 and _consequence(outcome) is not None
-
-
-def _consequence(outcome: RankOutcome) -> str | None:
-    return None if outcome.report is None else consequence(outcome.report.exception)
 
 
 def _labelled(longrepr: Any, label: str, place: tuple[str, int]) -> tuple[Any, str]:
@@ -288,75 +266,6 @@ def _labelled(longrepr: Any, label: str, place: tuple[str, int]) -> tuple[Any, s
             message = f"{label}: {crash['message']}" if label else crash["message"]
             crash["message"] = message
     return longrepr, message
-
-
-def _key(outcome: RankOutcome) -> object:
-    """Equal for outcomes that one text describes."""
-    if outcome.report is None:
-        return (outcome.ending, outcome.text, outcome.log if outcome.ending != "hung" else where(outcome.stack))
-    longrepr = outcome.report.report.get("longrepr")
-    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
-    return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash)
-
-
-def _others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """A line for each different thing that happened."""
-    groups: dict[object, list[RankOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_key(outcome), []).append(outcome)
-    return [f"{ranks_text([outcome.rank for outcome in group])}: {_tell(group[0], here)}" for group in groups.values()]
-
-
-def _afterwards(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """A line for those who have lost a peer at one place: each has its own text, with addresses in it."""
-    groups: dict[str, list[int]] = {}
-    for outcome in outcomes:
-        groups.setdefault(f"{_consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
-    return [f"{ranks_text(ranks)}: failed in consequence: {said}" for said, ranks in groups.items()]
-
-
-def _crash_place(outcome: RankOutcome, here: str) -> str:
-    """Where the test called what failed: the last line that is no library's, else where it failed."""
-    longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
-    if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
-        return ""
-    entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
-    places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
-    own = [place for place in places if place and "site-packages" not in place["path"]] or [longrepr["reprcrash"]]
-    return f" at {_from(here, own[-1]['path'])}:{own[-1]['lineno']}"
-
-
-def _tell(outcome: RankOutcome, here: str) -> str:
-    if outcome.report is None:
-        if outcome.ending == "hung":
-            at = _from(here, where(outcome.stack))
-            return f"{outcome.text}, and was ended{f' at {at}' if at else ''}"
-        lines = outcome.text.strip().splitlines() or [outcome.ending]
-        return lines[-1] if outcome.ending == "unstarted" else lines[0]
-    longrepr = outcome.report.report.get("longrepr")
-    if (expected := _wasxfail(outcome)) is not None:
-        return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
-    if outcome.ending == "skipped":
-        return f"skipped: {_reason(longrepr)}"
-    if outcome.ending == "failed" and isinstance(longrepr, dict) and longrepr.get("reprcrash"):
-        crash = longrepr["reprcrash"]
-        path = _from(here, crash["path"])
-        return f"failed at {path}:{crash['lineno']}: {crash['message'].splitlines()[0]}"
-    return outcome.ending
-
-
-def _from(here: str, path: str) -> str:
-    """`path` as a person in the folder `here` would type it."""
-    return path.removeprefix(f"{here}{os.sep}") if here else path
-
-
-def _reason(longrepr: Any) -> str:
-    text = str(longrepr[2]) if isinstance(longrepr, (tuple, list)) and len(longrepr) == 3 else str(longrepr)
-    return text.removeprefix("Skipped: ")
-
-
-def _wasxfail(outcome: RankOutcome) -> str | None:
-    return None if outcome.report is None else outcome.report.report.get("wasxfail")
 
 
 def _sections(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:

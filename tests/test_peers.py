@@ -15,11 +15,13 @@ SAME = {"0": ((0, 1), 3)}
 
 
 def test_all_must_have_passed_alike() -> None:
-    assert go_on([word(SAME), word(dict(SAME))], 2)
-    assert not go_on([word(SAME), word({"0": ((0, 1), 4)})], 2)
-    assert not go_on([word(SAME), None], 2)
+    said = word(SAME, 1)
+    assert go_on([said, word(dict(SAME), 1)], 2)
+    assert not go_on([said, word({"0": ((0, 1), 4)}, 1)], 2)
+    assert not go_on([said, word(SAME, 2)], 2)
+    assert not go_on([said, None], 2)
     assert not go_on([None, None], 2)
-    assert not go_on([word(SAME)], 2)
+    assert not go_on([said], 2)
 
 
 class Ranks:

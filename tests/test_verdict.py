@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.accounts import ranks_text
 from pytest_accel.verdict import (
     RankDied,
     RankError,
@@ -19,7 +20,6 @@ from pytest_accel.verdict import (
     judge,
     plain_text,
     properties,
-    ranks_text,
 )
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.worlds.outcome import Ending, RankOutcome
@@ -216,17 +216,15 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     assert verdict.message == "ranks 1-2 did not finish the call phase within 5 s (timeout)"
     assert summary(verdict) == (
         "ranks 1-2 of 3 on sim",
-        ["ranks 1-2: did not come to an end, and was ended at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
+        ["ranks 1-2: did not come to an end; ended at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
     )
-    assert sections(verdict)["[rank 1] stacks"] == sections(verdict)["[rank 2] stacks"] == STACK
+    assert sections(verdict)["[ranks 1-2] stacks"] == STACK
 
 
 def test_hangs_at_unlike_places_are_told_apart() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
-    assert verdict.message.startswith("rank 0 did not finish")
-    assert (
-        summary(verdict)[1][1] == "rank 1: did not come to an end, and was ended at /home/me/test_it.py:30 in test_it"
-    )
+    assert verdict.message.startswith("ranks 0-1 did not finish")
+    assert summary(verdict)[1][1] == "rank 1: did not come to an end; ended at /home/me/test_it.py:30 in test_it"
 
 
 def test_a_rank_that_shows_no_stack_is_said_not_to_answer() -> None:

@@ -1,27 +1,62 @@
-"""What ranks that live and do not come to an end are at: their stacks, and the collectives that they wait in."""
+"""What living ranks are at when their test has gone wrong: their stacks, and the collectives that they wait in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pytest_accel.worlds.autopsy import take_stacks, where
 from pytest_accel.worlds.collectives import account, read_record
 from pytest_accel.worlds.files import flight_path, stack_path
 from pytest_accel.worlds.flight import take_records
+from pytest_accel.worlds.native import native_frames
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 
-def stacks_of(directory: str, world: int, pids: Mapping[int, int]) -> dict[int, str]:
-    """As `take_stacks`, of the ranks `pids` of world number `world` of the session in `directory`."""
-    paths = {rank: stack_path(directory, world, rank) for rank in pids}
-    return take_stacks(dict(pids), paths, STACK_SIGNAL)
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is told beside the ranks' own words; each by rank."""
+
+    collectives: tuple[str, ...] = ()
+    """Lines about the collectives that some rank is in, and who has not come."""
+    native: Mapping[int, str] = field(default_factory=dict)
+    """Native frames of ranks that do not come to an end."""
+    at_death: Mapping[int, str] = field(default_factory=dict)
+    """The stacks of ranks that were in the test when another one died."""
 
 
-def collectives_of(directory: str, world: int, pids: Mapping[int, int], stacks: Mapping[int, str]) -> list[str]:
-    """Lines as `account` has them.
+NOTHING = Findings()
 
-    Ranks that wait for nobody belong among `pids`, too: it may be they who have not come.
-    """
-    paths = {rank: flight_path(directory, world, rank) for rank in pids}
-    records = {rank: read_record(record) for rank, record in take_records(pids, paths).items()}
-    return account(records, {rank: where(stack) for rank, stack in stacks.items()})
+
+class Examiner:
+    """Examines the ranks of world number `world` of the session in `directory`."""
+
+    def __init__(self, directory: str, world: int, *, grouped: bool) -> None:
+        self._directory = directory
+        self._world = world
+        self._grouped = grouped
+
+    def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """As `take_stacks`, of the processes `pids` by rank."""
+        paths = {rank: stack_path(self._directory, self._world, rank) for rank in pids}
+        return take_stacks(dict(pids), paths, STACK_SIGNAL)
+
+    def hung(
+        self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
+    ) -> tuple[dict[int, str], Findings]:
+        """The stacks of those who do not come to an end, and what else there is to find of them.
+
+        Ranks that wait for nobody belong among the `alive`, too: it may be they who have not come. `thoroughly`: with
+        native frames, which may take seconds.
+        """
+        stacks = self.stacks(hung)
+        collectives: list[str] = []
+        if self._grouped:
+            paths = {rank: flight_path(self._directory, self._world, rank) for rank in alive}
+            records = {rank: read_record(record) for rank, record in take_records(alive, paths).items()}
+            collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
+        return stacks, Findings(tuple(collectives), native_frames(hung) if thoroughly else {})
+
+    def at_death(self, alive: Mapping[int, int]) -> Findings:
+        """What the ranks that are `alive` are at, without those of whom only a library's frames are seen."""
+        return Findings(at_death={rank: stack for rank, stack in self.stacks(alive).items() if where(stack)})

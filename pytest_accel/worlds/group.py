@@ -259,20 +259,66 @@ def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
     return numbers
 
 
-def harm(context: RankContext) -> str | None:
-    """What the test did to the world's process groups that the next test must not inherit."""
+def made() -> int:
+    """How many groups this rank has numbered: torch names the next by it, the same way on every rank."""
     import torch.distributed as dist
 
-    names = group_names()
-    context.kept_groups &= names
-    left = names - context.kept_groups
+    return dist.distributed_c10d._world.group_count if dist.is_available() else 0
+
+
+def left_groups(context: RankContext) -> tuple[list[str], str | None]:
+    """The process groups that the test has left, as they are told, and why the next test cannot have this process.
+
+    Nothing is told of a device mesh's, which torch gives nobody a way to destroy. `end_left_groups` ends those that
+    can be ended without the other ranks, and whose names are not used once more: torch numbers some (`_world`), and
+    derives the others from their ranks (`_hash_ranks_to_str`).
+    """
+    import torch.distributed as dist
+
     if context.default_group is not None and (
         not dist.is_initialized() or dist.group.WORLD is not context.default_group
     ):
-        return "the test destroyed or replaced the world's default process group"
-    if left:
-        return f"process groups were left: {', '.join(sorted(left))}"
-    return None
+        return [], "the test destroyed or replaced the world's default process group"
+    left = _left(context)
+    told = sorted(str(group.group_name) for group in left if not group.group_desc.startswith("mesh_"))
+    lines = [f"left {'process groups' if len(told) > 1 else 'the process group'} {', '.join(told)}"] if told else []
+    lasting = sorted(str(group.group_name) for group in left if not _can_be_ended(group))
+    if lasting:
+        return lines, f"process groups were left: {', '.join(lasting)}"
+    return lines, None
+
+
+def _left(context: RankContext) -> list[ProcessGroup]:
+    return [group for group in _groups() if str(group.group_name) not in context.kept_groups]
+
+
+def _can_be_ended(group: ProcessGroup) -> bool:
+    import torch.distributed as dist
+
+    backends = {part.rpartition(":")[2] for part in dist.get_backend_config(group).split(",")}
+    return str(group.group_name).isdigit() and backends <= {"gloo", "fake"}
+
+
+def end_left_groups(context: RankContext) -> None:
+    """End what the last test has left: not before all ranks have come to its end, since one may still read from it."""
+    import torch.distributed as dist
+
+    left = _left(context)
+    if dist.group.WORLD in left:
+        left = [dist.group.WORLD]  # The others go with it.
+    for group in left:
+        dist.destroy_process_group(group)
+
+
+def allocated_memory(context: RankContext) -> dict[str, int]:
+    """Bytes that torch has allocated on each of this rank's devices, by its name; without those that it cannot say."""
+    sizes = {}
+    for device in context.own:
+        name = context.torch_name(device)
+        module = _memory_of(name)
+        if hasattr(module, "memory_allocated"):
+            sizes[name] = int(module.memory_allocated(name))
+    return sizes
 
 
 def wait_for_devices(context: RankContext) -> None:

@@ -1,91 +1,127 @@
-"""Settings of the process that a test has changed and not put back: found in the rank after each test, and undone.
+"""What a test leaves behind in its rank: found after each test, put back or ended, and told.
 
-What a fixture of a wider scope sets, and puts back at its end, is its own business and no test's.
+What a fixture of a wider scope makes or sets, and ends or puts back later, is its own business and no test's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-from collections.abc import Mapping
-from typing import Any
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
-CWD = "the working directory"
-DTYPE = "torch's default dtype"
-DEVICE = "torch's default device"
-DETERMINISTIC = "torch.use_deterministic_algorithms"
-CUDNN_DETERMINISTIC = "torch.backends.cudnn.deterministic"
-CUDNN_BENCHMARK = "torch.backends.cudnn.benchmark"
+from pytest_accel.worlds import group, manners, strays
 
-Settings = Mapping[str, object]
-"""What is looked at, by its name in a message; without torch's where torch is not imported."""
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank import RankContext
 
+MEMORY = 64 << 20
+"""Bytes by which what torch has allocated on a device may grow in a test.
 
-def look() -> dict[str, object]:
-    """The settings as they are now. The working directory is left out where it has been removed."""
-    found: dict[str, object] = {}
-    with contextlib.suppress(OSError):
-        found[CWD] = os.getcwd()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        found[DTYPE] = torch.get_default_dtype()
-        if hasattr(torch, "get_default_device"):  # Not before torch 2.3.
-            found[DEVICE] = str(torch.get_default_device())
-        # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
-        found[DETERMINISTIC] = torch.get_deterministic_debug_mode()
-        found[CUDNN_DETERMINISTIC] = torch.backends.cudnn.deterministic
-        found[CUDNN_BENCHMARK] = torch.backends.cudnn.benchmark
-    return found
+Libraries keep memory of their own there: cuBLAS takes a workspace of 32 MiB for each handle and stream on Hopper
+(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace), which torch counts as allocated.
+"""
+_REPLACED = "its processes have been replaced"
 
 
-def changed(before: Settings, after: Settings) -> dict[str, tuple[object, object]]:
-    """Each setting that is in both and differs, with its values before and after."""
-    return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
+class Left(NamedTuple):
+    """What a test has left behind in one rank."""
+
+    lines: tuple[str, ...] = ()
+    """What is told of it."""
+    harm: str | None = None
+    """Why the next test must not run in this process; None: it may."""
+
+
+CLEAN = Left()
 
 
 class Hygiene:
-    """What settings a rank's tests are held to."""
+    """What a rank's tests are held to."""
 
-    def __init__(self) -> None:
-        self._before: dict[str, object] = {}
+    def __init__(self, context: RankContext) -> None:
+        self.closed_streams = False
+        """Whether the test closed the streams that pytest captures with."""
+        self._context = context
+        self._counts_memory = context.session.leaks != "off"
+        self._settings: manners.Settings = {}
         self._wider: set[tuple[str, object]] = set()
-        """Values that fixtures of a wider scope have made, and those that they found, which they may put back."""
+        """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
+        self._known = strays.find()
+        self._memory: dict[str, int] = {}
+        self._kept_memory: dict[str, int] = {}
 
     def begin(self) -> None:
         """A test begins."""
-        self._before = look()
+        if self._context.spec.grouped:
+            group.end_left_groups(self._context)
+        self._settings = manners.look(self._context.variables)
+        self._known |= strays.find()
+        self._memory = self._allocated()
+        self._kept_memory = {}
 
-    def made_by_fixture(self, before: Settings) -> None:
-        """A fixture of a wider scope has been set up since `before` was looked at."""
-        for name, values in changed(before, look()).items():
-            self._wider.update((name, value) for value in values)
+    @contextlib.contextmanager
+    def wider_fixture(self) -> Iterator[None]:
+        """A fixture of a wider scope is set up."""
+        grouped = self._context.spec.grouped
+        settings, known, memory = manners.look(self._context.variables), strays.find(), self._allocated()
+        groups = group.group_names() if grouped else set()
+        try:
+            yield
+        finally:
+            for name, values in manners.changed(settings, manners.look(self._context.variables)).items():
+                self._wider.update((name, value) for value in values)
+            self._known |= strays.find() - known
+            for device, size in self._allocated().items():
+                self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
+            if grouped:
+                self._context.kept_groups |= group.group_names() - groups
 
-    def end(self) -> tuple[str, ...]:
-        """Put back what the test has changed since it began; a line for each."""
-        lines = []
-        for name, (old, new) in changed(self._before, look()).items():
-            if (name, new) not in self._wider:
-                _restore(name, old)
-                lines.append(f"left {name} changed from {old} to {new}; it has been put back")
-        return tuple(lines)
+    def end(self) -> Left:
+        """Put back and end what the test has left since it began."""
+        told: list[str] = []
+        harms: list[str] = []
+        if self.closed_streams:
+            harms.append("closed its standard streams, which are pytest's own files")
+        for name, (old, new) in manners.changed(self._settings, manners.look(self._context.variables)).items():
+            if (name, new) in self._wider:
+                continue
+            change = f"left {name} changed from {manners.text(old)} to {manners.text(new)}"
+            if manners.put_back(name, old):
+                told.append(f"{change}; it has been put back")
+            else:
+                harms.append(change)
+        ended, running = strays.end(self._known)
+        told += ended
+        harms += running
+        harms += self._grown_memory()
+        try:
+            group.wait_for_devices(self._context)
+        except RuntimeError as error:
+            return Left((), str(error))  # It has failed the test already.
+        silent = None
+        if self._context.spec.grouped:
+            left, silent = group.left_groups(self._context)
+            told += left
+        told += [f"{harm}; {_REPLACED}" for harm in harms]
+        return Left(tuple(told), f"the test {harms[0]}" if harms else silent)
 
+    def _allocated(self) -> dict[str, int]:
+        return group.allocated_memory(self._context) if self._counts_memory else {}
 
-def _restore(name: str, value: Any) -> None:
-    if name == CWD:
-        # It may have been removed: the next look at it says so.
-        with contextlib.suppress(OSError):
-            os.chdir(value)
-        return
-    torch: Any = sys.modules["torch"]
-    if name == DTYPE:
-        torch.set_default_dtype(value)
-    elif name == DEVICE:
-        # None is how torch starts: the CPU, without a mode that every call goes through.
-        torch.set_default_device(None if value == "cpu" else value)
-    elif name == DETERMINISTIC:
-        torch.set_deterministic_debug_mode(value)
-    elif name == CUDNN_DETERMINISTIC:
-        torch.backends.cudnn.deterministic = value
-    else:
-        torch.backends.cudnn.benchmark = value
+    def _grown_memory(self) -> list[str]:
+        grown = self._growth()
+        if any(size > MEMORY for size in grown.values()):
+            gc.collect()  # A cycle is no leak: it would have gone by itself.
+            grown = self._growth()
+        return [
+            f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
+            for device, size in grown.items()
+            if size > MEMORY
+        ]
+
+    def _growth(self) -> dict[str, int]:
+        return {
+            device: size - self._memory.get(device, 0) - self._kept_memory.get(device, 0)
+            for device, size in self._allocated().items()
+        }

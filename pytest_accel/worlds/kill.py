@@ -13,8 +13,13 @@ MARK = "PYTEST_ACCEL_SESSION"
 """The environment variable that a session's fork server has, and all that comes from it: the session's folder."""
 
 
+def resource_tracker_pid() -> int | None:
+    """The process that `multiprocessing` keeps for this one: it ends by itself, having removed what others left."""
+    return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
+
+
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a rank, its process group and every descendant that has left the group."""
+    """SIGKILL for a process, its process group and every descendant that has left the group."""
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -52,8 +57,7 @@ def kill_group(pid: int) -> None:
 
 def kill_descendants() -> None:
     """SIGKILL for all that came from this process, until there is nothing."""
-    tracker = getattr(resource_tracker, "_resource_tracker", None)
-    spared = getattr(tracker, "_pid", None)  # It ends by itself, after it has removed what the ranks left.
+    spared = resource_tracker_pid()
     while True:
         children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
         if not children:

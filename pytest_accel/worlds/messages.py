@@ -42,6 +42,8 @@ class SessionSpec:
     """Whether torch compares the ranks' collectives before it begins them."""
     logs: str | None = None
     """The folder in which the ranks' logs are kept; None: they are not."""
+    leaks: str = "warn"
+    """What becomes of a test that leaves something behind: ``warn``, ``fail`` or ``off``."""
     streams: bool = False
     """Whether the driver shows what the ranks write while they write it."""
 
@@ -252,7 +254,9 @@ class Finished(NamedTuple):
     harm: str | None = None
     """Why this world should not run another test."""
     left: tuple[str, ...] = ()
-    """What the test has changed in the rank and not put back; it has been put back since."""
+    """What the test has left behind in the rank, and what has become of it since."""
+    groups: int = 0
+    """How many process groups torch has numbered in the rank."""
     properties: Mapping[str, Any] = MappingProxyType({})
     word: int | None = None
     """What the rank has told its peers (see `peers`); None: that this test is nothing to go on from."""

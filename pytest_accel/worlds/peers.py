@@ -22,9 +22,12 @@ _MOMENT = 2
 Collectives = Mapping[str, tuple[tuple[int, ...], int]]
 
 
-def word(collectives: Collectives) -> int:
-    """What a rank says when it has passed: alike for ranks that have issued as many collectives in the same groups."""
-    return zlib.crc32(repr(sorted(collectives.items())).encode())
+def word(collectives: Collectives, groups: int) -> int:
+    """What a rank says when it has passed: alike for ranks that have issued as many collectives in the same groups.
+
+    And that have made as many `groups`.
+    """
+    return zlib.crc32(repr((sorted(collectives.items()), groups)).encode())
 
 
 def go_on(words: Collection[int | None], size: int) -> bool:

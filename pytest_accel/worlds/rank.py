@@ -17,7 +17,7 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import flight, group, output, serving
+from pytest_accel.worlds import flight, group, linux, output, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
@@ -94,6 +94,7 @@ def run(
     output.redirect(session, spec.world, rank)
     stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115 - open as long as the process
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    linux.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
@@ -153,5 +154,5 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-        # As bytes, which are compared after each test and cost a third.
+        # As bytes, which are compared after each test.
         context.variables[os.fsencode(name)] = None if value is None else os.fsencode(value)

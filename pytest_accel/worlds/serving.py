@@ -25,7 +25,7 @@ from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
-from pytest_accel.worlds.hygiene import Hygiene, look
+from pytest_accel.worlds.hygiene import CLEAN, Hygiene
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -86,8 +86,7 @@ class RankPlugin:
         self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
         self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
-        self._hygiene = Hygiene()
-        self._mute = False
+        self._hygiene = Hygiene(context)
         self._later: RunTest | None = None
         self._word: int | None = None
         """What this rank has told its peers of its last test."""
@@ -238,38 +237,23 @@ class RankPlugin:
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
         left = self._hygiene.end()
-        collectives, harm = group.collectives(), self._harm()
-        if not self._spoke and stale is None and harm is None and not left:
-            self._word = peers.word(collectives)
+        collectives, groups = group.collectives(), group.made()
+        if not self._spoke and stale is None and left == CLEAN:
+            self._word = peers.word(collectives, groups)
         finished = Finished(
             request.serial,
             collectives,
             warnings=tuple(warnings),
             stale=stale,
-            harm=harm,
-            left=left,
+            harm=left.harm,
+            left=left.lines,
+            groups=groups,
             properties=self._properties(),
             word=self._word,
         )
         if self._word is not None:
             self._peers.tell(self.context.tests, self._word)
         self._send(*self._take_held(), finished)
-
-    def _harm(self) -> str | None:
-        if self._mute:
-            return "the test closed its standard streams, which are pytest's own files"
-        try:
-            os.getcwd()
-        except OSError:
-            return "the test removed the working directory"
-        for name, value in self.context.variables.items():
-            if os.environb.get(name) != value:
-                return f"the test left {os.fsdecode(name)} changed, which is the rank's own"
-        try:
-            group.wait_for_devices(self.context)
-        except RuntimeError as error:
-            return str(error)
-        return group.harm(self.context) if self.context.spec.grouped else None
 
     def _properties(self) -> dict[str, Any]:
         peak = group.peak_memory(self.context.torch_device)
@@ -287,13 +271,8 @@ class RankPlugin:
         """What a fixture makes or sets for more than one test is not left over when the test ends."""
         if fixturedef.scope == "function":
             return (yield)
-        settings, groups = look(), group.group_names() if self.context.spec.grouped else set()
-        try:
+        with self._hygiene.wider_fixture():
             return (yield)
-        finally:
-            self._hygiene.made_by_fixture(settings)
-            if self.context.spec.grouped:
-                self.context.kept_groups |= group.group_names() - groups
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -304,7 +283,7 @@ class RankPlugin:
             group.wait_for_devices(self.context)
             return result
         finally:
-            self._mute = sys.stdout.closed or sys.stderr.closed
+            self._hygiene.closed_streams = sys.stdout.closed or sys.stderr.closed
 
     # What the test reports
 

@@ -10,12 +10,13 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import tail
-from pytest_accel.worlds.examine import collectives_of, stacks_of
+from pytest_accel.worlds.examine import NOTHING, Examiner
 from pytest_accel.worlds.files import log_path, progress_path, socket_path
 from pytest_accel.worlds.lending import Lending
 from pytest_accel.worlds.memory import describe_death, oom_kills
@@ -34,16 +35,13 @@ from pytest_accel.worlds.messages import (
     WantsTerminal,
     When,
 )
-from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
+from pytest_accel.worlds.outcome import Ending, RankOutcome, RankState
+from pytest_accel.worlds.patience import GRACE, START_PATIENCE, beginning, grace_end, is_at_work
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.roster import Grant
 from pytest_accel.worlds.streaming import Streams
 
-GRACE = 3.0
-"""Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
-START_PATIENCE = 120.0
-"""Seconds that a rank may take to import, configure pytest and join its process group."""
 _STALLED = 30
 """Seconds after which a rank that has sent half a message counts as gone."""
 _EXIT_PATIENCE = 1.0
@@ -73,8 +71,8 @@ class World:
         self._lending = lending
         self._streams = streams
         self.grant = grant
-        self.collectives: list[str] = []
-        """Which collectives the ranks are in that do not come to an end, and who has not come."""
+        self.findings = NOTHING
+        """What is known of the living ranks of a test that has gone wrong."""
         self.harm: str | None = None
         """Why it must not run another test; None while it may."""
         self.worn = False
@@ -89,6 +87,7 @@ class World:
         self._told: set[int] = set()
         """Ranks whose end has been given out as an outcome. Any other death is for the pool to complain of."""
         self._oom_kills = oom_kills()
+        self._examiner = Examiner(grant.directory, grant.spec.world, grouped=grant.spec.grouped)
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         for rank, pid in enumerate(grant.pids):
@@ -182,6 +181,7 @@ class World:
         self._began = now
         self._lending.begin()
         self.extras.clear()
+        self.findings = NOTHING
         for rank in self._ranks:
             for message in rank.begin():
                 self._take(rank, message)
@@ -193,7 +193,8 @@ class World:
         rank that does not is ended, and the world with it.
         """
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            self._pump_or_give_up(pending, max(self._beginning(when), self._lending.ended) + timeout)
+            began = max(beginning(when, self._ranks, self._began), self._lending.ended)
+            self._pump_or_give_up(pending, began + timeout)
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._grace_end() < math.inf:
             self._pump_or_give_up(pending, math.inf)
         if when == "teardown" and not self.goes_on:
@@ -232,7 +233,7 @@ class World:
 
     def stacks(self) -> dict[int, str]:
         """Every living rank's stacks now."""
-        return self._stacks_of([rank for rank in self._ranks if rank.end is None])
+        return self._examiner.stacks(_pids(rank for rank in self._ranks if rank.end is None))
 
     def close(self) -> None:
         """Give the world back to the pool."""
@@ -254,12 +255,6 @@ class World:
 
     # Events
 
-    def _beginning(self, when: When) -> float:
-        """When phase `when` began on the last of the ranks."""
-        before: When | None = {"call": "setup", "teardown": "call"}.get(when)  # type: ignore[assignment]
-        ends = [rank.reports[before].at for rank in self._ranks if before is not None and before in rank.reports]
-        return max(ends, default=self._began)
-
     def _catch_up(self, rank: _Rank) -> bool:
         """Take what a rank has passed without having said so yet; whether there was something."""
         serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
@@ -268,24 +263,10 @@ class World:
         return rank.has_passed(serial, passed, at)
 
     def _grace_end(self) -> float:
-        """When the ranks that may wait in vain have had their grace; infinite while there are none.
+        return grace_end(self._ranks, self._lending.ended, self._is_any_at_work)
 
-        A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported.
-        Teardown is every rank's own, and has the time that any phase has.
-        """
-        times = [rank.end.at for rank in self._ranks if rank.end is not None]
-        times += [rank.died_early for rank in self._ranks if rank.died_early is not None]
-        wrong = [
-            (PHASES.index(when), report.at)
-            for rank in self._ranks
-            for when, report in rank.reports.items()
-            if report.report["outcome"] != "passed"
-        ]
-        for rank in self._ranks if wrong else ():
-            open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
-            if open_phase is not None:
-                times += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
-        return max(min(times), self._lending.ended) + GRACE if times else math.inf
+    def _is_any_at_work(self) -> bool:
+        return any(is_at_work(rank.pid) for rank in self._ranks if not rank.done)
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
@@ -375,6 +356,9 @@ class World:
     def _end_dead(self, rank: _Rank, at: float) -> None:
         if rank.end is not None:
             return  # It had said why.
+        others = [other for other in self._ranks if other is not rank and not other.done and other.died_early is None]
+        if others and self._serial and all(other.end is None for other in self._ranks):
+            self.findings = self._examiner.at_death(_pids(others))
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
         text = "lost its connection to the driver (exit status unknown)"
         if status is not None:
@@ -384,15 +368,15 @@ class World:
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
-        stacks = self._stacks_of(pending)
-        if self.grant.spec.grouped:
-            alive = {rank.rank: rank.pid for rank in self._ranks if rank.end is None}
-            self.collectives = collectives_of(self.grant.directory, self.number, alive, stacks)
+        alive = _pids(rank for rank in self._ranks if rank.end is None)
+        thoroughly = len(alive) == self.size  # Else it is known what they wait for.
+        stacks, self.findings = self._examiner.hung(alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
             stack = stacks.get(rank.rank, "")
             self._close(
                 rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack
             )
 
-    def _stacks_of(self, ranks: list[_Rank]) -> dict[int, str]:
-        return stacks_of(self.grant.directory, self.number, {rank.rank: rank.pid for rank in ranks})
+
+def _pids(ranks: Iterable[_Rank]) -> dict[int, int]:
+    return {rank.rank: rank.pid for rank in ranks}

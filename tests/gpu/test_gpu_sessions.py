@@ -197,6 +197,34 @@ def test_the_peak_of_memory_is_each_tests_own(inner: Inner) -> None:
     assert MIB <= peaks["test_little"] < 256 * MIB
 
 
+def test_memory_that_stays_is_told_and_given_back(inner: Inner) -> None:
+    inner.write(
+        test_it=f"""
+            import pytest
+            import torch
+
+            pytestmark = pytest.mark.devices(kind="cuda")
+            KEPT = []
+
+            @pytest.fixture(scope="module")
+            def wider():
+                yield torch.empty({256 * MIB}, dtype=torch.uint8, device="cuda:0")
+
+            def test_wider_keeps(wider):
+                pass
+
+            def test_leaks(device):
+                KEPT.append(torch.empty({256 * MIB}, dtype=torch.uint8, device=device))
+
+            def test_is_another_process(device):
+                assert not KEPT
+        """
+    )
+    result = inner.run("--accel-leaks=fail")
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*left 256 MiB more allocated on cuda:0 than it had found*"])
+
+
 TIMES = """
     import json
     import time

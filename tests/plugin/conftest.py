@@ -45,6 +45,10 @@ class Run:
         assert len(found) == 1, f"{test}: {len(found)} tests of this name in\n{self.text}"
         return " ".join(found[0])
 
+    def outcomes(self) -> dict[str, str]:
+        """The words for each test, by the end of its id."""
+        return {name.rpartition("::")[2]: " ".join(words) for name, words in self.words.items()}
+
     def count(self) -> dict[str, int]:
         """How many tests were given each word."""
         counts: dict[str, int] = {}

@@ -50,13 +50,165 @@ def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) ->
     on_both = "ranks 0-1 left torch's default dtype changed from torch.float32 to torch.float64; it has been put back"
     assert (on_both in run.text) == (what != "off")
     assert ("rank 1 left the working directory changed from" in run.text) == (what != "off")
-    assert run.text.count("PytestWarning: ") == (6 if what == "warn" else 0)
+    assert run.text.count("LeftoverWarning: ") == (6 if what == "warn" else 0)
 
 
-def test_an_error_by_the_sessions_filters_is_one_of_the_test(suite: Suite) -> None:
+def test_the_sessions_filters_make_it_an_error_or_nothing(suite: Suite) -> None:
     suite.write("test_leaves.py", _LEAVES)
-    run = suite.run("-W", "error")
-    assert run.count() == {"PASSED": 3, "ERROR": 2}
+    assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}
+    run = suite.run("-W", "error", "-W", "ignore::pytest_accel.LeftoverWarning")
+    assert run.count() == {"PASSED": 3}, run.text
+
+
+_STARTS = """
+    import os
+    import subprocess
+    import sys
+    import threading
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    import psutil
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+    SEEN = {}
+
+
+    def sleeper():
+        return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+
+
+    @pytest.fixture(scope="module")
+    def server():
+        release = threading.Event()
+        thread = threading.Thread(target=release.wait)
+        thread.start()
+        with sleeper() as child:
+            yield child
+            child.kill()
+        release.set()
+
+
+    def test_process(rank):
+        SEEN["world"] = os.getpid()
+        if rank == 1:
+            SEEN["child"] = sleeper()
+
+
+    def test_process_has_been_killed(rank):
+        assert SEEN["world"] == os.getpid()
+        if rank == 1:
+            assert SEEN["child"].poll() is not None
+
+
+    def test_uses_server(server):
+        SEEN["server"] = server
+
+
+    def test_process_that_ends_by_itself():
+        child = subprocess.Popen([sys.executable, "-c", ""])
+
+
+    def test_server_lives(server):
+        assert SEEN["world"] == os.getpid()
+        assert SEEN["server"] is server and server.poll() is None
+
+
+    def test_executor():
+        SEEN["executor"] = ThreadPoolExecutor()
+        SEEN["executor"].submit(int).result()
+
+
+    def test_executor_may_stay():
+        assert SEEN["world"] == os.getpid()
+        SEEN["executor"].shutdown()
+
+
+    def test_thread():
+        threading.Thread(target=threading.Event().wait, name="forgotten").start()
+
+
+    def test_thread_is_gone():
+        assert not SEEN
+        assert "forgotten" not in {thread.name for thread in threading.enumerate()}
+"""
+
+
+def test_processes_and_threads_that_outlive_their_test(suite: Suite) -> None:
+    suite.write("test_starts.py", _STARTS)
+    run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
+        "test_process": "PASSED ERROR",
+        "test_thread": "PASSED ERROR",
+    }, run.text
+    assert len(run.outcomes()) == 9
+    assert "rank 1 left process " in run.text
+    assert "-c import signal; signal.pause()); it has been killed" in run.text
+    assert "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced" in run.text
+
+
+def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
+    suite.write(
+        "test_groups.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+        SEEN = []
+
+
+        def count():
+            return len(dist.distributed_c10d._world.pg_map)
+
+
+        def total(group=None):
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            return tensor.item()
+
+
+        def test_mesh():
+            mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+            assert total(mesh.get_group("data")) == 2
+            SEEN.append("mesh")
+
+
+        def test_after_mesh():
+            assert (SEEN, count(), total()) == (["mesh"], 1, 2)
+
+
+        def test_group():
+            assert total(dist.new_group([0, 1])) == 2
+
+
+        def test_new_group_is_a_new_one():
+            assert (SEEN, count()) == (["mesh"], 1)
+            assert total(dist.new_group([0, 1])) == 2
+            for group in list(dist.distributed_c10d._world.pg_map)[1:]:
+                dist.destroy_process_group(group)
+
+
+        def test_group_named_after_its_ranks():
+            assert total(dist.new_group([0, 1], use_local_synchronization=True)) == 2
+
+
+        def test_another_world():
+            assert (SEEN, count(), total()) == ([], 1, 2)
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {
+        "test_group": "PASSED ERROR",
+        "test_group_named_after_its_ranks": "PASSED ERROR",
+    }, run.text
+    assert len(run.outcomes()) == 6
+    assert "ranks 0-1 left the process group " in run.text
 
 
 def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) -> None:

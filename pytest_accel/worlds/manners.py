@@ -1,0 +1,107 @@
+"""Settings of the process that a test may change, and that the next one must find as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+_CWD = "the working directory"
+_REMOVED = "(removed)"
+_ALARM = "the alarm timer"
+_ON = "on"
+
+Settings = Mapping[str, object]
+"""Values by the name of the setting, as a message has it; without torch's where torch is not imported."""
+
+
+class _Setting(NamedTuple):
+    get: Callable[[Any], object]
+    put: Callable[[Any, Any], object]
+
+
+def _set_cudnn(name: str) -> Callable[[Any, Any], object]:
+    return lambda torch, value: setattr(torch.backends.cudnn, name, value)
+
+
+_TORCH = {
+    "torch's default dtype": _Setting(
+        lambda torch: torch.get_default_dtype(), lambda torch, value: torch.set_default_dtype(value)
+    ),
+    # None is how torch starts: the CPU, without a mode that every call goes through. torch 2.3 has the question first.
+    "torch's default device": _Setting(
+        lambda torch: str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "cpu",
+        lambda torch, value: torch.set_default_device(None if value == "cpu" else value),
+    ),
+    "torch's grad mode": _Setting(
+        lambda torch: torch.is_grad_enabled(), lambda torch, value: torch.set_grad_enabled(value)
+    ),
+    # 0: off, 1: warns, 2: raises (torch.set_deterministic_debug_mode).
+    "torch.use_deterministic_algorithms": _Setting(
+        lambda torch: torch.get_deterministic_debug_mode(),
+        lambda torch, value: torch.set_deterministic_debug_mode(value),
+    ),
+    "torch.backends.cudnn.deterministic": _Setting(
+        lambda torch: torch.backends.cudnn.deterministic, _set_cudnn("deterministic")
+    ),
+    "torch.backends.cudnn.benchmark": _Setting(lambda torch: torch.backends.cudnn.benchmark, _set_cudnn("benchmark")),
+    "torch's number of threads": _Setting(
+        lambda torch: torch.get_num_threads(), lambda torch, value: torch.set_num_threads(value)
+    ),
+}
+
+
+def look(variables: Mapping[bytes, bytes | None]) -> dict[str, object]:
+    """The settings as they are now, and the environment `variables` that make this process the rank that it is."""
+    environment = os.environb  # Which costs a third of what its decoded form does.
+    found: dict[str, object] = {_label(name): environment.get(name) for name in variables}
+    found[_ALARM] = _ON if signal.getitimer(signal.ITIMER_REAL)[0] else "off"
+    try:
+        found[_CWD] = os.getcwd()
+    except OSError:
+        found[_CWD] = _REMOVED
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        for name, setting in _TORCH.items():
+            found[name] = setting.get(torch)
+    return found
+
+
+@cache
+def _label(variable: bytes) -> str:
+    return f"the environment variable {os.fsdecode(variable)}"
+
+
+def changed(before: Settings, after: Settings) -> dict[str, tuple[object, object]]:
+    """Each setting that is in both and differs, with its values before and after."""
+    return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
+
+
+def text(value: object) -> str:
+    """The value of a setting, as a message has it."""
+    if isinstance(value, bytes):
+        return repr(os.fsdecode(value))
+    return "unset" if value is None else str(value)
+
+
+def put_back(name: str, value: Any) -> bool:
+    """Set `name` to `value` once more; False: it cannot be.
+
+    A test that has changed the variables of its rank may have changed any other, which nobody looks at.
+    """
+    if name in _TORCH:
+        _TORCH[name].put(sys.modules["torch"], value)
+        return True
+    if name == _ALARM:
+        if value != _ON:  # A fixture's may have gone off.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return True
+    if name == _CWD:
+        with contextlib.suppress(OSError):
+            os.chdir(value)
+            return True
+    return False
