@@ -31,6 +31,7 @@ DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 PRELOAD = "accel_preload"
+RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
 INFO = "accel_info"
@@ -63,6 +64,8 @@ class Settings:
     """Whether torch compares the ranks' collectives before it begins them."""
     per_worker: int | None = None
     """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    retry_dead: bool = False
+    """Whether a test is begun once more if its world went down for a reason outside of it."""
     logs: str | None = None
     """The folder in which each rank's output is kept; None: nowhere."""
     pdb_rank: int | None = None
@@ -179,6 +182,14 @@ _OPTIONS: dict[str, _Option] = {
         values.count,
         "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
         "N",
+    ),
+    RETRY_DEAD: _Option(
+        "retry_dead",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        values.switch,
+        "begin a test once more, in a new world, if its world died of a cause outside the test: killed for want of "
+        "memory, a device lost, the fork server lost; the summary lists each",
     ),
     LOGS: _Option(
         "logs",

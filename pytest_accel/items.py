@@ -12,14 +12,20 @@ import pytest
 from pytest_accel import echo, rerun, verdict
 from pytest_accel.accounts import ranks_text
 from pytest_accel.markers import Requirement
+from pytest_accel.outside import outside_cause
 from pytest_accel.relay import without_log_capture
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
+from pytest_accel.worlds.outcome import PHASES
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.world import World
 
 if TYPE_CHECKING:
     from pytest_accel.driver import Driver
+
+
+RETRIED = "accel_retried"
+"""The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
 
 
 class MarkedItem:
@@ -44,6 +50,7 @@ class MarkedItem:
         """The world that the test has begun in."""
         self._durations: dict[str, float] = {}
         self._limit: tuple[float, float] | None = None
+        self._retried = False
 
     def limit(self, seconds: float | None) -> None:
         """From now on, all phases together have so many `seconds`; None: each has its own time."""
@@ -88,6 +95,7 @@ class MarkedItem:
         self.verdicts.clear()
         self._durations.clear()
         self._world = self._spec = None
+        self._retried = False
         if self.missing is not None:
             if self._driver.settings.strict:
                 self.verdicts["setup"] = Verdict("failed")
@@ -97,9 +105,7 @@ class MarkedItem:
             pytest.skip(self.missing)
         if self._only_shows():
             return
-        self._world = self._driver.begin(self)
-        self._spec = self._world.grant.spec
-        self._describe()
+        self._enter()
         self._phase("setup")
 
     def runtest(self) -> None:
@@ -122,6 +128,34 @@ class MarkedItem:
         return bool(getattr(option, "setuponly", False) or getattr(option, "setupplan", False))
 
     def _phase(self, when: When) -> None:
+        __tracebackhide__ = True
+        judged, cause = self._run(when)
+        if cause is not None and self._driver.settings.retry_dead and not self._retried:
+            self._retried = True
+            self._property(RETRIED, f"{judged.message} ({cause})")
+            judged = self._run_again(when)
+        self.verdicts[when] = judged
+        _raise(judged)
+
+    def _run_again(self, when: When) -> Verdict:
+        """The test from its beginning to phase `when`, in a world of its own."""
+        __tracebackhide__ = True
+        self._enter()
+        for phase in PHASES:
+            judged, _ = self._run(phase)
+            if phase == when or judged.outcome != "passed":
+                break
+        return judged
+
+    def _enter(self) -> None:
+        """Have the test begun."""
+        __tracebackhide__ = True
+        self._world = self._driver.begin(self)
+        self._spec = self._world.grant.spec
+        self._describe()
+
+    def _run(self, when: When) -> tuple[Verdict, str | None]:
+        """What becomes of phase `when`, and why it is none of the test's doing where it has failed."""
         __tracebackhide__ = True
         world = self._world
         assert world is not None
@@ -168,8 +202,7 @@ class MarkedItem:
             message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
             longrepr = verdict.failure(message, [message], self.place)
             judged = Verdict("failed", message, RankError, longrepr, judged.sections)
-        self.verdicts[when] = judged
-        _raise(judged)
+        return judged, outside_cause(outcomes)
 
     def _end_world(self, reason: str) -> None:
         """No phase that is still to come has a world to wait for."""

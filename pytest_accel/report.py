@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.items import RETRIED
 from pytest_accel.session import AccelSession
 
 
@@ -75,6 +76,17 @@ class ReportHooks:
             terminalreporter.section(f"accel: {total} {word} for missing hardware", sep="-")
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
+        retried = {
+            (report.nodeid, text)
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            for name, text in getattr(report, "user_properties", ())
+            if name == RETRIED
+        }
+        if retried:
+            terminalreporter.section("accel: begun once more, since the world died (--accel-retry-dead)", sep="-")
+            for nodeid, text in sorted(retried):
+                terminalreporter.write_line(f"{nodeid}: {text}")
         reruns = [
             report.accel_rerun
             for reports in terminalreporter.stats.values()

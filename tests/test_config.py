@@ -28,6 +28,7 @@ NAMES = [
             "timeout",
             "fresh",
             "debug",
+            "retry_dead",
             "per_worker",
             "leaks",
         )
@@ -63,7 +64,12 @@ GOOD = [
     ("accel_timeout", "20", "timeout", 20.0),
     ("accel_per_worker", "2", "per_worker", 2),
 ]
-SWITCHES = [("accel_strict", "strict"), ("accel_fresh", "fresh"), ("accel_debug", "debug")]
+SWITCHES = [
+    ("accel_strict", "strict"),
+    ("accel_retry_dead", "retry_dead"),
+    ("accel_fresh", "fresh"),
+    ("accel_debug", "debug"),
+]
 BAD = [
     ("accel_require", "cuda", REQUIRE),
     ("accel_require", "cuda:0", REQUIRE),

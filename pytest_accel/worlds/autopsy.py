@@ -13,11 +13,19 @@ from pytest_accel.worlds.files import HEADING
 
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
+
+
+SERVER_ENDED = -(1 << 16)
+"""Stands for the exit status of ranks that went down with their fork server. No signal has this number."""
+LOST_WITH_SERVER = "ended with the fork server, which is gone"
 
 
 def describe_exit(status: int) -> str:
     """An exit status in words: the signal's name, or what was passed to ``exit``."""
+    if status == SERVER_ENDED:
+        return LOST_WITH_SERVER
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -90,6 +98,6 @@ def where(stack: str) -> str:
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
-        if "/site-packages/" not in frame and "/lib/python" not in frame:
+        if not any(part in frame for part in ("/site-packages/", "/lib/python", _PACKAGE)):
             return frame.replace('File "', "").replace('", line ', ":", 1)
     return ""

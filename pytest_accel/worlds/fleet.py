@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from pytest_accel.worlds import files
-from pytest_accel.worlds.autopsy import describe_exit, tail
+from pytest_accel.worlds.autopsy import SERVER_ENDED, describe_exit, tail
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -233,7 +233,7 @@ class Fleet:
                     self._owner.on_lost(world)
 
     def _all_dead(self, world: PooledWorld) -> None:
-        world.exits |= {rank: -9 for rank in range(world.spec.ranks) if rank not in world.exits}
+        world.exits |= {rank: SERVER_ENDED for rank in range(world.spec.ranks) if rank not in world.exits}
         for rank, tell in world.watchers:
             tell(world.exits[rank])
         world.watchers.clear()

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,9 +112,11 @@ def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
     return [child for child in parent.children() if "forkserver import main" in " ".join(child.cmdline())]
 
 
-def _hear_interrupts() -> None:
+def _begin(group: Path | None) -> None:
     """A shell starts its background jobs with SIGINT ignored, and so are all that they start."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if group is not None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 class Suite:
@@ -123,6 +126,8 @@ class Suite:
         self.path = path
         self.locks = temporary / "locks"
         self.temporary = temporary
+        self.control_group: Path | None = None
+        """The control group that sessions begin in; None: this process's."""
         self.run_id = uuid.uuid4().hex
         self._sessions: list[Session] = []
         self.write("pytest.ini", "[pytest]\naccel = sim:4\nfilterwarnings = error\n")
@@ -157,7 +162,7 @@ class Suite:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=partial(_begin, self.control_group),
         )
         session = Session(process)
         self._sessions.append(session)

@@ -1,0 +1,76 @@
+"""What a report shows of living ranks: where they were when another died, and what they do natively when they hang."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+
+def test_a_death_shows_where_the_others_were(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import signal
+
+        import pytest
+
+
+        def stands_here(folder, rank):
+            links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
+            stack = next(link for link in links if link.endswith(".stack"))
+            (folder / str(rank)).touch()
+            while not os.stat(stack).st_size: pass
+
+
+        @pytest.mark.distributed(3)
+        def test_death(rank, shared_tmp_path):
+            if rank == 2:
+                while len(os.listdir(shared_tmp_path)) < 2:
+                    pass
+                os.kill(os.getpid(), signal.SIGKILL)
+            stands_here(shared_tmp_path, rank)
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_death": "FAILED"})
+    told = run.failure("test_death")
+    assert "rank 2 died in the call phase: killed by SIGKILL" in told
+    assert "ranks 0-1: passed" in told
+    _, _, stacks = told.partition("[ranks 0-1] stacks at that time")
+    assert "in stands_here" in stacks
+    assert "in test_death" in stacks
+    assert "_pytest" not in stacks
+
+
+def test_a_hang_shows_native_frames(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import time
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2, timeout=2)
+        def test_hang(rank):
+            if rank == 1:
+                time.sleep(1000)
+            dist.all_reduce(torch.ones(1))
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_hang": "FAILED"})
+    told = run.failure("test_hang")
+    assert "ranks 0-1 did not finish the call phase within 2 s (timeout)" in told
+    waits, sleeps = told.partition("[rank 0] stacks")[2].split("[rank 1] stacks")
+    assert "Work::wait (libtorch_cpu.so)" in waits
+    assert "test_hang (test_it.py:13)" in waits
+    assert "nanosleep (libc.so.6)" in sleeps
+    assert "test_hang (test_it.py:12)" in sleeps
+    assert "_pytest" not in told.partition("[rank 0] stacks")[2].partition("- rerun -")[0]
+    assert max(map(len, told.splitlines())) <= 160

@@ -1,0 +1,179 @@
+"""--accel-retry-dead: a test whose world went down for a reason outside of it is begun once more, and that is told."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+_HEADLINE = "accel: begun once more, since the world died (--accel-retry-dead)"
+_GONE = "ended with the fork server, which is gone"
+_LOSES_THE_SERVER = """
+    import os
+    import signal
+    from pathlib import Path
+
+    import psutil
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(2)
+
+
+    def first_time(name):
+        try:
+            Path(__file__).with_name(name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+    def end_the_server():
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+
+
+    @pytest.fixture
+    def lost_in_setup(rank):
+        if rank == 0 and first_time("setup"):
+            end_the_server()
+        dist.barrier()
+
+
+    @pytest.fixture
+    def lost_in_teardown(rank):
+        yield
+        if rank == 0 and first_time("teardown"):
+            end_the_server()
+        dist.barrier()
+
+
+    def test_setup(lost_in_setup):
+        pass
+
+
+    def test_call(rank):
+        if rank == 0 and first_time("call"):
+            end_the_server()
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 2
+
+
+    def test_teardown(lost_in_teardown):
+        pass
+
+
+    def test_fails_the_second_time(rank):
+        if rank == 0 and first_time("fails"):
+            end_the_server()
+        dist.barrier()
+        assert rank == 0
+
+
+    def test_each_time(rank):
+        if rank == 0:
+            end_the_server()
+        dist.barrier()
+
+
+    def test_own_fault(rank):
+        assert rank == 0 or first_time("own-fault"), "was begun once more"
+        if rank == 1:
+            os._exit(0)
+        dist.barrier()
+"""
+
+
+def test_a_lost_fork_server_is_no_tests_fault(suite: Suite) -> None:
+    suite.write("test_it.py", _LOSES_THE_SERVER)
+    run = suite.run("--accel-retry-dead", "--junitxml=report.xml")
+    run.expect(
+        {
+            "test_setup": "PASSED",
+            "test_call": "PASSED",
+            "test_teardown": "PASSED",
+            "test_fails_the_second_time": "FAILED",
+            "test_each_time": "FAILED",
+            "test_own_fault": "FAILED",
+        }
+    )
+    assert "AssertionError" in run.failure("test_fails_the_second_time")
+    assert "ranks 0-1 died in the call phase: ended with the fork server, which is gone" in run.failure(
+        "test_each_time"
+    )
+    assert "rank 1 died in the call phase: exit status 0" in run.failure("test_own_fault")
+    _, told = run.text.split(_HEADLINE)
+    listed = dict(re.findall(r"^test_it\.py::(\w+): (.*)$", told, re.MULTILINE))
+    assert set(listed) == {"test_setup", "test_call", "test_teardown", "test_fails_the_second_time", "test_each_time"}
+    assert listed["test_teardown"] == (f"ranks 0-1 died in the teardown phase: {_GONE} (the fork server was lost)")
+    properties = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//property[@name='accel_retried']")
+    assert len(properties) == len(listed)
+
+
+def test_without_the_option_it_is_told_and_no_more(suite: Suite) -> None:
+    suite.write("test_it.py", _LOSES_THE_SERVER)
+    run = suite.run("-k", "test_call or test_own_fault")
+    run.expect({"test_call": "FAILED", "test_own_fault": "FAILED"})
+    assert _GONE in run.failure("test_call")
+    assert _HEADLINE not in run.text
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """A control group of which processes are killed when they use more than 1.5 GB together."""
+    roots = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
+    for root, limit in roots.items():
+        group = root / f"accel-{uuid.uuid4().hex}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(1_500_000_000))
+                with contextlib.suppress(OSError):  # Not on every machine, nor needed there.
+                    (group / "memory.swap.max").write_text("0")
+                yield group
+            finally:
+                group.rmdir()
+            return
+    pytest.skip("no control group can be made here: not root, or no memory controller")
+
+
+def test_a_kill_for_want_of_memory_is_told_and_retried(suite: Suite, little_memory: Path) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        from pathlib import Path
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2)
+        def test_wants_too_much(rank):
+            if rank == 1:
+                with Path(__file__).with_name("times").open("a") as times:
+                    times.write("x")
+                if len(Path(__file__).with_name("times").read_text()) == 1:
+                    kept = [torch.ones(1 << 26) for _ in range(20)]
+            dist.barrier()
+        """,
+    )
+    suite.control_group = little_memory
+    run = suite.run("--accel-retry-dead")
+    run.expect({"test_wants_too_much": "PASSED"})
+    assert (
+        "test_it.py::test_wants_too_much: rank 1 died in the call phase: killed by SIGKILL: out of memory (the "
+        "oom_kill counter of the control group went up) (a rank was killed for want of memory)"
+    ) in run.text
+    assert (suite.path / "times").read_text() == "xx"
