@@ -12,6 +12,9 @@ from pytest_accel.worlds.autopsy import where
 from pytest_accel.worlds.examine import Findings
 from pytest_accel.worlds.outcome import RankOutcome
 
+_WIDTH = 200
+_EXPLANATION = 6
+"""Lines of another rank's failure that are shown behind its first."""
 _IDENTITY = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
 
 
@@ -43,7 +46,7 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> li
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
     after = [outcome for outcome in rest if _consequence(root) is None and _consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in after]
-    return [f"{ranks_text(same)}: {_tell(root, here)}", *others(rest, here), *_afterwards(after, here)]
+    return [f"{ranks_text(same)}: {_tell(root, here)[0]}", *others(rest, here), *_afterwards(after, here)]
 
 
 def _consequence(outcome: RankOutcome) -> str | None:
@@ -64,7 +67,11 @@ def others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
     groups: dict[object, list[RankOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
-    return [f"{ranks_text([outcome.rank for outcome in group])}: {_tell(group[0], here)}" for group in groups.values()]
+    lines = []
+    for group in groups.values():
+        first, *more = _tell(group[0], here)
+        lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
+    return lines
 
 
 def _afterwards(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
@@ -86,7 +93,19 @@ def _crash_place(outcome: RankOutcome, here: str) -> str:
     return f" at {_from(here, own[-1]['path'])}:{own[-1]['lineno']}"
 
 
-def _tell(outcome: RankOutcome, here: str) -> str:
+def _tell(outcome: RankOutcome, here: str) -> list[str]:
+    """What happened to a rank: a line, and for a failure the first of those with which it explains itself."""
+    if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
+        longrepr = outcome.report.report.get("longrepr")
+        if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
+            crash = longrepr["reprcrash"]
+            first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
+            lines = [f"failed at {_from(here, crash['path'])}:{crash['lineno']}: {first}", *more[:_EXPLANATION]]
+            return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
+    return [_tell_briefly(outcome, here)]
+
+
+def _tell_briefly(outcome: RankOutcome, here: str) -> str:
     if outcome.report is None:
         if outcome.ending == "hung":
             at = _from(here, where(outcome.stack))
@@ -98,10 +117,6 @@ def _tell(outcome: RankOutcome, here: str) -> str:
         return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
     if outcome.ending == "skipped":
         return f"skipped: {reason(longrepr)}"
-    if outcome.ending == "failed" and isinstance(longrepr, dict) and longrepr.get("reprcrash"):
-        crash = longrepr["reprcrash"]
-        path = _from(here, crash["path"])
-        return f"failed at {path}:{crash['lineno']}: {crash['message'].splitlines()[0]}"
     return outcome.ending
 
 

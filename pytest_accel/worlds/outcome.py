@@ -45,6 +45,11 @@ class RankState:
         """Whether the test can bring nothing new from it."""
         return self.finished is not None or self.end is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has reported a phase that did not pass."""
+        return any(report.report["outcome"] != "passed" for report in self.reports.values())
+
     def begin(self) -> list[object]:
         """Another test begins; gives what the rank has sent of it already."""
         self.reports.clear()

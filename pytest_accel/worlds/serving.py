@@ -23,6 +23,7 @@ from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
+from pytest_accel.worlds.cutting import cut, cut_failure
 from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
 from pytest_accel.worlds.hygiene import CLEAN, Hygiene
@@ -60,8 +61,6 @@ _CHANGES_THE_RUN = (
 )
 _JUDGES_IN_THE_DRIVER = ("rerunfailures", "timeout", "lfplugin", "nfplugin", "stepwiseplugin")
 """Plugins that decide about a test as a whole, and would decide once more in every rank."""
-_LONGEST_SECTION = 1 << 20
-"""Characters of captured output that a report carries; the rest is cut out of the middle."""
 
 
 class RankPlugin:
@@ -301,7 +300,7 @@ class RankPlugin:
         self._debugging.end()
         self._log.end_phase()
         data = self._serialise(report)
-        data["sections"] = [(name, _cut(text)) for name, text in data.get("sections", ())]
+        data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
             self._spoke = True
             self._send(ExtraReport(self._serial, data))
@@ -325,6 +324,8 @@ class RankPlugin:
             names = ("outcome", "longrepr", "sections", "user_properties", "duration", "wasxfail")
             return {"$report_type": "TestReport"} | {name: vars(report)[name] for name in names if name in vars(report)}
         serialised: dict[str, Any] = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        if self._config.get_verbosity() < 2:
+            cut_failure(serialised.get("longrepr"))
         return serialised
 
     @pytest.hookimpl(tryfirst=True)
@@ -358,10 +359,3 @@ class RankPlugin:
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
             self._connection.send_bytes(pickle.dumps(messages))
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _LONGEST_SECTION:
-        return text
-    half = _LONGEST_SECTION // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"

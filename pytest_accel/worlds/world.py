@@ -369,7 +369,9 @@ class World:
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
         alive = _pids(rank for rank in self._ranks if rank.end is None)
-        thoroughly = len(alive) == self.size  # Else it is known what they wait for.
+        # Where a rank has died or failed, it is known what the others wait for.
+        fine = [rank for rank in self._ranks if rank.end is None and not rank.has_failed]
+        thoroughly = len(fine) == self.size
         stacks, self.findings = self._examiner.hung(alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
             stack = stacks.get(rank.rank, "")

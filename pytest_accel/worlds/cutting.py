@@ -1,0 +1,46 @@
+"""Long text cut in the middle: what a rank prints, and what an assertion makes of a tensor with a million elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LONGEST_SECTION = 1 << 20
+_LONGEST_LINE = 2_000
+_MOST_LINES = 120
+
+
+def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
+    """`text` with at most about `longest` characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+def cut_lines(lines: list[str]) -> list[str]:
+    """`lines`, not too many, and none too long."""
+    if len(lines) > _MOST_LINES:
+        first, last = lines[: _MOST_LINES * 2 // 3], lines[-_MOST_LINES // 3 :]
+        lines = [*first, f"[… {len(lines) - len(first) - len(last)} lines left out; -vv shows them …]", *last]
+    half = _LONGEST_LINE // 2
+    return [
+        f"{line[:half]} [… {len(line) - 2 * half} characters left out; -vv shows them …] {line[-half:]}"
+        if len(line) > _LONGEST_LINE
+        else line
+        for line in lines
+    ]
+
+
+def cut_failure(longrepr: Any) -> None:
+    """Shorten, in its place, a failure as pytest serialises it."""
+    if not isinstance(longrepr, dict):
+        return
+    tracebacks = [longrepr.get("reprtraceback"), *(part[0] for part in longrepr.get("chain") or ())]
+    crashes = [longrepr.get("reprcrash"), *(part[1] for part in longrepr.get("chain") or ())]
+    for traceback in tracebacks:
+        for entry in traceback["reprentries"] if traceback else ():
+            if entry["data"]:
+                entry["data"]["lines"] = cut_lines(entry["data"]["lines"])
+    for crash in crashes:
+        if crash:
+            crash["message"] = "\n".join(cut_lines(crash["message"].split("\n")))

@@ -1,0 +1,65 @@
+"""Failures that are all numbers: cut in the middle, said once where alike, and what differs is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+
+@pytest.fixture
+def numbers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    monkeypatch.setenv("CI", "true")  # pytest itself shortens nothing then.
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_close(rank):
+            ones = torch.ones(100, 100)
+            twos = ones.clone()
+            twos[3, 4 + rank] = 2
+            torch.testing.assert_close(twos, ones)
+
+
+        def test_lists(rank):
+            zeros = torch.zeros(1000).tolist()
+            ones = list(zeros)
+            ones[77] = 1.0
+            assert ones == zeros
+
+
+        def test_message(rank):
+            raise ValueError(str(list(range(9000 + rank))))
+        """,
+    )
+    return suite
+
+
+def test_long_failures_are_cut(numbers: Suite) -> None:
+    run = numbers.run("--junitxml=report.xml")
+    assert run.count() == {"FAILED": 3}
+    close, lists, message = (run.failure(f"test_{name}") for name in ("close", "lists", "message"))
+    assert "at index (3, 4)" in close
+    assert "    Greatest absolute difference: 1.0 at index (3, 5) (up to 1e-05 allowed)" in close
+    assert "ranks 0-1: failed at test_it.py:19: assert [0.0, 0.0" in lists
+    assert "At index 77 diff: 1.0 != 0.0" in lists
+    assert "lines left out; -vv shows them" in lists
+    assert len(lists.splitlines()) < 200
+    assert "characters left out; -vv shows them" in message
+    assert "8997, 8998, 8999" in message
+    assert len(message) < 5_000
+    assert (numbers.path / "report.xml").stat().st_size < 40_000
+
+
+def test_all_of_it_on_demand(numbers: Suite) -> None:
+    run = numbers.run("-vv", "-k", "message")
+    assert "left out" not in run.text
+    assert "4498, 4499, 4500, 4501" in run.failure("test_message")
