@@ -57,12 +57,12 @@ def grace_end(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], 
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether a thread of the process runs, or waits for nothing but a processor.
+    """Whether a thread of the process runs, or waits for nothing but a processor or a disk.
 
     The state of a thread: proc_pid_stat(5), the third field, behind a name that may hold anything.
     """
     if sys.platform == "linux":
-        return any(_state(stat) == "R" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return any(_state(stat) in ("R", "D") for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
     else:  # noqa: RET505 - what stands after it counts as unreachable on Linux
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)

@@ -128,7 +128,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
             assert "MINE" not in os.environ
         """,
     )
-    run = suite.run()
+    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
     assert run.count() == {"PASSED": len(run.words) - 3, "ERROR": 3}
     assert run.word("test_unknown_backend") == "ERROR"
     assert "carrier-pigeon" in run.failure("test_unknown_backend")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.worlds.conftest import Run, Suite
 
 _HEADLINE = "accel: begun once more, since the world died (--accel-retry-dead)"
 _GONE = "ended with the fork server, which is gone"
@@ -95,30 +95,34 @@ _LOSES_THE_SERVER = """
 """
 
 
-def test_a_lost_fork_server_is_no_tests_fault(suite: Suite) -> None:
+@pytest.mark.parametrize("phase", ["setup", "call", "teardown"])
+def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
-    run = suite.run("--accel-retry-dead", "--junitxml=report.xml")
-    run.expect(
-        {
-            "test_setup": "PASSED",
-            "test_call": "PASSED",
-            "test_teardown": "PASSED",
-            "test_fails_the_second_time": "FAILED",
-            "test_each_time": "FAILED",
-            "test_own_fault": "FAILED",
-        }
-    )
-    assert "AssertionError" in run.failure("test_fails_the_second_time")
-    assert "ranks 0-1 died in the call phase: ended with the fork server, which is gone" in run.failure(
-        "test_each_time"
-    )
-    assert "rank 1 died in the call phase: exit status 0" in run.failure("test_own_fault")
-    _, told = run.text.split(_HEADLINE)
-    listed = dict(re.findall(r"^test_it\.py::(\w+): (.*)$", told, re.MULTILINE))
-    assert set(listed) == {"test_setup", "test_call", "test_teardown", "test_fails_the_second_time", "test_each_time"}
-    assert listed["test_teardown"] == (f"ranks 0-1 died in the teardown phase: {_GONE} (the fork server was lost)")
+    run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
+    run.expect({f"test_{phase}": "PASSED"})
+    why = f"ranks 0-1 died in the {phase} phase: {_GONE} (the fork server was lost)"
+    assert _listed(run) == {f"test_{phase}": why}
     properties = xml.etree.ElementTree.parse(suite.path / "report.xml").findall(".//property[@name='accel_retried']")
-    assert len(properties) == len(listed)
+    assert [found.attrib["value"] for found in properties] == [why]
+
+
+@pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
+def test_what_happens_the_second_time_counts(suite: Suite, test: str) -> None:
+    suite.write("test_it.py", _LOSES_THE_SERVER)
+    run = suite.run("--accel-retry-dead", "-k", test)
+    run.expect({test: "FAILED"})
+    said = {
+        "test_fails_the_second_time": "AssertionError",
+        "test_each_time": f"ranks 0-1 died in the call phase: {_GONE}",
+        "test_own_fault": "rank 1 died in the call phase: exit status 0",
+    }
+    assert said[test] in run.failure(test)
+    assert set(_listed(run)) == {test} - {"test_own_fault"}
+
+
+def _listed(run: Run) -> dict[str, str]:
+    """The tests that the summary says were begun once more, and why."""
+    return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
 def test_without_the_option_it_is_told_and_no_more(suite: Suite) -> None:
