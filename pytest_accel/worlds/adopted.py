@@ -1,0 +1,190 @@
+"""torch's ``MultiProcessTestCase`` in a rank that is there already.
+
+Read from ``torch/testing/_internal/common_distributed.py`` of torch 2.13. There a parent process runs ``setUp``, which
+starts a process for each rank; each makes the test case anew, runs its method without ``setUp`` and ``tearDown``, and
+ends; the parent looks at the exit codes and runs ``tearDown``. Here each rank is the parent of itself: where the parent
+would join its processes, the rank does what the child would have done, with what rank 0 had for its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import unittest
+from collections.abc import Generator, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pytest_accel.worlds import group
+
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank import RankContext
+
+_SKIP_PATIENCE = timedelta(seconds=10)
+"""How long rank 0, which skips, leaves the others what its `tearDown` may remove. Those that go on may never end."""
+
+
+class _Start(NamedTuple):
+    """What rank 0 has for its children."""
+
+    file_name: str
+    environment: dict[str, str | None]
+    """What it has changed; None: unset."""
+
+
+class HarnessInRank:
+    """Has test cases that would start ranks be run by this one."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._at_first = dict(os.environ)
+        self._harness: Any = None
+        self._starter: Any = None
+        """torch's own `_start_processes`."""
+        self._joiner: Any = None
+
+    def install(self, harness: Any) -> None:
+        """Replace what torch's module does with processes; once is enough."""
+        if self._harness is not None:
+            return
+        self._harness, case = harness, harness.MultiProcessTestCase
+        self._starter, self._joiner = case._start_processes, case._join_processes
+        case._start_processes = _note_start
+        case._join_processes = lambda case, function: self._join(case, function)
+        case.run_test = lambda case, test, pipe: self._run_test(case, test)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        """What identifies the rank is its own again, which the parent that it has played may have set for others."""
+        __tracebackhide__ = True
+        try:
+            return (yield)
+        finally:
+            if self._harness is not None:
+                for name, value in self._context.variables.items():
+                    if value is None:
+                        os.environb.pop(name, None)
+                    elif os.environb.get(name) != value:
+                        os.environb[name] = value
+
+    def _join(self, case: Any, function: Any) -> None:
+        """In place of the parent's waiting for its processes."""
+        __tracebackhide__ = True
+        start = self._agree(case)
+        if start is None:
+            raise unittest.SkipTest("its setUp has started no processes")
+        if function in case.skip_return_code_checks or function in case.special_return_code_checks:
+            self._run_as_torch(case, function)
+            return
+        ranks = self._context.spec.ranks
+        assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
+        group.watch(self._context)
+        try:
+            with _environment(start.environment):
+                self._be_a_child(case, start.file_name)
+        except unittest.SkipTest:
+            self._end(_SKIP_PATIENCE)
+            raise
+        self._end(group.PATIENCE)
+
+    def _agree(self, case: Any) -> _Start | None:
+        """What all ranks are started with, which rank 0 says; None: nothing is to be started."""
+        assert self._context.store is not None
+        key = self._key("start")
+        if self._context.rank == 0:
+            environment = getattr(case, "_accel_environment", None)
+            start = None if environment is None else _Start(case.file_name, self._changes(environment))
+            self._context.store.set(key, json.dumps(start))
+            return start
+        told = json.loads(self._context.store.get(key))
+        return None if told is None else _Start(*told)
+
+    def _changes(self, environment: dict[str, str]) -> dict[str, str | None]:
+        """What is set otherwise than it was when the rank began, and is not this rank's own."""
+        own = {os.fsdecode(name): value for name, value in self._context.variables.items()}
+        changes: dict[str, str | None] = {}
+        for name in environment.keys() | self._at_first.keys():
+            value = environment.get(name)
+            kept = None if own.get(name) is None else os.fsdecode(own[name] or b"")
+            if name != "PYTEST_CURRENT_TEST" and value != (kept if name in own else self._at_first.get(name)):
+                changes[name] = value
+        return changes
+
+    def _be_a_child(self, case: Any, file_name: str) -> None:
+        """What torch runs in a process of its own, and what its end says there."""
+        __tracebackhide__ = True
+        options = {"fake_pg": True} if getattr(case, "fake_pg", False) else {}
+        try:
+            type(case)._run(self._context.rank, case._current_test_name(), file_name, None, **options)
+        except SystemExit as end:
+            for skip in self._harness.TEST_SKIPS.values():
+                if end.code == skip.exit_code:
+                    raise unittest.SkipTest(skip.message) from None
+            if end.code not in (None, 0):
+                raise RuntimeError(f"the rank called sys.exit({end.code!r})") from end
+
+    def _run_test(self, case: Any, test: str) -> None:
+        """As in torch, less the thread that hears of a time-out and the exit codes."""
+        __tracebackhide__ = True
+        self._harness.common_utils.set_rng_seed()
+        getattr(case, test)()
+        if case.destroy_pg_upon_exit:
+            _destroy_groups()
+
+    def _end(self, patience: timedelta) -> None:
+        """Take away what a process would have taken with it; rank 0 then waits for the others as their parent does."""
+        _destroy_groups()
+        store, ranks = self._context.store, self._context.spec.ranks
+        assert store is not None
+        if store.add(self._key("ended"), 1) == ranks:
+            store.set(self._key("all ended"), "")
+        if self._context.rank == 0:
+            with contextlib.suppress(RuntimeError):  # torch's DistStoreError is one: it has waited long enough.
+                store.wait([self._key("all ended")], patience)
+            for word in ("start", "ended", "all ended"):
+                store.delete_key(self._key(word))
+
+    def _key(self, word: str) -> str:
+        return f"adopted {self._context.tests} {word}"
+
+    def _run_as_torch(self, case: Any, function: Any) -> None:
+        """A test that expects its processes to die is run by rank 0 as torch runs it."""
+        __tracebackhide__ = True
+        if self._context.rank == 0:
+            self._starter(case, case._accel_process)
+            self._joiner(case, function)
+
+
+def _note_start(case: Any, process: Any) -> None:
+    """In place of `_start_processes`, in which the children get the parent's environment of that moment."""
+    case._accel_environment = dict(os.environ)
+    case._accel_process = process
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    """The environment with `changes`, and as it was afterwards, whatever was done to it."""
+    before = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+def _destroy_groups() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
