@@ -5,6 +5,7 @@ The same is done in the driver and in the ranks, which collect a file on their o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -21,7 +22,8 @@ RULES = "accel_rules"
 ADOPT = "accel_adopt"
 _HARNESS = "torch.testing._internal.common_distributed"
 """The module of torch's own harness. A test file that has such tests imports it; we only look whether one has."""
-_BASES = ("MultiProcessTestCase", "DistributedTestBase", "common_distributed", "common_fsdp", "common_dtensor")
+_HELPERS = re.compile(r"\btorch\.testing\._internal[\w.]*\bcommon_(?:distributed|fsdp|dtensor)\b")
+"""The modules in which torch has its classes of such tests, where a test file names one of them."""
 _CHANNEL = "accel_adoption"
 
 
@@ -84,9 +86,13 @@ class Adoption:
         if path.is_relative_to(self._config.rootpath):
             file = path.relative_to(self._config.rootpath).as_posix()
             marks = {rule.mark.name for rule in self._rules if rule.may_match_in(file)}
-        if self._harness and any(base in text for base in _BASES):
+        if self.imports(text):
             marks.add("distributed")
         return marks
+
+    def imports(self, text: str) -> set[str]:
+        """The modules of torch's harness that a test file of this `text` imports, where such tests are adopted."""
+        return {_HARNESS, *_HELPERS.findall(text)} if self._harness and _HELPERS.search(text) else set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

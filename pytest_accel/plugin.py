@@ -132,12 +132,19 @@ class CollectionHooks:
         if not self._runs or file_path.suffix != ".py":
             return
         marks = preload.marks_in(file_path)
+        modules: set[str] = set()
         if self._adopted is not None:
-            marks |= self._adopted.marks_in(file_path, preload.text(file_path))
+            text = preload.text(file_path)
+            marks |= self._adopted.marks_in(file_path, text)
+            modules = self._adopted.imports(text) - self._considered
         # Without devices in the session, tests that only ask for devices are skipped.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._session.port.warm()
             self._preload(preload.imports_of(file_path) | self._imported)
+            # It asks torch for devices, which may leave a server with a driver's runtime that no rank can use.
+            if self._auto and modules and self._session.session_kind in (None, "cpu", "sim"):
+                self._considered |= modules
+                self._session.port.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
