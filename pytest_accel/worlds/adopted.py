@@ -14,6 +14,7 @@ import os
 import unittest
 from collections.abc import Generator, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ from pytest_accel.worlds import group
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
 
+_NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_PATIENCE = timedelta(seconds=10)
 """How long rank 0, which skips, leaves the others what its `tearDown` may remove. Those that go on may never end."""
 
@@ -45,6 +47,8 @@ class HarnessInRank:
         self._starter: Any = None
         """torch's own `_start_processes`."""
         self._joiner: Any = None
+        self._files: list[str] = []
+        """The test's, which torch leaves where the test does not remove them."""
 
     def install(self, harness: Any) -> None:
         """Replace what torch's module does with processes; once is enough."""
@@ -58,7 +62,7 @@ class HarnessInRank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """What identifies the rank is its own again, which the parent that it has played may have set for others."""
+        """Clears up. What identifies the rank is its own again: the parent that it has played may have set it."""
         __tracebackhide__ = True
         try:
             return (yield)
@@ -69,10 +73,13 @@ class HarnessInRank:
                         os.environb.pop(name, None)
                     elif os.environb.get(name) != value:
                         os.environb[name] = value
+                while self._files:
+                    Path(self._files.pop()).unlink(missing_ok=True)
 
     def _join(self, case: Any, function: Any) -> None:
         """In place of the parent's waiting for its processes."""
         __tracebackhide__ = True
+        self._files.append(case.file_name)
         start = self._agree(case)
         if start is None:
             raise unittest.SkipTest("its setUp has started no processes")
@@ -83,7 +90,7 @@ class HarnessInRank:
         assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
         group.watch(self._context)
         try:
-            with _environment(start.environment):
+            with _environment(self._childs_environment(start.environment)):
                 self._be_a_child(case, start.file_name)
         except unittest.SkipTest:
             self._end(_SKIP_PATIENCE)
@@ -103,15 +110,14 @@ class HarnessInRank:
         return None if told is None else _Start(*told)
 
     def _changes(self, environment: dict[str, str]) -> dict[str, str | None]:
-        """What is set otherwise than it was when the rank began, and is not this rank's own."""
-        own = {os.fsdecode(name): value for name, value in self._context.variables.items()}
-        changes: dict[str, str | None] = {}
-        for name in environment.keys() | self._at_first.keys():
-            value = environment.get(name)
-            kept = None if own.get(name) is None else os.fsdecode(own[name] or b"")
-            if name != "PYTEST_CURRENT_TEST" and value != (kept if name in own else self._at_first.get(name)):
-                changes[name] = value
-        return changes
+        """What is set otherwise than it was when the rank began."""
+        names = (environment.keys() | self._at_first.keys()) - {_NAMES_THE_TEST}
+        return {name: environment.get(name) for name in names if environment.get(name) != self._at_first.get(name)}
+
+    def _childs_environment(self, changes: dict[str, str | None]) -> dict[str, str]:
+        """This rank's, with rank 0's changes in place of its own."""
+        changed = {**self._at_first, _NAMES_THE_TEST: os.environ.get(_NAMES_THE_TEST), **changes}
+        return {name: value for name, value in changed.items() if value is not None}
 
     def _be_a_child(self, case: Any, file_name: str) -> None:
         """What torch runs in a process of its own, and what its end says there."""
@@ -165,22 +171,22 @@ def _note_start(case: Any, process: Any) -> None:
 
 
 @contextlib.contextmanager
-def _environment(changes: dict[str, str | None]) -> Iterator[None]:
-    """The environment with `changes`, and as it was afterwards, whatever was done to it."""
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    """The environment as it is `wanted`, and as it was afterwards, whatever was done to it."""
     before = dict(os.environ)
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    _set_environment(wanted)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _destroy_groups() -> None:
