@@ -57,17 +57,18 @@ class HarnessInRank:
         self._harness, case = harness, harness.MultiProcessTestCase
         self._starter, self._joiner = case._start_processes, case._join_processes
         case._start_processes = _note_start
-        case._join_processes = lambda case, function: self._join(case, function)
-        case.run_test = lambda case, test, pipe: self._run_test(case, test)
+        case._join_processes = lambda case, fn: self._join(case, fn)
+        case.run_test = lambda case, test_name, parent_pipe: self._run_test(case, test_name)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, None, None]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """Clears up. What identifies the rank is its own again: the parent that it has played may have set it."""
         __tracebackhide__ = True
         try:
             return (yield)
         finally:
-            if self._harness is not None:
+            case: Any = getattr(item, "cls", None)
+            if self._harness is not None and case is not None and issubclass(case, self._harness.MultiProcessTestCase):
                 for name, value in self._context.variables.items():
                     if value is None:
                         os.environb.pop(name, None)
