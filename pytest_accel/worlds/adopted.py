@@ -28,6 +28,13 @@ _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_PATIENCE = timedelta(seconds=10)
 """How long rank 0, which skips, leaves the others what its `tearDown` may remove. Those that go on may never end."""
 
+_GROUP_PATIENCE = timedelta(seconds=1)
+"""How long a rank keeps its groups for others that may still be connecting to it.
+
+torch's calls that make a group return when this rank has its connections; closing them at once fails a slower rank. Not
+for longer: a test may be about a rank that has gone.
+"""
+
 
 class _Start(NamedTuple):
     """What rank 0 has for its children."""
@@ -138,21 +145,28 @@ class HarnessInRank:
         __tracebackhide__ = True
         self._harness.common_utils.set_rng_seed()
         getattr(case, test)()
+        self._meet("left", _GROUP_PATIENCE)
         if case.destroy_pg_upon_exit:
             _destroy_groups()
 
     def _end(self, patience: timedelta) -> None:
         """Take away what a process would have taken with it; rank 0 then waits for the others as their parent does."""
         _destroy_groups()
-        store, ranks = self._context.store, self._context.spec.ranks
-        assert store is not None
-        if store.add(self._key("ended"), 1) == ranks:
-            store.set(self._key("all ended"), "")
+        self._meet("ended", patience if self._context.rank == 0 else None)
         if self._context.rank == 0:
-            with contextlib.suppress(RuntimeError):  # torch's DistStoreError is one: it has waited long enough.
-                store.wait([self._key("all ended")], patience)
-            for word in ("start", "ended", "all ended"):
-                store.delete_key(self._key(word))
+            assert self._context.store is not None
+            for word in ("start", "left", "all left", "ended", "all ended"):
+                self._context.store.delete_key(self._key(word))
+
+    def _meet(self, word: str, patience: timedelta | None) -> None:
+        """Say that this rank has come so far, and wait until all have, but not for longer than `patience`."""
+        store = self._context.store
+        assert store is not None
+        if store.add(self._key(word), 1) == self._context.spec.ranks:
+            store.set(self._key(f"all {word}"), "")
+        elif patience is not None:
+            with contextlib.suppress(RuntimeError):  # torch's DistStoreError is one.
+                store.wait([self._key(f"all {word}")], patience)
 
     def _key(self, word: str) -> str:
         return f"adopted {self._context.tests} {word}"
