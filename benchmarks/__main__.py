@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import broker, discovery, first, fresh, peers, unused, warm
+from benchmarks import adoption, broker, discovery, first, fresh, peers, unused, warm
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -53,6 +53,7 @@ def main() -> int:
         "warm": warm.figures,
         "fresh": fresh.figures,
         "first": first.figures,
+        "adoption": adoption.figures,
         "unused": unused.figures,
         "discovery": discovery.figures,
         "broker": leases,

@@ -209,6 +209,11 @@ def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:
     return checked
 
 
+def check(mark: pytest.Mark) -> None:
+    """Raises :class:`MarkError` for an argument of `mark` that is not allowed."""
+    _arguments(mark)
+
+
 def world_sizes(mark: pytest.Mark) -> list[int] | None:
     """The sizes over which a ``distributed`` mark parametrizes its test, or None for one that names a single size.
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pytest_accel import adoption, preload
 from pytest_accel import config as options
-from pytest_accel import preload
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -50,6 +50,7 @@ _BEFORE = frozenset(sys.modules)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
+    adoption.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,9 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
     if RANK in config.stash:
+        from pytest_accel.worlds.adopted import HarnessInRank
+
+        harness = HarnessInRank(config.stash[RANK])
+        adopted = adoption.make(config, lambda: 0, harness.install)
+        if adopted is not None:
+            config.pluginmanager.register(harness, "accel-harness")
+            config.pluginmanager.register(adopted, "accel-adoption")
         return
     session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-    config.pluginmanager.register(CollectionHooks(session), "accel-collection")
+    adopted = adoption.make(config, lambda: len(session.machine.session.devices))
+    if adopted is not None:
+        config.pluginmanager.register(adopted, "accel-adoption")
+    config.pluginmanager.register(CollectionHooks(session, adopted), "accel-collection")
     if not session.is_worker:
         from pytest_accel import report
 
@@ -109,8 +120,9 @@ def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
 class CollectionHooks:
     """Finds the marked items of this process. Those that run them are registered only where there are some."""
 
-    def __init__(self, session: AccelSession) -> None:
+    def __init__(self, session: AccelSession, adopted: adoption.Adoption | None) -> None:
         self._session = session
+        self._adopted = adopted
         self._auto = "auto" in session.settings.preload
         option = session.config.option
         self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
@@ -120,10 +132,19 @@ class CollectionHooks:
         if not self._runs or file_path.suffix != ".py":
             return
         marks = preload.marks_in(file_path)
+        modules: set[str] = set()
+        if self._adopted is not None:
+            text = preload.text(file_path)
+            marks |= self._adopted.marks_in(file_path, text)
+            modules = self._adopted.imports(text) - self._considered
         # Without devices in the session, tests that only ask for devices are skipped.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._session.port.warm()
             self._preload(preload.imports_of(file_path) | self._imported)
+            # It asks torch for devices, which may leave a server with a driver's runtime that no rank can use.
+            if self._auto and modules and self._session.session_kind in (None, "cpu", "sim"):
+                self._considered |= modules
+                self._session.port.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(

@@ -15,15 +15,16 @@ _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILIN
 
 def marks_in(path: Path) -> set[str]:
     """Which of our marks a test file speaks of: a guess by its text, before anything of it is imported."""
-    return set(_MARKS.findall(_text(path)))
+    return set(_MARKS.findall(text(path)))
 
 
 def imports_of(path: Path) -> set[str]:
     """The packages that a test file's import statements name."""
-    return set(_IMPORTS.findall(_text(path)))
+    return set(_IMPORTS.findall(text(path)))
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """What a test file holds; nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

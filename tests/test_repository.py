@@ -31,7 +31,7 @@ _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/{name}.py" for name in (*_KINDS, "numbered")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
-RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py"}
+RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py", "worlds/adopted.py"}
 
 
 @dataclass(frozen=True)

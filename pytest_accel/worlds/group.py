@@ -84,7 +84,7 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         choose(device)
     _serve_rendezvous(context, port)
     if spec.init:
-        _watch(context)
+        watch(context)
         backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
         _check_backend(backend)
         dist.init_process_group(
@@ -95,7 +95,7 @@ def prepare(context: RankContext, listening: socket.socket) -> None:
         context.kept_groups.add(world.group_name)
 
 
-def _watch(context: RankContext) -> None:
+def watch(context: RankContext) -> None:
     """Have a thread for the record of collectives, once there may be some: a process with threads is bad to fork."""
     if not context.watched:
         context.watched = True
@@ -176,7 +176,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
                 yield from original(url, timeout=timeout, **options)
                 return
             calls[context.tests] += 1
-            _watch(context)
+            watch(context)
             store = dist.TCPStore(HOST, port, size, False, timeout, wait_for_workers=False)
             yield dist.PrefixStore(f"init/{context.tests}/{calls[context.tests]}", store), rank, size
 

@@ -87,10 +87,10 @@ class Session:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def finish(self) -> Run:
+    def finish(self, patience: float = PATIENCE) -> Run:
         """Wait for its end."""
         try:
-            text, _ = self.process.communicate(timeout=PATIENCE)
+            text, _ = self.process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs.
             text, _ = self.process.communicate()

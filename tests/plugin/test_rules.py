@@ -1,0 +1,179 @@
+"""Marks that the ini file gives to tests whose files have none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel import rules
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+ADDS_UP = """
+import torch
+import torch.distributed as dist
+
+
+def test_adds_up():
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert ones.item() == 2
+
+
+class TestMore:
+    def test_name(self, request):
+        assert request.node.get_closest_marker("distributed").kwargs == {"timeout": 30}
+        assert dist.get_world_size() == 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("tests/gpu/*", True),
+        ("tests/gpu", True),
+        ("tests/gpu/", True),
+        ("tests/*", True),
+        ("tests/gp", False),
+        ("gpu", False),
+        ("tests/gpu/test_x.py", True),
+        ("test_x.py", False),
+        ("**/test_x.py", True),
+        ("**/tests/gpu/test_x.py", True),
+        ("tests/gpu/test_x.py::TestY", True),
+        ("tests/gpu/test_x.py::TestY::*", True),
+        ("**/test_?.py::*::test_z", True),
+        ("tests/gpu/test_x.py::TestY::test_z[a::b/c]", True),
+        ("tests/gpu/test_x.py::test_z", False),
+        ("tests/gpu/test_x.py::Test", False),
+        ("TESTS/*", False),
+    ],
+)
+def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
+    (rule,) = rules.parse([f"{pattern}: devices"])
+    assert rule.matches("tests/gpu/test_x.py::TestY::test_z[a::b/c]") is matched
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tests/*", "must be PATTERN: devices(...) or PATTERN: distributed(...)"),
+        ("tests/*:devices(1)", "must be PATTERN: devices(...)"),
+        ("tests/*: devices(", "'devices(' is no call of a mark, must be PATTERN: devices(...)"),
+        ("tests/*: slow", "the mark must be one of devices, distributed, got 'slow'"),
+        ("tests/*: pytest.mark.devices(1)", "the mark must be one of devices, distributed, got 'pytest.mark.devices'"),
+        ("tests/*: devices(1)(2)", "the mark must be one of devices, distributed, got 'devices(1)'"),
+        ("tests/*: devices(1 + one)", "each argument must be a literal, got '1 + one'"),
+        ("tests/*: devices(__import__('os').getpid())", "each argument must be a literal, got \"__import__('os')"),
+        ("tests/*: devices(**{'n': 1})", "each argument must be a literal, got '**{'n': 1}'"),
+        ("tests/*: distributed(0)", "world_size must be an int >= 1 or a non-empty list of them, got 0"),
+        ("tests/*: devices(size=2)", "there is no argument size, allowed are n, kind"),
+    ],
+)
+def test_a_line_that_is_no_rule(line: str, said: str) -> None:
+    with pytest.raises(rules.RuleError) as raised:
+        rules.parse(["ok.py: devices", line])
+    assert repr(line) in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_a_wrong_line_ends_the_session_at_once(suite: Suite) -> None:
+    suite.write("test_sums.py", ADDS_UP)
+    suite.ini("accel_rules =\n    test_sums.py: distributed(world_size=0)")
+
+    run = suite.run()
+
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ini option accel_rules: 'test_sums.py: distributed(world_size=0)'" in run.errors
+    assert "world_size must be an int >= 1" in run.errors
+    assert "collected" not in run.text
+
+
+def test_rules_give_what_the_files_do_not_say(suite: Suite) -> None:
+    suite.write("sums/test_sums.py", ADDS_UP)
+    suite.write(
+        "test_sizes.py",
+        """
+        import os
+
+        import pytest
+        import torch.distributed as dist
+
+
+        def test_each_size(world_size):
+            assert dist.get_world_size() == world_size
+
+
+        @pytest.mark.distributed(3)
+        def test_own_mark():
+            assert dist.get_world_size() == 3
+
+
+        @pytest.mark.parametrize("name", ["two words", "x"])
+        def test_one_case(name, request):
+            assert (os.environ.get("WORLD_SIZE") == "2") == (name == "x")
+            assert bool(request.node.get_closest_marker("distributed")) == (name == "x")
+
+
+        def test_visible(devices):
+            assert len(devices) == 2
+
+
+        def test_by_hook():
+            assert dist.get_world_size() == 3
+        """,
+    )
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                if item.name == "test_by_hook":
+                    item.add_marker(pytest.mark.distributed(3))
+        """,
+    )
+    suite.ini(
+        """
+        accel_rules =
+            sums: distributed(timeout=30)
+            sums/*: distributed(4)
+            test_sizes.py::test_each_size: distributed([1, 2])
+            test_sizes.py::test_own_mark: distributed(2)
+            test_sizes.py::test_one_case[x]: distributed(2)
+            test_sizes.py::test_visible: devices(2)
+            test_sizes.py::test_by_hook: distributed(2)
+        """
+    )
+
+    for options in ((), ("-n", "2")):
+        run = suite.run(*options)
+        assert run.count() == {"PASSED": 9}, run.text
+        assert run.word("test_each_size[world_size=1]") == "PASSED"
+        assert "adoption" not in run.text
+
+
+def test_marks_by_rule_can_be_chosen(suite: Suite) -> None:
+    suite.write("test_sums.py", ADDS_UP)
+    suite.write("test_plain.py", "def test_plain(): pass")
+    suite.ini("accel_rules = test_sums.py: distributed(timeout=30)")
+
+    assert suite.run("-m", "distributed").count() == {"PASSED": 2}
+    assert suite.run("-m", "not distributed").count() == {"PASSED": 1}
+
+
+def test_a_rule_without_tests_is_told_of_where_the_whole_suite_was_collected(suite: Suite) -> None:
+    suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
+    suite.write("more/test_more.py", "def test_more(): pass")
+    suite.ini("accel_rules =\n    **/test_typo.py: devices(1)\n    more/*: distributed(1)")
+
+    for options in (("-k", "other"), ("-n", "1")):
+        run = suite.run(*options)
+        assert "**/test_typo.py: devices(1): no test matches" in run.text
+        assert "more/*" not in run.text
+    assert "no test matches" not in suite.run("test_plain.py").text
+    assert "no test matches" not in suite.run("--ignore", "more").text

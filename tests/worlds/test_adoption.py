@@ -1,0 +1,343 @@
+"""torch's own multi-process test cases, run by ranks that are there already."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+pytest.importorskip("expecttest")  # What torch.testing._internal imports.
+
+HEAD = """
+import os
+import signal
+import sys
+import tempfile
+import unittest
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import (
+    DistributedTestBase,
+    MultiProcessTestCase,
+    MultiThreadedTestCase,
+    TEST_SKIPS,
+    requires_nccl,
+    skip_if_lt_x_gpu,
+)
+
+
+class Case(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def make_group(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+
+"""
+
+INI = "[pytest]\naccel = sim:4\nfilterwarnings = error\naccel_adopt = torch\n"
+
+
+def adopting(suite: Suite, tests: str, more: str = "") -> None:
+    suite.write("pytest.ini", INI + more)
+    suite.write("test_torch.py", "")
+    (suite.path / "test_torch.py").write_text(HEAD + tests)
+
+
+def test_the_verdict_is_that_of_the_class_alone(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+class TestBoth(Case):
+    def test_adds_up(self):
+        self.make_group()
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        self.assertEqual(ones.item(), 2)
+
+    def test_fails_on_rank_1(self):
+        self.make_group()
+        self.assertEqual(self.rank, 0)
+
+    @skip_if_lt_x_gpu(2)
+    def test_skips(self):
+        pass
+""",
+    )
+
+    adopted = suite.run()
+    alone = suite.start("-o", "accel_adopt=").finish(patience=300)  # It starts six interpreters that import torch.
+
+    expected = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
+    adopted.expect(expected)
+    alone.expect(expected)
+    assert "rank 1: " in adopted.text
+    assert "Process 1 exited with error code 10" in alone.text
+    assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
+
+
+def test_groups_and_files_are_new_in_each_test_and_the_ranks_stay(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+seen = []
+
+
+class TestWarm(Case):
+    def once(self):
+        assert not dist.is_initialized()
+        self.make_group()
+        told = [None, None]
+        dist.all_gather_object(told, (self.file_name, os.getpid()))
+        (file, one), (same, other) = told
+        assert file == same and one != other
+        dist.new_group([0, 1])
+        seen.append(told)
+        assert len({file for (file, _), _ in seen}) == len(seen)
+
+    def test_1_leaves_its_groups(self):
+        self.once()
+
+    def test_2_ends_its_groups(self):
+        self.once()
+        dist.destroy_process_group()
+
+    def test_3_leaves_its_environment(self):
+        self.once()
+        os.environ["RANK"] = "7"
+        os.environ["OURS"] = "1"
+
+    def test_4_is_in_the_same_processes(self):
+        self.once()
+        assert "OURS" not in os.environ and os.environ["RANK"] == str(self.rank)
+        assert len(seen) == 4
+        assert len({(one, other) for (_, one), (_, other) in seen}) == 1
+
+    def test_5_in_the_environment(self):
+        dist.init_process_group("gloo", rank=self.rank, world_size=2)
+        dist.barrier()
+
+
+class TestPlain(DistributedTestBase):
+    world_size = 2
+
+    def test_file(self):
+        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=2)
+        dist.barrier()
+
+
+@pytest.mark.distributed(2, init=False)
+def test_other(rank):
+    assert len(seen) == 5 - 1 and not dist.is_initialized()
+    assert os.environ["RANK"] == str(rank)
+""",
+    )
+
+    run = suite.run()
+
+    assert set(run.words.values()) == {"PASSED"}, run.text
+    assert len(run.words) == 7
+    assert list(suite.temporary.glob("tmp*")) == []  # torch leaves its tests' files.
+
+
+def test_a_child_runs_as_torchs_child_does(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+class TestParent(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return int(os.environ.get("SIZE", "3"))
+
+    def setUp(self):
+        super().setUp()
+        assert self.rank == self.MAIN_PROCESS_RANK and self.is_master is False
+        self.of_the_parent = True
+        # Another name in each process: the children have their one parent's.
+        os.environ["FOLDER"] = tempfile.mkdtemp()
+        os.environ["MASTER_PORT"] = str(os.getpid())
+        self._spawn_processes()
+        os.environ["LATER"] = "1"
+
+    def tearDown(self):
+        assert self.of_the_parent
+        os.rmdir(os.environ["FOLDER"])
+        super().tearDown()
+
+    def test_child(self):
+        assert not hasattr(self, "of_the_parent") and not hasattr(self, "processes")
+        assert "LATER" not in os.environ
+        assert self.world_size == 3 and 0 <= self.rank < 3
+        store = dist.FileStore(self.file_name, 3)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=3)
+        told = [None] * 3
+        dist.all_gather_object(told, (os.environ["FOLDER"], os.environ["MASTER_PORT"]))
+        assert len(set(told)) == 1
+        assert os.path.isdir(os.environ["FOLDER"])
+        assert torch.initial_seed() == 1234
+
+
+class TestUnstarted(MultiProcessTestCase):
+    world_size = 2
+
+    def test_nothing_runs(self):
+        pass
+
+
+class TestBadSetUp(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        raise ValueError("no set up")
+
+    def test_never(self):
+        pass
+""",
+    )
+
+    run = suite.run("-rs")
+
+    run.expect({"test_child": "PASSED", "test_nothing_runs": "SKIPPED", "test_never": "FAILED"})
+    assert "its setUp has started no processes" in run.text
+    assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
+
+
+def test_each_ranks_end_counts(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+class TestEnds(Case):
+    def test_exit_0(self):
+        sys.exit(0)
+
+    def test_exit_3(self):
+        if self.rank == 1:
+            sys.exit(3)
+
+    def test_skip_on_1(self):
+        if self.rank == 1:
+            raise unittest.SkipTest("not here")
+
+    def test_skip_of_torch(self):
+        sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
+
+    @requires_nccl()
+    def test_no_nccl(self):
+        pass
+
+    def test_ends_quietly(self):
+        if self.rank == 1:
+            os._exit(0)
+
+    def test_segfault(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def test_hang(self):
+        self.make_group()
+        if self.rank == 0:
+            dist.barrier()
+        else:
+            signal.pause()
+
+    def test_after_all(self):
+        self.make_group()
+        dist.barrier()
+
+
+class TestDies(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self.special_return_code_checks = {self.test_abort.__wrapped__: -signal.SIGABRT}
+        self._spawn_processes()
+
+    def test_abort(self):
+        os.abort()
+""",
+        "accel_rules = **::test_hang: distributed(timeout=3)\n",
+    )
+
+    run = suite.run("-rs")
+
+    run.expect(
+        {
+            "test_exit_0": "PASSED",
+            "test_exit_3": "FAILED",
+            "test_skip_on_1": "FAILED",
+            "test_skip_of_torch": "SKIPPED",
+            "test_no_nccl": "SKIPPED",
+            "test_ends_quietly": "FAILED",
+            "test_segfault": "FAILED",
+            "test_hang": "FAILED",
+            "test_after_all": "PASSED",
+            "test_abort": "PASSED",
+        }
+    )
+    assert "the rank called sys.exit(3)" in run.failure("TestEnds.test_exit_3")
+    assert "the ranks disagree in the call phase: rank 1 skipped" in run.failure("TestEnds.test_skip_on_1")
+    assert "Skipped due to odd world size." in run.text
+    assert "rank 1 died in the call phase: exit status 0" in run.failure("TestEnds.test_ends_quietly")
+    assert "rank 1 died in the call phase: killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
+    hang = run.failure("TestEnds.test_hang")
+    assert "3 s" in hang
+    assert re.search(r'test_torch.py", line \d+ in test_hang', hang)
+
+
+def test_what_is_left_to_torch(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+class TestUnknown(MultiProcessTestCase):
+    @property
+    def world_size(self):
+        return int(os.environ["NO_SUCH_VARIABLE"])
+
+    def test_alone(self):
+        pass
+
+
+class TestThreads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_threads(self):
+        assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.distributed(3)
+class TestMarked(Case):
+    def test_size(self):
+        pass
+""",
+    )
+
+    run = suite.run("-n", "1")
+
+    run.expect({"test_alone": "PASSED", "test_threads": "PASSED", "test_size": "FAILED"})
+    assert "test_torch.py::TestUnknown runs as torch runs it: its world_size cannot be had (KeyError: " in run.text
+    assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
+
+
+def test_a_harness_that_is_not_known(suite: Suite) -> None:
+    suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
+
+    run = suite.run()
+
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
