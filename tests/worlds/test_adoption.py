@@ -293,7 +293,7 @@ class TestDies(MultiProcessTestCase):
     assert "rank 1 died in the call phase: killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
     hang = run.failure("TestEnds.test_hang")
     assert "3 s" in hang
-    assert re.search(r'test_torch.py", line \d+ in test_hang', hang)
+    assert re.search(r"ended at test_torch\.py:\d+ in test_hang", hang)
 
 
 def test_what_is_left_to_torch(suite: Suite) -> None:
