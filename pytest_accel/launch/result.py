@@ -14,6 +14,8 @@ _LINES = 20
 """Of each stream, in an error's text."""
 _OF_A_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """In the summary of torchrun's agent."""
+_OF_HYDRA = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+"""What MPICH's launcher says; its exit status is the signal's number."""
 _STACKS = "Fatal Python error: Aborted"
 """Python's fault handler writes this line before the stacks of all threads."""
 
@@ -86,8 +88,12 @@ def failed(launcher: str, result: LaunchResult) -> LaunchError:
     """The error for a launcher's status other than 0."""
     text = f"{launcher} ended {_status(launcher, result.returncode)}"
     workers = {int(rank): int(code) for rank, code in _OF_A_WORKER.findall(result.stderr)}
-    if workers:
-        text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(workers.items()))}"
+    # torchrun's agent ends the others by SIGTERM, which says nothing of them.
+    causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
+    if causes:
+        text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(causes.items()))}"
+    elif launcher == "mpirun" and (ending := _OF_HYDRA.search(result.stdout)) is not None:
+        text += f" ({signal_name(int(ending[1]))} in a rank)"
     return LaunchError(_with_output(text, result), result)
 
 
