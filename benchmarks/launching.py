@@ -44,10 +44,14 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     found = []
     for launcher in ("python", "torchrun"):
         pairs = json.loads((folder / f"{launcher}.json").read_text())
+        # torchrun's own time differs by more than the target from run to run: its figure is there to be looked at.
+        limit = TARGET if launcher == "python" else None
         bare = tuple(other * 1e3 for _, other in pairs)
         added = tuple((ours - other) * 1e3 for ours, other in pairs)
         found += [
             Figure(f"{launcher} by itself", middle(bare), "ms", values=bare, others=run.others),
-            Figure("  added by launch", middle(added), "ms", TARGET, f"{TARGET:g} ms", added, run.others),
+            Figure(
+                "  added by launch", middle(added), "ms", limit, f"{limit:g} ms" if limit else "", added, run.others
+            ),
         ]
     return found
