@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pytest_accel.hardware.device import Device
 from pytest_accel.launch import port
 from pytest_accel.launch.job import Job
 from pytest_accel.launch.launchers import LAUNCHERS, Launcher
-from pytest_accel.launch.result import LaunchError, LaunchResult, failed, result_of, silent, timed_out
+from pytest_accel.launch.result import LaunchError, LaunchResult, failed, silent, timed_out
 from pytest_accel.launch.running import Lost, Running
 from pytest_accel.launch.surroundings import added_paths, hidden_accelerators, surroundings
 
@@ -114,17 +115,16 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
     """Run `job` to its end, showing what it writes; raises as `Launch` does."""
     __tracebackhide__ = True
     plan = launcher.plan(job)
-    try:
-        with Running(job, plan, _show) as running:
+    with Running(job, plan, _show) as running:
+        try:
             status = running.wait(timeout)
             in_time = status is not None
             if status is None:
                 status = running.end()
-            running.follow(last=True)
-            result = running.result(status)
-    except Lost as lost:
-        result = result_of(plan.command, 0, {}, {}, ("", ""), Path(job.folder))
-        raise LaunchError(f"{job.launcher}: {lost}", result) from None
+        except Lost as lost:
+            raise LaunchError(f"{job.launcher}: {lost}", running.result(-signal.SIGKILL)) from None
+        running.follow(last=True)
+        result = running.result(status)
     if not in_time:
         assert timeout is not None
         raise timed_out(job.launcher, result, timeout, job.nproc)

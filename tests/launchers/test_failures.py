@@ -168,6 +168,15 @@ def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, ma
     assert marked(mark) == []
 
 
+def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Script, mark: str) -> None:
+    path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
+    with pytest.raises(LaunchError, match="python: the process that watches over the launch was killed") as caught:
+        launch(path, launcher="python")
+    assert caught.value.result.stdout == "here\n"
+    psutil.wait_procs(marked(mark), timeout=60)
+    assert marked(mark) == []
+
+
 def test_no_output_where_some_was_asked_for(launch: Launch, script: Script) -> None:
     path = script("pass")
     assert launch(path, launcher="python").stdout == ""
