@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.measure import PARENT, STAMPS
 
-_CONFTEST = f"""
+CONFTEST = f"""
 import json, os, sys, time
 import pytest
 
@@ -42,6 +42,7 @@ def pytest_sessionfinish():
                 file,
             )
 """
+"""Every suite's conftest: it writes down the moments that are measured."""
 
 IMPORTS = """import pytest
 import torch
@@ -174,7 +175,7 @@ def write(
     Its conftest imports what is to be `imported` before the tests are collected.
     """
     folder.mkdir(parents=True)
-    (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + _CONFTEST)
+    (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\n")
     for file in range(files):
         numbers = range(file * tests // files, (file + 1) * tests // files)

@@ -19,6 +19,7 @@ def digits() -> TensorDataset:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`failing` is collected only when it is named: `pytest examples/failing`."""
-    named = any("failing" in Path(argument).parts for argument in config.invocation_params.args)
-    return True if collection_path.name == "failing" and not named else None
+    """`failing` and `launchers` are collected only when they are named: `pytest examples/failing`."""
+    name = collection_path.name
+    named = any(name in Path(argument).parts for argument in config.invocation_params.args)
+    return True if name in ("failing", "launchers") and not named else None

@@ -25,6 +25,7 @@ from pytest_accel.fixtures import (
     shared_tmp_path,
     world_size,
 )
+from pytest_accel.launch.fixture import launch
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
 from pytest_accel.stash import RANK, SESSION
@@ -37,6 +38,7 @@ __all__ = [
     "devices",
     "dist_store",
     "gather",
+    "launch",
     "local_rank",
     "process_group",
     "rank",

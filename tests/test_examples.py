@@ -69,3 +69,16 @@ def test_a_model_is_split_over_pretended_devices() -> None:
     """And what fails on purpose is not collected where it is not named."""
     output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)
     output.fnmatch_lines(["=* 2 passed, 10 deselected in *"])
+
+
+def test_scripts_under_every_launcher_that_is_there() -> None:
+    output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", status=0)
+    output.fnmatch_lines(
+        [
+            "*::test_training_with_two_ranks_on_the_cpu[[]torchrun[]] PASSED *",
+            "*::test_training_with_two_ranks_on_the_cpu[[]accelerate[]] PASSED *",
+            "*::test_training_on_two_devices[[]torchrun[]] SKIPPED (needs 2 devices; *",
+            "*::test_each_prompt_is_answered_once PASSED *",
+            "*::test_a_wrong_argument_is_told_as_the_script_tells_it PASSED *",
+        ]
+    )

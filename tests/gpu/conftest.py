@@ -1,4 +1,4 @@
-"""Every test here has a GPU of its own and runs in its rank; where there is none, they skip and are counted.
+"""Tests here have a GPU of their own and run in its rank; where there is none, they skip and are counted.
 
 Some start sessions of their own on that GPU, which therefore need no lock of the machine's: the test has it already.
 """

@@ -1,0 +1,52 @@
+"""The fixture `launch`. What it needs is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel import config as options
+from pytest_accel.stash import RANK
+
+if TYPE_CHECKING:
+    from pytest_accel.launch.launching import Launch
+
+
+@pytest.fixture
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
+    from pytest_accel.launch.launchers import LAUNCHERS
+    from pytest_accel.launch.launching import Launch, Lease, missing
+
+    context = request.config.stash.get(RANK, None)
+    lease = Lease()
+    if context is not None:
+        if context.spec.grouped and context.spec.ranks > 1:
+            pytest.fail(
+                f"the fixture 'launch' starts ranks itself, and @pytest.mark.distributed({context.spec.ranks}) would "
+                f"have {context.spec.ranks} copies of the script launched: use @pytest.mark.devices(n) instead, and "
+                "n ranks are launched",
+                pytrace=False,
+            )
+        lease = Lease(
+            context.spec.kind if context.own else "cpu",
+            context.vendor.hardware and bool(context.own),
+            context.own,
+            context.vendor.mask_variables,
+            frozenset(map(os.fsdecode, context.variables)),
+        )
+
+    def skip(reason: str) -> None:
+        __tracebackhide__ = True
+        if options.settings(request.config).strict:
+            pytest.fail(f"{reason} (--accel-strict)", pytrace=False)
+        pytest.skip(reason)
+
+    # So that a test that is parametrized with launchers does nothing before it is skipped.
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    named = parameters.get("launcher")
+    if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
+        skip(reason)
+    return Launch(lease, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip)

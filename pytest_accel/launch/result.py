@@ -1,0 +1,163 @@
+"""What became of a launched script, and the words for it where it went wrong."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+_LINES = 20
+"""Of each stream, in an error's text."""
+_OF_A_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
+"""In the summary of torchrun's agent."""
+_OF_HYDRA = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+"""What MPICH's launcher says; its exit status is the signal's number."""
+_STACKS = "Fatal Python error: Aborted"
+"""Python's fault handler writes this line before the stacks of all threads."""
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """A launch that has ended."""
+
+    command: tuple[str, ...]
+    """The command line of the launcher."""
+    returncode: int
+    """The launcher's exit status, or the number of the signal that ended it, negated."""
+    stdout: str
+    """What the ranks wrote, rank by rank, and then the launcher itself."""
+    stderr: str
+    rank_stdout: Mapping[int, str]
+    """What each rank wrote."""
+    rank_stderr: Mapping[int, str]
+    """Empty texts under DeepSpeed, which writes both streams of a rank to one file."""
+    folder: Path
+    """The files that all of this comes from."""
+
+
+def result_of(
+    command: tuple[str, ...],
+    returncode: int,
+    rank_stdout: Mapping[int, str],
+    rank_stderr: Mapping[int, str],
+    own: tuple[str, str],
+    folder: Path,
+) -> LaunchResult:
+    """Put together what there is; `own` is what the launcher itself wrote, stdout and stderr."""
+    ranks = sorted({*rank_stdout, *rank_stderr})
+    stdout = {rank: rank_stdout.get(rank, "") for rank in ranks}
+    stderr = {rank: rank_stderr.get(rank, "") for rank in ranks}
+    return LaunchResult(
+        command,
+        returncode,
+        "".join((*stdout.values(), own[0])),
+        "".join((*stderr.values(), own[1])),
+        MappingProxyType(stdout),
+        MappingProxyType(stderr),
+        folder,
+    )
+
+
+class LaunchError(Exception):
+    """A launched script did not end well; the text has its last output and the command line."""
+
+    def __init__(self, text: str, result: LaunchResult) -> None:
+        super().__init__(text)
+        self.result = result
+        """What there was until then."""
+
+
+class LaunchTimeout(LaunchError):
+    """It did not end in time, and was ended, with all that it had started."""
+
+    def __init__(self, text: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
+        super().__init__(text, result)
+        self.stacks = stacks
+        """The Python stacks of each rank that could be asked for them, when its time was over."""
+
+
+class NoOutput(LaunchError):
+    """It was to write something and ended well without a word."""
+
+
+def failed(launcher: str, result: LaunchResult) -> LaunchError:
+    """The error for a launcher's status other than 0."""
+    text = f"{launcher} ended {_status(launcher, result.returncode)}"
+    workers = {int(rank): int(code) for rank, code in _OF_A_WORKER.findall(result.stderr)}
+    # torchrun's agent ends the others by SIGTERM, which says nothing of them.
+    causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
+    if causes:
+        text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(causes.items()))}"
+    elif launcher == "mpirun" and (ending := _OF_HYDRA.search(result.stdout)) is not None:
+        text += f" ({signal_name(int(ending[1]))} in a rank)"
+    return LaunchError(_with_output(text, result), result)
+
+
+def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -> LaunchTimeout:
+    """The error for a time that is over."""
+    stacks = {rank: text for rank in range(nproc) if (text := _stacks(rank, result))}
+    text = (
+        f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all that it had started was ended"
+    )
+    shown = [f"--- rank {rank}, stacks\n{stack}" for rank, stack in stacks.items()]
+    return LaunchTimeout("\n".join([_with_output(text, result), *shown]), result, MappingProxyType(stacks))
+
+
+def silent(launcher: str, result: LaunchResult) -> NoOutput:
+    """The error for no output where there was to be some."""
+    text = f"{launcher} ended well, but no rank wrote anything (output=True)"
+    return NoOutput(_with_output(text, result), result)
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV`` for 11; ``signal 99`` where there is none of that number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _status(launcher: str, code: int) -> str:
+    if code < 0:
+        return f"by {signal_name(-code)}"
+    ending = None
+    if launcher in ("mpirun", "srun") and 128 < code < 128 + 65:
+        ending = code - 128
+    elif launcher == "deepspeed" and 256 - 65 < code < 256:
+        ending = 256 - code  # It exits with the negative number that `subprocess` gave it.
+    return f"with exit status {code}" + (f" ({signal_name(ending)} in a rank)" if ending is not None else "")
+
+
+def _with_output(text: str, result: LaunchResult) -> str:
+    parts = [text, f"command: {shlex.join(result.command)}", f"files: {result.folder}"]
+    for rank in result.rank_stdout:
+        for name, written in (("stdout", result.rank_stdout[rank]), ("stderr", result.rank_stderr[rank])):
+            shown = written.partition(_STACKS)[0]
+            if shown.strip():
+                parts.append(f"--- rank {rank}, {name}{_last_lines(shown)}")
+        if not (result.rank_stdout[rank] + result.rank_stderr[rank]).strip():
+            parts.append(f"--- rank {rank} wrote nothing")
+    ranks = "".join(result.rank_stdout.values()), "".join(result.rank_stderr.values())
+    for name, whole, of_ranks in (("stdout", result.stdout, ranks[0]), ("stderr", result.stderr, ranks[1])):
+        own = whole[len(of_ranks) :]
+        if own.strip():
+            parts.append(f"--- the launcher, {name}{_last_lines(own)}")
+    return "\n".join(parts)
+
+
+def _last_lines(text: str) -> str:
+    lines = text.rstrip().splitlines()
+    heading = f" (the last {_LINES} lines of {len(lines)})" if len(lines) > _LINES else ""
+    return "\n".join([heading, *lines[-_LINES:]])
+
+
+def _stacks(rank: int, result: LaunchResult) -> str:
+    for written in (result.rank_stderr.get(rank, ""), result.rank_stdout.get(rank, "")):
+        _, found, stacks = written.rpartition(_STACKS)
+        if found:
+            return stacks.strip()
+    return ""

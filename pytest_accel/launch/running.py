@@ -1,0 +1,207 @@
+"""The process of a launch: started, followed, and ended with all that came from it."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from pytest_accel.launch import supervise
+from pytest_accel.launch.job import Job, Plan
+from pytest_accel.launch.result import LaunchResult, result_of
+
+_TICK = 0.1
+"""Seconds between two looks at what the ranks have written."""
+_STACK_PATIENCE = 3.0
+"""Seconds that ranks have to write their stacks, and the launcher to pass them on."""
+_CHUNK = 1 << 20
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+Show = Callable[[str, str], None]
+"""Shows a text of the stream ``stdout`` or ``stderr``."""
+
+
+class Lost(Exception):
+    """The process that watches over the launch was killed."""
+
+
+class _Follower:
+    """A file, shown as it grows: whole lines, each with a prefix."""
+
+    def __init__(self, path: Path, prefix: str, stream: str, show: Show) -> None:
+        self._path = path
+        self._prefix = prefix
+        self._stream = stream
+        self._show = show
+        self._offset = 0
+        self._rest = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def pump(self, *, last: bool = False) -> None:
+        """Show what is new; the `last` time, also the line that has not ended."""
+        while data := self._read():
+            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+            if lines:
+                self._show(self._stream, "".join(f"{self._prefix}{line}\n" for line in lines))
+        if last and self._rest:
+            self._show(self._stream, f"{self._prefix}{self._rest}\n")
+            self._rest = ""
+
+    def _read(self) -> bytes:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read(_CHUNK)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+
+class Running:
+    """A launch that runs from ``with`` to the end of the block; no process of it is left after that."""
+
+    def __init__(self, job: Job, plan: Plan, show: Show) -> None:
+        self._job = job
+        self._plan = plan
+        self._show = show
+        self._folder = Path(job.folder)
+        self._own = {name: self._folder / f"launcher.{name[3:]}" for name in ("stdout", "stderr")}
+        self._followers: dict[Path, _Follower] = {}
+
+    def __enter__(self) -> Running:
+        control, self._control = os.pipe()
+        self._status, status = os.pipe()
+        os.makedirs(self._job.ranks_folder, exist_ok=True)
+        try:
+            with open(self._own["stdout"], "wb") as out, open(self._own["stderr"], "wb") as err:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", supervise.__file__, str(control), str(status), *self._plan.command],
+                    env=dict(self._plan.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    pass_fds=(control, status),
+                    # It outlives the group of the test's process, should that be killed, to end the rest.
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(self._control)
+            os.close(self._status)
+            raise
+        finally:
+            os.close(control)
+            os.close(status)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._control)
+        self._process.wait()
+        os.close(self._status)
+
+    def wait(self, timeout: float | None) -> int | None:
+        """The launcher's status when all has ended; None after so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - time.monotonic()))
+            if select.select([self._status], [], [], left)[0]:
+                return self._read_status()
+            self.follow()
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def end(self) -> int:
+        """Have the ranks write their stacks, and end everything; the launcher's status."""
+        ranks = list(self._ranks())
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(signal.SIGABRT)
+        if ranks:
+            select.select([self._status], [], [], _STACK_PATIENCE)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._control, b"e")
+        return self._read_status()
+
+    def follow(self, *, last: bool = False) -> None:
+        """Show what is new in the files."""
+        many = self._job.nproc > 1
+        for stream in ("stdout", "stderr"):
+            for rank, path in self._files(stream):
+                if path not in self._followers:
+                    prefix = f"[rank {rank}] " if many else ""
+                    self._followers[path] = _Follower(path, prefix, stream, self._show)
+            own = self._own[stream]
+            if own not in self._followers:
+                self._followers[own] = _Follower(own, "", stream, self._show)
+        for follower in self._followers.values():
+            follower.pump(last=last)
+
+    def result(self, status: int) -> LaunchResult:
+        """What the files have in them."""
+        texts = {stream: {rank: _text(path) for rank, path in self._files(stream)} for stream in self._own}
+        of_ranks = {path for stream in self._own for _, path in self._files(stream)}
+        out, err = ("" if path in of_ranks else _text(path) for path in self._own.values())
+        return result_of(self._plan.command, status, texts["stdout"], texts["stderr"], (out, err), self._folder)
+
+    def _read_status(self) -> int:
+        data = os.read(self._status, 64)
+        if not data:
+            raise Lost("the process that watches over the launch was killed")
+        return int(data)
+
+    def _files(self, stream: str) -> Iterator[tuple[int, Path]]:
+        pattern = self._plan.stdout if stream == "stdout" else self._plan.stderr
+        if pattern is None:
+            return
+        for path in sorted(self._folder.rglob("*")):
+            match = re.fullmatch(pattern, path.relative_to(self._folder).as_posix())
+            if match is not None:
+                yield int(match[1] or 0), path
+
+    def _ranks(self) -> Iterator[psutil.Process]:
+        """The first processes down the tree that are told that they are ranks."""
+        try:
+            (launcher,) = psutil.Process(self._process.pid).children()
+        except (psutil.Error, ValueError):
+            return
+        if self._plan.depth is not None:
+            found = [launcher]
+            for _ in range(self._plan.depth):
+                found = [child for process in found for child in _children(process)]
+            yield from found
+            return
+        yield from _told_ranks(launcher)
+
+
+def _told_ranks(process: psutil.Process) -> Iterator[psutil.Process]:
+    for child in _children(process):
+        environ: dict[str, str] = {}
+        with contextlib.suppress(psutil.Error):
+            environ = child.environ()
+        if any(name in environ for name in _RANK_VARIABLES):
+            yield child
+        else:
+            yield from _told_ranks(child)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.Error:
+        return []
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

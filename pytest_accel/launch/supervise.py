@@ -1,0 +1,124 @@
+"""Runs one command, and leaves nothing of it behind.
+
+A program of its own, started as ``python -I -S supervise.py CONTROL STATUS COMMAND...``, that takes a few milliseconds
+to start and imports nothing but the standard library. It adopts every process that comes from the command (prctl(2),
+PR_SET_CHILD_SUBREAPER), so that none can get away from it by a session of its own, as torchrun's workers have one. It
+ends them all when the command has ended, when the pipe CONTROL is closed, which also happens when the process dies that
+has its other end, or when something is written there. Then it writes the command's status into the pipe STATUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform == "linux"
+_NOT_STARTED = 127
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command that the arguments are; the exit status is of no meaning."""
+    control, status = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(control, False)
+    os.set_inheritable(status, False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    libc = ctypes.CDLL(None) if _LINUX else None
+    if libc is not None:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    command = _start(arguments[2:], libc)
+    ended: dict[int, int] = {}
+    while command not in ended:
+        ready, _, _ = select.select([control, wake_read], [], [])
+        if control in ready:
+            break
+        _drain(wake_read)
+        ended |= _reap()
+    while living := [pid for pid in _descendants(os.getpid()) if pid not in ended]:
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        select.select([wake_read], [], [], 0.05)
+        _drain(wake_read)
+        ended |= _reap()
+    ended |= _reap()
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, str(ended.get(command, -signal.SIGKILL)).encode())
+
+
+def _start(command: Sequence[str], libc: ctypes.CDLL | None) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        print(f"{command[0]} could not be started: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(_NOT_STARTED)
+
+
+def _reap() -> dict[int, int]:
+    """How those ended that have: an exit status, or a signal's number negated."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
+
+
+def _drain(descriptor: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(descriptor, 4096)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        children.setdefault(parent, []).append(pid)
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Every process that is none of the ended ones, and its parent."""
+    if not _LINUX:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=False)
+        for line in listed.stdout.splitlines():
+            pid, parent, name = line.split(None, 2)
+            if not (int(parent) == os.getpid() and name.endswith("ps")):
+                yield int(pid), int(parent)
+        return
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name before it, in parentheses, may have anything in it (proc_pid_stat(5)).
+                state, above = file.read().rpartition(b")")[2].split()[:2]
+                if state not in (b"Z", b"X"):
+                    yield int(name), int(above)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    os._exit(0)  # Somebody waits, and taking the interpreter apart takes longer than what was done.

@@ -1,0 +1,159 @@
+"""The command line and the environment that each launcher is given, as values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.device import Device
+from pytest_accel.launch.job import Job, Plan
+from pytest_accel.launch.launchers import LAUNCHERS
+
+GPUS = tuple(Device("cuda", f"GPU-{index}{index}", index, "H200") for index in (3, 1))
+ON_GPUS = Job(
+    launcher="torchrun",
+    script="/work/trainer.py",
+    args=("--epochs", "1"),
+    nproc=2,
+    module=False,
+    launcher_args=(),
+    kind="cuda",
+    accelerated=True,
+    devices=GPUS,
+    mask_variables=Cuda.mask_variables,
+    environ={"CUDA_VISIBLE_DEVICES": "GPU-33,GPU-11", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "MINE": "1"},
+    python="/bin/python",
+    folder="/folder",
+    port=12345,
+    program="/bin/mpirun",
+)
+ON_CPU = replace(ON_GPUS, kind="cpu", accelerated=False, devices=(), mask_variables=(), environ={"MINE": "1"})
+OPEN_MPI = "mpirun (Open MPI) 4.1.4\n"
+HYDRA = "HYDRA build details:\n    Version: 4.0.2\n"
+TRAINER = ("/work/trainer.py", "--epochs", "1")
+
+
+def plan(launcher: str, job: Job = ON_GPUS, **changes: object) -> Plan:
+    return LAUNCHERS[launcher].plan(replace(job, launcher=launcher, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", [ON_GPUS, ON_CPU], ids=["gpus", "cpu"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_script_and_its_arguments_come_last(launcher: str, job: Job) -> None:
+    assert plan(launcher, job).command[-3:] == TRAINER
+    assert plan(launcher, job).environ["MINE"] == "1"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_module(launcher: str) -> None:
+    made = plan(launcher, script="package.trainer", module=True).command
+    flag = "--module" if launcher == "deepspeed" else "-m"
+    assert made[-4:] == (flag, "package.trainer", "--epochs", "1")
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "python"])
+def test_more_flags_for_the_launcher_come_before_the_script(launcher: str) -> None:
+    made = plan(launcher, launcher_args=("--more", "flags")).command
+    assert made.index("--more") < made.index("/work/trainer.py")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_launcher_escapes_the_mask(launcher: str) -> None:
+    made = plan(launcher)
+    words = " ".join(made.command)
+    assert not any(flag in words for flag in ("--num_gpus", "--include", "--exclude", "--virtual-local-rank"))
+    assert "--gpu_ids" not in words or "--gpu_ids all" in words
+    if launcher != "deepspeed":
+        assert made.environ["CUDA_VISIBLE_DEVICES"] == "GPU-33,GPU-11"
+
+
+def test_torchrun_keeps_the_port_itself() -> None:
+    assert plan("torchrun").command[:8] == (
+        *("/bin/python", "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
+        *("--nproc-per-node=2", "--redirects=3", "--log-dir=/folder/ranks"),
+    )
+
+
+def test_accelerate_is_torchrun_where_it_starts_several() -> None:
+    made = plan("accelerate")
+    assert "--multi_gpu" in made.command
+    assert "--cpu" not in made.command
+    assert (made.environ["PET_STANDALONE"], made.environ["PET_REDIRECTS"]) == ("1", "3")
+    assert "ACCELERATE_USE_CPU" not in made.environ
+
+
+def test_accelerate_on_the_cpu() -> None:
+    many, one = plan("accelerate", ON_CPU), plan("accelerate", ON_CPU, nproc=1)
+    assert "--multi_gpu" in many.command
+    assert many.environ["ACCELERATE_USE_CPU"] == "true"
+    assert "--multi_gpu" not in one.command
+    assert "--cpu" in one.command
+    assert one.depth == 1
+
+
+def test_accelerate_with_a_mode_of_the_tests_own() -> None:
+    made = plan("accelerate", launcher_args=("--use_fsdp",)).command
+    assert "--multi_gpu" not in made
+    assert "--use_fsdp" in made
+
+
+def test_deepspeed_has_integers_in_pci_order() -> None:
+    made = plan("deepspeed")
+    assert made.environ["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert made.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    port = made.command.index("--master_port")
+    assert made.command[port + 1] == "12345"
+
+
+def test_deepspeed_shows_no_gpu_to_ranks_on_the_cpu() -> None:
+    made = plan("deepspeed", ON_CPU, environ={"CUDA_VISIBLE_DEVICES": ""}).environ
+    assert made["DS_ACCELERATOR"] == "cpu"
+    assert made["CUDA_VISIBLE_DEVICES"] == "1000,1001"
+    assert int(made["LOCAL_SIZE"]) > 1001
+
+
+def test_deepspeed_reads_the_masks_of_other_kinds() -> None:
+    xpu = replace(ON_GPUS, kind="xpu", mask_variables=("ZE_AFFINITY_MASK",), environ={"ZE_AFFINITY_MASK": "0,2"})
+    assert plan("deepspeed", xpu).environ == {"ZE_AFFINITY_MASK": "0,2"}
+    with pytest.raises(ValueError, match=r"ZE_AFFINITY_MASK='0\.1,2': DeepSpeed takes integers"):
+        plan("deepspeed", replace(xpu, environ={"ZE_AFFINITY_MASK": "0.1,2"}))
+
+
+def test_deepspeed_cannot_name_mig_instances() -> None:
+    parts = tuple(replace(gpu, id=f"MIG-{gpu.index}", parent=gpu.id) for gpu in GPUS)
+    with pytest.raises(ValueError, match="which MIG-3, MIG-1 has none of: use torchrun"):
+        plan("deepspeed", devices=parts)
+
+
+def test_deepspeed_starts_one_rank_for_each_device() -> None:
+    with pytest.raises(ValueError, match=r"nproc=4\): DeepSpeed starts one rank for each .* allowed is nproc=2"):
+        plan("deepspeed", nproc=4)
+
+
+def test_open_mpi() -> None:
+    made = plan("mpirun", version=OPEN_MPI)
+    assert made.command == (
+        *("/bin/mpirun", "--host", "localhost:2", "-n", "2", "--bind-to", "none"),
+        *("--output-filename", "/folder/ranks:nocopy", "/bin/python", *TRAINER),
+    )
+    assert (made.environ["MASTER_ADDR"], made.environ["MASTER_PORT"]) == ("127.0.0.1", "12345")
+
+
+def test_mpich_and_intel_mpi() -> None:
+    made = plan("mpirun", version=HYDRA)
+    assert made.command == (
+        *("/bin/mpirun", "-launcher", "fork", "-hosts", "localhost", "-n", "2"),
+        *("-outfile-pattern", "/folder/ranks/%r.out", "-errfile-pattern", "/folder/ranks/%r.err"),
+        *("/bin/python", *TRAINER),
+    )
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in made.environ
+
+
+def test_srun_stays_on_the_node_and_sets_the_mask_in_each_task() -> None:
+    made = plan("srun", program="/bin/srun", environ={**ON_GPUS.environ, "SLURMD_NODENAME": "node7"})
+    assert made.command[:4] == ("/bin/srun", "--ntasks=2", "--nodes=1", "--nodelist=node7")
+    assert made.command[-6:] == ("env", "CUDA_VISIBLE_DEVICES=GPU-33,GPU-11", "/bin/python", *TRAINER)
+    assert "--output=/folder/ranks/%t.out" in made.command
+    assert "env" not in plan("srun", ON_CPU).command

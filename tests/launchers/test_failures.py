@@ -1,0 +1,217 @@
+"""Scripts that do not end well: what is said of them, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
+
+if TYPE_CHECKING:
+    from pytest_accel.launch.launching import Launch
+
+Script = Callable[[str], Path]
+SEGFAULT = """
+import ctypes, os, sys, time
+print("rank", os.environ.get("RANK", "0"), "is here", flush=True)
+if os.environ.get("RANK", "1") == "1":
+    print("the last words", file=sys.stderr, flush=True)
+    ctypes.string_at(0)
+time.sleep(600)
+"""
+HANG = """
+import os, time
+
+def wait_for_ever():
+    print("rank", os.environ.get("RANK", "0"), "waits", flush=True)
+    time.sleep(600)
+
+wait_for_ever()
+"""
+FAMILY = """
+import os, subprocess, sys, time
+
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+subprocess.Popen(sleep, start_new_session=True)
+if os.fork() == 0:
+    subprocess.Popen(sleep, start_new_session=True)
+    os._exit(0)
+os.wait()
+print("all are there", flush=True)
+"""
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A variable by which all that is launched is known."""
+    name = f"LAUNCHED_{uuid.uuid4().hex}"
+    monkeypatch.setenv(name, "1")
+    return name
+
+
+def marked(name: str) -> list[psutil.Process]:
+    """Every living process that has the variable, but for this one."""
+
+    def look() -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if name in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    return list(look())
+
+
+def test_an_exit_status(launch: Launch, script: Script) -> None:
+    path = script("print('to stdout'); raise SystemExit('why it failed')")
+    with pytest.raises(LaunchError) as caught:
+        launch(path, "a b", launcher="python")
+    text = str(caught.value)
+    assert text.startswith("python ended with exit status 1\n")
+    assert f"trainer.py 'a b'\nfiles: {caught.value.result.folder}\n" in text
+    assert "--- rank 0, stdout\nto stdout\n--- rank 0, stderr\nwhy it failed" in text
+    assert caught.value.result.stdout == "to stdout\n"
+
+
+def test_a_signal_by_its_name(launch: Launch, script: Script) -> None:
+    with pytest.raises(LaunchError, match=r"^python ended by SIGSEGV\n") as caught:
+        launch(script(SEGFAULT), launcher="python")
+    assert "the last words" in str(caught.value)
+    assert "ctypes/__init__.py" in str(caught.value), "the stack of a rank that dies is shown"
+
+
+def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(script(SEGFAULT), nproc=2)
+    text = str(caught.value)
+    assert text.startswith("torchrun ended with exit status 1: rank 1 by SIGSEGV\n")
+    assert "--- rank 0, stdout\nrank 0 is here\n" in text
+    assert "the last words" in caught.value.result.rank_stderr[1]
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed"])
+def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str, launcher: str) -> None:
+    with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
+        launch(script(SEGFAULT), launcher=launcher, nproc=2)
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_a_rank_of_mpirun_that_dies(
+    launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
+) -> None:
+    use_mpi(flavour)
+    with pytest.raises(LaunchError, match=r"^mpirun ended with exit status (139|11) \(SIGSEGV in a rank\)\n") as caught:
+        launch(script(SEGFAULT), launcher="mpirun", nproc=2)
+    assert "the last words" in str(caught.value)
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "python"])
+def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, launcher: str) -> None:
+    nproc = None if launcher == "python" else 2
+    path = script(HANG)
+    with pytest.raises(LaunchTimeout) as caught:
+        launch(path, launcher=launcher, nproc=nproc, timeout=4 if launcher == "python" else 20)
+    assert marked(mark) == []
+    assert sorted(caught.value.stacks) == list(range(nproc or 1))
+    for rank, stack in caught.value.stacks.items():
+        assert f'File "{path}", line 6 in wait_for_ever' in stack
+        assert f"--- rank {rank}, stacks\n" in str(caught.value)
+        assert f"rank {rank} waits" in caught.value.result.rank_stdout[rank]
+    assert str(caught.value).startswith(f"{launcher} did not end within ")
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_a_timeout_shows_the_stacks_of_mpirun(
+    launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
+) -> None:
+    use_mpi(flavour)
+    with pytest.raises(LaunchTimeout) as caught:
+        launch(script(HANG), launcher="mpirun", nproc=2, timeout=8)
+    assert marked(mark) == []
+    assert ["in wait_for_ever" in stack for _, stack in sorted(caught.value.stacks.items())] == [True, True]
+
+
+def test_what_a_script_leaves_behind_is_ended(launch: Launch, script: Script, mark: str) -> None:
+    result = launch(script(FAMILY), launcher="python", timeout=60)
+    assert result.stdout == "all are there\n"
+    assert marked(mark) == []
+
+
+def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, mark: str) -> None:
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.wait(0.05):
+            if any("trainer.py" in "".join(process.cmdline()[1:2]) for process in marked(mark)):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(script(HANG), launcher="python", timeout=60)
+    finally:
+        stop.set()
+        thread.join()
+    assert marked(mark) == []
+
+
+def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Script, mark: str) -> None:
+    path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
+    with pytest.raises(LaunchError, match="python: the process that watches over the launch was killed") as caught:
+        launch(path, launcher="python")
+    assert caught.value.result.stdout == "here\n"
+    psutil.wait_procs(marked(mark), timeout=60)
+    assert marked(mark) == []
+
+
+def test_no_output_where_some_was_asked_for(launch: Launch, script: Script) -> None:
+    path = script("pass")
+    assert launch(path, launcher="python").stdout == ""
+    with pytest.raises(NoOutput, match=r"^python ended well, but no rank wrote anything \(output=True\)\n"):
+        launch(path, launcher="python", output=True)
+
+
+def test_descriptors_are_closed(launch: Launch, script: Script) -> None:
+    path = script("raise SystemExit(3)")
+    before = os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd") else []
+    for _ in range(2):
+        with pytest.raises(LaunchError):
+            launch(path, launcher="python")
+    assert len(before) == len(os.listdir("/proc/self/fd") if before else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"launcher": "mpiexec"}, "launcher='mpiexec'.: allowed are torchrun, accelerate, deepspeed, mpirun, srun, py"),
+        ({"nproc": 0}, r"nproc=0\): allowed is an int >= 1"),
+        ({"nproc": True}, r"nproc=True\): allowed is an int >= 1"),
+        ({"nproc": "2"}, r"nproc='2'\): allowed is an int >= 1"),
+        ({"launcher": "python", "nproc": 2}, r"nproc=2\): it starts one process; allowed is 1"),
+        ({"timeout": 0}, r"timeout=0\): allowed is a number of seconds > 0"),
+    ],
+)
+def test_arguments_that_are_not_allowed(
+    launch: Launch, script: Script, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        launch(script("pass"), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_script_that_is_not_there(launch: Launch) -> None:
+    here = Path(__file__).parent
+    with pytest.raises(FileNotFoundError, match=rf"there is no file {here}/none.py nor {Path.cwd()}/none.py"):
+        launch("none.py", launcher="python")

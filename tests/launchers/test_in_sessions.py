@@ -1,0 +1,256 @@
+"""`launch` in tests with and without marks: what their leases, options and ends make of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+_PATIENCE = 60.0
+"""Seconds after which a session counts as hung."""
+TRAINER = """
+import json, os
+print(json.dumps(dict(os.environ)), flush=True)
+"""
+WAITS = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[-1], f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+    """Runs a pytest session with this plugin alone."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.path.joinpath("trainer.py").write_text(TRAINER)
+
+    def run(*arguments: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=_PATIENCE)
+
+    return run
+
+
+def test_one_process_for_each_leased_device(
+    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        """
+        import json
+        import os
+
+        import pytest
+
+        @pytest.mark.devices(2)
+        def test_lease(launch, accel):
+            result = launch("trainer.py", launcher="torchrun", output=True)
+            ranks = {rank: json.loads(text) for rank, text in result.rank_stdout.items()}
+            assert sorted(ranks) == [0, 1]
+            for rank, environment in ranks.items():
+                assert environment["SIM_VISIBLE_DEVICES"] == ",".join(accel.ids)
+                assert environment["CUDA_VISIBLE_DEVICES"] == ""
+                assert environment["RANK"] == str(rank)
+
+        @pytest.mark.devices(2)
+        def test_python(launch):
+            assert "SIM_VISIBLE_DEVICES" in json.loads(launch("trainer.py", launcher="python").stdout)
+            with pytest.raises(ValueError, match="the mask is the lease's"):
+                launch("trainer.py", launcher="python", env={"SIM_VISIBLE_DEVICES": "sim-3"})
+
+        @pytest.mark.devices(1)
+        def test_variables(launch, monkeypatch):
+            monkeypatch.setenv("FROM_THE_TEST", "1")
+            monkeypatch.setenv("TAKEN_AWAY", "1")
+            given = {"MINE": "2", "TAKEN_AWAY": None, "OMP_NUM_THREADS": "7"}
+            told = json.loads(launch("trainer.py", launcher="python", env=given).stdout)
+            assert (told["MINE"], told["FROM_THE_TEST"], told["OMP_NUM_THREADS"]) == ("2", "1", "7")
+            assert "TAKEN_AWAY" not in told
+
+        @pytest.mark.distributed(1)
+        def test_one_rank(launch, rank):
+            assert "RANK" in os.environ and "MASTER_PORT" in os.environ
+            told = json.loads(launch("trainer.py", launcher="python").stdout)
+            assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} & told.keys()
+            assert not [name for name in told if name.startswith("TORCHELASTIC_")]
+
+        @pytest.mark.distributed(2)
+        def test_two_ranks(launch):
+            raise AssertionError("never run")
+        """
+    )
+    result = session("--accel", "sim:4")
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*starts ranks itself, and @pytest.mark.distributed(2) would have 2 copies of the scr*"]
+    )
+
+
+def test_cpu_slots_keep_to_their_cores(session: Callable[..., pytest.RunResult], pytester: pytest.Pytester) -> None:
+    pytester.path.joinpath("cores.py").write_text(
+        "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.devices(1, kind="cpu")
+        def test_slot(launch, accel):
+            (device,) = accel.devices
+            told = launch("cores.py", launcher="python").stdout
+            assert told == f"{sorted(device.cores)} {len(device.cores)}\\n"
+        """
+    )
+    session("--accel", "cpu:2").assert_outcomes(passed=1)
+
+
+def test_a_launcher_that_is_not_there(
+    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(pytester.path))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def after(launch):
+            raise AssertionError("never asked for")
+
+        @pytest.mark.parametrize("launcher", ["srun", "python"])
+        def test_parameter(launch, launcher):
+            launch("trainer.py", launcher=launcher)
+
+        @pytest.mark.devices(1)
+        @pytest.mark.parametrize("launcher", ["mpirun"])
+        def test_in_a_rank(launch, after, launcher):
+            pass
+
+        def test_argument(launch):
+            launch("trainer.py", launcher="srun")
+        """
+    )
+    result = session("--accel", "sim:1")
+    result.assert_outcomes(passed=1, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED * test_a_launcher_that_is_not_there.py:*: launcher 'srun': there is no srun on the PATH",
+            "SKIPPED * launcher 'mpirun': there is no mpirun or mpiexec on the PATH",
+        ],
+        consecutive=False,
+    )
+    session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=1, errors=2)
+
+
+def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is not over until this test, which has seen the first line, makes the file that the script awaits."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.path.joinpath("trainer.py").write_text(
+        "import pathlib, time\n"
+        "print('the first line', flush=True)\n"
+        "while not pathlib.Path('go').exists():\n"
+        "    time.sleep(0.01)\n"
+        "print('the last line')\n"
+    )
+    path = pytester.makepyfile(
+        """
+        import pytest
+
+        def test_in_this_process(launch):
+            launch("trainer.py", launcher="python")
+
+        @pytest.mark.devices(1)
+        def test_in_a_rank(launch):
+            launch("trainer.py", launcher="python")
+        """
+    )
+    for test in ("test_in_this_process", "test_in_a_rank"):
+        go = pytester.path / "go"
+        go.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-p", "accel", "-s", "--accel", "sim:1", f"{path}::{test}"]
+        with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            seen = []
+            for line in process.stdout:
+                seen.append(line)
+                if "the first line" in line:
+                    go.touch()
+        assert process.returncode == 0, "".join(seen)
+        assert any("the last line" in line for line in seen)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+def test_a_killed_test_process_leaves_no_trainer(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
+) -> None:
+    from pytest_accel.launch.launching import missing
+
+    if (reason := missing(launcher)) is not None:
+        pytest.skip(reason)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.path.joinpath("trainer.py").write_text(WAITS)
+    mark = "@pytest.mark.devices(2)\n" if marked else ""
+    path = pytester.makepyfile(
+        f"import os\nimport pathlib\nimport pytest\n\n{mark}def test_it(launch):\n"
+        "    here = pathlib.Path(__file__).parent\n"
+        "    (here / 'tester').write_text(str(os.getpid()))\n"
+        f"    launch('trainer.py', here, launcher={launcher!r}, nproc=2)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel", "sim:2", str(path)]
+    with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
+        files = [pytester.path / f"rank-{rank}" for rank in range(2)]
+        trainers = [psutil.Process(await_number(file)) for file in files]
+        os.kill(await_number(pytester.path / "tester"), signal.SIGKILL)
+        _, alive = psutil.wait_procs(trainers, timeout=_PATIENCE)
+        assert alive == []
+        assert process.stdout is not None
+        output = process.stdout.read()
+    if marked:
+        assert "SIGKILL" in output
+
+
+def await_number(path: Path) -> int:
+    """The number in a file, once there is one."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            return int(path.read_text())
+        assert time.monotonic() < deadline, f"waited {_PATIENCE:g} s for {path}"
+        time.sleep(0.02)
+
+
+def test_coverage_of_what_is_launched(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytest_cov")
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)
+    pytester.path.joinpath(".coveragerc").write_text("[run]\nsource = .\npatch =\n    subprocess\n    _exit\n")
+    pytester.path.joinpath("work.py").write_text(
+        "import sys\n\nif len(sys.argv) > 5:\n    print(5)\nprint(json := 1)\n"
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.devices(1)
+        def test_in_a_rank(launch):
+            launch("work.py", launcher="python", output=True)
+
+        def test_in_this_process(launch):
+            launch("work.py", launcher="python", output=True)
+        """
+    )
+    for test in ("test_in_a_rank", "test_in_this_process"):
+        result = pytester.runpytest_subprocess(
+            "--cov", "--cov-report=term-missing", "--accel", "sim:1", "-p", "no:randomly", "-k", test
+        )
+        result.assert_outcomes(passed=1, deselected=1)
+        result.stdout.re_match_lines([r"work\.py +4 +1 +75% +4"])

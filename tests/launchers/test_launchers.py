@@ -1,0 +1,104 @@
+"""Every launcher that is installed, for real: two ranks on the CPU, in a process group of their own making."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_accel.launch.launching import Launch
+
+ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
+TIMEOUT = 240.0
+"""Seconds after which a launcher counts as hung; none takes a tenth of it."""
+
+
+def told(text: str) -> dict[str, Any]:
+    """What a rank of `all_reduce.py` has printed."""
+    (line,) = (line for line in text.splitlines() if line.startswith('{"total"'))
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def examine(launch: Launch, launcher: str, *, streams_apart: bool = True) -> dict[int, dict[str, Any]]:
+    """What must hold of each launcher; what the ranks have told."""
+    result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
+    assert result.returncode == 0
+    ranks = {rank: told(text) for rank, text in result.rank_stdout.items()}
+    assert sorted(ranks) == [0, 1]
+    for rank, one in ranks.items():
+        assert one["total"] == 1.0
+        assert one["arguments"][-2:] == ["--epochs", "1"]
+        assert one["environment"]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+        assert "PYTEST_CURRENT_TEST" not in one["environment"]
+        written = result.rank_stderr[rank] if streams_apart else result.rank_stdout[rank]
+        assert f"rank {rank} is done" in written
+        assert f"rank {1 - rank} is done" not in written
+    assert result.stdout.startswith(result.rank_stdout[0] + result.rank_stdout[1])
+    return ranks
+
+
+def sees_no_gpu(environment: dict[str, str]) -> bool:
+    mask = environment["CUDA_VISIBLE_DEVICES"]
+    return not mask or int(mask.split(",")[0]) >= 1000
+
+
+@pytest.mark.parametrize("launcher", ["torchrun"])
+def test_torchrun(launch: Launch, launcher: str) -> None:
+    ranks = examine(launch, launcher)
+    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
+    assert {one["environment"]["LOCAL_RANK"] for one in ranks.values()} == {"0", "1"}
+
+
+@pytest.mark.parametrize("launcher", ["accelerate"])
+def test_accelerate(launch: Launch, launcher: str) -> None:
+    ranks = examine(launch, launcher)
+    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
+    assert {one["environment"]["ACCELERATE_USE_CPU"] for one in ranks.values()} == {"true"}
+
+
+@pytest.mark.parametrize("launcher", ["accelerate"])
+def test_accelerate_with_one_process(launch: Launch, launcher: str) -> None:
+    result = launch(ALL_REDUCE, launcher=launcher, output=True, timeout=TIMEOUT)
+    one = told(result.rank_stdout[0])
+    assert one["environment"]["ACCELERATE_USE_CPU"] == "True"
+    assert list(result.rank_stdout) == [0]
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed"])
+def test_deepspeed(launch: Launch, launcher: str) -> None:
+    ranks = examine(launch, launcher, streams_apart=False)
+    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
+    assert {one["environment"]["DS_ACCELERATOR"] for one in ranks.values()} == {"cpu"}
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
+    use_mpi(flavour)
+    ranks = examine(launch, "mpirun")
+    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
+
+
+@pytest.mark.parametrize("launcher", ["srun"])
+def test_srun(launch: Launch, launcher: str) -> None:
+    examine(launch, launcher)
+
+
+def test_python(launch: Launch) -> None:
+    result = launch(ALL_REDUCE, "--epochs", 1, launcher="python", output=True, timeout=TIMEOUT)
+    one = told(result.stdout)
+    assert one["arguments"] == ["--epochs", "1"]
+    assert sees_no_gpu(one["environment"])
+    assert "rank 0 is done" in result.rank_stderr[0]
+
+
+def test_a_module_that_only_the_tests_path_has(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work_of_a_test.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = launch("work_of_a_test", 7, launcher="python", module=True)
+    assert result.stdout == "__main__ ['7']\n"
