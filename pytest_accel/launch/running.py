@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import os
 import re
 import select
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -125,9 +126,14 @@ class Running:
     def end(self) -> int:
         """Have the ranks write their stacks, and end everything; the launcher's status."""
         ranks = list(self._ranks())
-        for rank in ranks:
-            with contextlib.suppress(psutil.Error):
-                rank.send_signal(signal.SIGABRT)
+        # A launcher that sees one rank end would end the others in the middle of their stacks.
+        launcher = {parent for rank in ranks for parent in _parents(rank, self._process.pid)}
+        _send(launcher, signal.SIGSTOP)
+        _send(ranks, signal.SIGABRT)
+        deadline = time.monotonic() + _STACK_PATIENCE
+        while any(map(_lives, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        _send(launcher, signal.SIGCONT)
         if ranks:
             select.select([self._status], [], [], _STACK_PATIENCE)
         with contextlib.suppress(BrokenPipeError):
@@ -194,6 +200,25 @@ def _told_ranks(process: psutil.Process) -> Iterator[psutil.Process]:
             yield child
         else:
             yield from _told_ranks(child)
+
+
+def _parents(process: psutil.Process, end: int) -> Iterator[psutil.Process]:
+    """Those between `process` and the one whose id is `end`."""
+    with contextlib.suppress(psutil.Error):
+        yield from itertools.takewhile(lambda parent: parent.pid != end, process.parents())
+
+
+def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
