@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import broker, discovery, first, fresh, peers, unused, warm
+from benchmarks import broker, discovery, first, fresh, makespan, peers, unused, warm
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -56,6 +56,7 @@ def main() -> int:
         "unused": unused.figures,
         "discovery": discovery.figures,
         "broker": leases,
+        "makespan": makespan.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(

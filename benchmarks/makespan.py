@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.measure import Effort, Figure
+from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.virtual import Machine, Test
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.schedule.backlog import Backlog, Need, Task
@@ -17,8 +22,11 @@ from pytest_accel.schedule.bounds import lower_bound
 from pytest_accel.schedule.scheduler import DeviceScheduling
 
 DEVICES = 8
-WORKERS = 12
+WORKERS = 16
+"""Two for each device: half of them are there for tests without one."""
 SEEDS = 20
+_AGREEMENT = 0.05
+_REAL_TESTS = 48
 
 
 def many_small(draw: random.Random) -> list[Test]:
@@ -155,10 +163,61 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
     return found
 
 
+_SUITE = """
+import time
+
+import pytest
+
+TESTS = {tests}
+
+
+def _marked(number):
+    seconds, devices, share = TESTS[number]
+    mark = pytest.mark.devices(devices, share=share if share < 1 else None) if devices else ()
+    return pytest.param(number, seconds, marks=mark)
+
+
+@pytest.mark.parametrize(("number", "seconds"), map(_marked, range(len(TESTS))), ids=range(len(TESTS)))
+def test_holds(number, seconds):
+    begun = time.time()
+    time.sleep(seconds)
+    with open("stamps", "a") as file:
+        file.write(f"{{begun}} {{time.time()}}\\n")
+"""
+
+
+def real(folder: Path, mix: str, workers: int) -> tuple[float, float]:
+    """Seconds of a session with real processes, whose times are remembered, and those of the virtual clock."""
+    tests = [replace(test, module=0) for test in random.Random(mix).sample(MIXES[mix](random.Random(mix)), _REAL_TESTS)]
+    folder.mkdir(parents=True)
+    text = _SUITE.format(tests=[(test.seconds, test.devices, test.share) for test in tests])
+    (folder / "test_holds.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\naccel = sim:8\n")
+    times = {
+        f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [test.seconds]}
+        for number, test in enumerate(tests)
+    }
+    remembered = folder / ".pytest_cache" / "v" / "accel" / "durations"
+    remembered.parent.mkdir(parents=True)
+    remembered.write_text(json.dumps(times))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "accel", f"-n{workers}"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    stamps = [tuple(map(float, line.split())) for line in (folder / "stamps").read_text().splitlines()]
+    machine = Machine(tests, DEVICES, workers)
+    virtual = machine.play(ours(machine, [test.seconds for test in tests]))
+    return max(end for _, end in stamps) - min(begin for begin, _ in stamps), virtual
+
+
 def figures(folder: Path, effort: Effort) -> list[Figure]:
     """Medians over the seeds, and the worst."""
     seeds = SEEDS if effort.runs > 1 else 3
     found = []
+    for mix in ("everything", "half of them shared") if effort.runs > 1 else ():
+        seconds, virtual = real(folder / mix.replace(" ", "-"), mix, DEVICES)
+        about = f"{seconds:.1f} s, {virtual:.1f} s by the virtual clock"
+        most = 1 + _AGREEMENT
+        found.append(Figure(f"{mix}: real processes", seconds / virtual, "", most, f"{most:g} of virtual", note=about))
     for mix in MIXES:
         for scheduler in SCHEDULERS:
             values = ratios(mix, scheduler, seeds)
@@ -166,14 +225,3 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             target = "" if limit is None else f"{limit:g} of the bound"
             found.append(Figure(f"{mix}: {scheduler}", median(values), "", limit, target, tuple(values)))
     return found
-
-
-def main() -> None:
-    for mix in MIXES:
-        for scheduler in SCHEDULERS:
-            values = ratios(mix, scheduler, SEEDS)
-            print(f"{mix:28}{scheduler:22} median {median(values):.3f} worst {max(values):.3f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,8 +186,3 @@ class Machine:
             worker.done(self.now - begun)
 
         self.at(self.tests[index].seconds, end)
-
-
-def shuffled_times(tests: Sequence[Test], factors: Iterable[float]) -> list[Test]:
-    """The same tests, each with its time multiplied by a factor."""
-    return [replace(test, seconds=test.seconds * factor) for test, factor in zip(tests, factors, strict=False)]

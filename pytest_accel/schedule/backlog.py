@@ -171,7 +171,8 @@ class Backlog:
                 times = [bucket.levels[bucket.order[at]].peak for at in (-1, 0)]
                 if bucket.unknown:
                     times = [max(times[0], unknown), min(times[1], unknown)] if bucket.known else [unknown, unknown]
-                found.append(Offer(key, bucket.need.request, bucket.need.size, times[0], times[1]))
+                need = bucket.need
+                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1]))
         return found
 
     def totals(self) -> list[tuple[Need, float]]:

@@ -21,6 +21,7 @@ from pytest_accel.leases.policy import Request, decide
 
 URGENT = 0.7
 """A test is urgent if it takes at least this part of the time that everything that remains takes at the least."""
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Offer:
     """What each of them takes; None: nothing but a worker."""
     size: float
     """The part that one test takes of all devices that would do: 0 to 1."""
+    devices: float
+    """How many it takes, parts counted as such."""
     longest: float
     """Expected seconds of the longest."""
     shortest: float
@@ -77,14 +80,21 @@ def choose(
     free_slots: int,
     horizon: float,
     warm: Collection[int] = (),
+    hands: int = 0,
 ) -> Start | None:
     """The test to start on a worker that is free; None: nothing that remains can start now.
 
     `horizon` is the least number of seconds that everything that remains and runs can take. `warm` are the offers that
-    a free worker has run a test of last: of several that are of one size they go first.
+    a free worker has run a test of last: of several that are of one size they go first. `hands` are the other free
+    workers, where workers are as scarce as devices: nothing starts that leaves them too few devices, if there is
+    something else to start.
     """
+    ranked = _ranked(offers, horizon, warm)
+    if hands:
+        room = sum(free.values()) / WHOLE - hands * min((offer.devices for offer in offers), default=0.0)
+        ranked = [offer for offer in ranked if offer.devices <= room + _ROUNDING] or ranked
     kept: _Kept | None = None
-    for offer in _ranked(offers, horizon, warm):
+    for offer in ranked:
         if offer.request is None:
             return Start(offer.key)
         start = _fit(offer, free, free_slots, kept)

@@ -22,6 +22,8 @@ from pytest_accel.schedule.plan import Running, Start, choose
 _SHORT = 0.05
 _BATCH = 0.25
 """Tests of fewer than `_SHORT` seconds are sent together, for about so many seconds."""
+_SCARCE = 0.8
+"""Workers are scarce if what remains takes them at least this part of the time that it takes the devices."""
 
 
 class Node(Protocol):
@@ -162,7 +164,8 @@ class DeviceScheduling:
             if worker.ready and not worker.queue and not worker.node.shutting_down
         ]
         while idle and self._backlog.count:
-            start = self._choose(None, {worker.last for worker in idle if worker.last is not None})
+            warm = {worker.last for worker in idle if worker.last is not None}
+            start = self._choose(None, warm, len(idle) - 1)
             if start is None:
                 return
             worker = _fittest(idle, start.key)
@@ -172,8 +175,8 @@ class DeviceScheduling:
             for worker in idle:
                 worker.node.shutdown()
 
-    def _choose(self, without: _Worker | None, warm: set[int]) -> Start | None:
-        """The plan's next start, if `without` were free."""
+    def _choose(self, without: _Worker | None, warm: set[int], hands: int = 0) -> Start | None:
+        """The plan's next start, if `without` were free and besides it `hands` others."""
         backlog = self._backlog
         busy = [worker for worker in self._workers.values() if worker.queue and worker is not without]
         running = [
@@ -186,17 +189,19 @@ class DeviceScheduling:
             free, slots = dict(free), slots + without.start.slots
             for device, parts in without.start.devices:
                 free[device] += parts
-        return choose(backlog.offers(), running, free, slots, self._horizon(running), warm)
+        devices, work = self._bounds(running)
+        hands = hands if work > _SCARCE * devices else 0
+        return choose(backlog.offers(), running, free, slots, max(devices, work), warm, hands)
 
-    def _horizon(self, running: Iterable[Running]) -> float:
-        """The least number of seconds that all that remains can take, as far as is known."""
+    def _bounds(self, running: Iterable[Running]) -> tuple[float, float]:
+        """The least number of seconds that all that remains can take, as far as is known: by devices, by workers."""
         needs = [*self._backlog.totals(), *((self._backlog.need(one.key), one.left) for one in running)]
         workers = sum(worker.ready and not worker.node.shutting_down for worker in self._workers.values())
-        return max(
+        devices = max(
             sum(need.devices * seconds for need, seconds in needs) / max(1, len(self._free)),
-            sum(seconds for _, seconds in needs) / max(1, workers),
             sum(seconds for need, seconds in needs if need.size > 0.5),
         )
+        return devices, sum(seconds for _, seconds in needs) / max(1, workers)
 
     def _left(self, worker: _Worker) -> float:
         """Expected seconds until a worker is free. What has taken longer than expected is taken to be half done."""

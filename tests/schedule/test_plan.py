@@ -116,7 +116,7 @@ def test_with_one_need_no_worker_waits_while_devices_are_free(case: Case) -> Non
 
 def offers(*sizes: tuple[int, float]) -> list[Offer]:
     return [
-        Offer(number, NEEDS[size].request, NEEDS[size].size, longest, longest)
+        Offer(number, NEEDS[size].request, NEEDS[size].size, NEEDS[size].devices, longest, longest)
         for number, (size, longest) in enumerate(sizes)
     ]
 
@@ -167,7 +167,7 @@ def test_what_a_waiting_one_does_not_need_is_for_others() -> None:
 
 
 def test_tests_without_devices_fill_workers() -> None:
-    start = choose([Offer(0, None, 0.0, 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
+    start = choose([Offer(0, None, 0.0, 0.0, 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
     assert start is not None
     assert start.devices == ()
 
