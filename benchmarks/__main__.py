@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import adoption, broker, discovery, first, fresh, launching, peers, unused, warm
+from benchmarks import adoption, broker, discovery, first, fresh, launching, makespan, peers, unused, warm
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -58,6 +58,7 @@ def main() -> int:
         "discovery": discovery.figures,
         "broker": leases,
         "launch": launching.figures,
+        "makespan": makespan.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(

@@ -30,6 +30,7 @@ FRESH = "accel_fresh"
 DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
+SCHEDULE = "accel_schedule"
 PRELOAD = "accel_preload"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
@@ -72,6 +73,8 @@ class Settings:
     """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     leaks: Literal["warn", "fail", "off"] = "warn"
     """What becomes of a test that leaves something behind in its ranks."""
+    schedule: Literal["on", "off"] = "on"
+    """Whether xdist's workers get their tests by the devices that these need."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -214,6 +217,15 @@ _OPTIONS: dict[str, _Option] = {
         "warn, fail or off",
         values.one_of("warn", "fail", "off"),
         "a test that leaves something behind in its ranks: warn (default), fail it, or say nothing (off)",
+        "WHAT",
+    ),
+    SCHEDULE: _Option(
+        "schedule",
+        "string",
+        "on or off",
+        values.one_of("on", "off"),
+        "which of xdist's workers gets which test, under --dist load and worksteal, by the devices that the tests "
+        "need: on (default) or off",
         "WHAT",
     ),
     PRELOAD: _Option(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.hardware.mask import partition, rotate
-from pytest_accel.session import AccelSession
+from pytest_accel.session import AccelSession, cpu_slots
+
+if TYPE_CHECKING:
+    from pytest_accel.schedule.controller import Dispatch
+
+_ORDERED = ("load", "worksteal")
+"""The values of ``--dist`` that leave it to the scheduler where a test runs."""
 
 
 class XdistHooks:
@@ -16,6 +23,7 @@ class XdistHooks:
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
+        self._dispatch: Dispatch | None = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -50,6 +58,21 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         PoolService(lambda: self._session.pool, channel, self._usage_error)
+        if self._session.settings.schedule == "on" and node.config.getoption("dist") in _ORDERED:
+            from pytest_accel.schedule.controller import Dispatch
+
+            self._dispatch = self._dispatch or Dispatch()
+            self._dispatch.connect(node)
+
+    @pytest.hookimpl(optionalhook=True, wrapper=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
+        made = yield
+        # Another plugin's scheduler has its reasons.
+        if self._dispatch is None or type(made).__module__.partition(".")[0] != "xdist":
+            return made
+        from pytest_accel.schedule.controller import AccelScheduling
+
+        return AccelScheduling(config, made, self._dispatch, lambda: self._session.machine, cpu_slots())
 
     def _usage_error(self, text: str) -> None:
         self._session.usage_error = text

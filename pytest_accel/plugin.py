@@ -73,6 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if adopted is not None:
         config.pluginmanager.register(adopted, "accel-adoption")
     config.pluginmanager.register(CollectionHooks(session, adopted), "accel-collection")
+    if session.worker_input is not None and "accel_schedule" in session.worker_input:
+        from pytest_accel.schedule.worker import WorkerHooks
+
+        hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
+        config.pluginmanager.register(hooks, "accel-schedule")
     if not session.is_worker:
         from pytest_accel import report
 

@@ -40,10 +40,12 @@ class RunningHooks:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
         marked = item.stash.get(MARKED, None)
-        if marked is None:
+        if marked is None or item in self._session.held:
             return (yield)
         if self._session.is_copy:
             pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)
+        if nextitem in self._session.held:
+            nextitem = None  # It may be another worker's.
         following = nextitem.stash.get(MARKED, None) if nextitem is not None else None
         if self._session.is_worker:
             # Only the next test is known, and other workers' tests may come between it and a later one.

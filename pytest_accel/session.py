@@ -46,6 +46,8 @@ class AccelSession:
         self._pool: Pool | None = None
         self._port: Port | None = None
         self._driver: Driver | None = None
+        self.held: set[pytest.Item] = set()
+        """Tests of a worker that it was sent, and is not to run unless it is told to."""
         self.usage_error: str | None = None
         """Set from a worker's channel: the tests ask for what cannot be."""
 

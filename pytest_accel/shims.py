@@ -39,6 +39,11 @@ def teardown_for(item: pytest.Item) -> None:
     item.session._setupstate.teardown_exact(item)
 
 
+def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
+    """Tear down what is set up and `following` does not use (None: all), where no test runs that would do it."""
+    session._setupstate.teardown_exact(following)
+
+
 def forget_sections(item: pytest.Item) -> None:
     """Of a test that is run once more, the output that it was found to have written before."""
     item._report_sections.clear()

@@ -31,6 +31,7 @@ NAMES = [
             "retry_dead",
             "per_worker",
             "leaks",
+            "schedule",
         )
     ),
 ]
@@ -55,6 +56,7 @@ GOOD = [
     ("accel_pdb_rank", "1", "pdb_rank", 1),
     ("accel_logs", "some/logs", "logs", "some/logs"),
     ("accel_leaks", "fail", "leaks", "fail"),
+    ("accel_schedule", "off", "schedule", "off"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -78,6 +80,7 @@ BAD = [
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
     ("accel_leaks", "kill", "warn, fail or off"),
+    ("accel_schedule", "maybe", "on or off"),
     ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),

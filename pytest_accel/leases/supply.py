@@ -18,6 +18,20 @@ from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.guarded import GuardedLocks
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.policy import Request
+
+
+def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
+    """What is asked of a broker for `need`; the request has no number yet."""
+    fitting = candidates(need, inventory)
+    return Request(
+        0,
+        tuple(device.id for device in fitting),
+        need.count,
+        ties=tuple(ties(fitting, need.near)) if need.count > 1 and need.share is None else (),
+        parts=tuple(parts(need.share, device) or WHOLE for device in fitting) if need.share else (),
+        sets=need.sets,
+    )
 
 
 class Supply:
@@ -61,15 +75,15 @@ class Supply:
         on_failure: Callable[[Exception], None],
     ) -> int:
         """Ask for what `need` says; the request's number at the kind's broker."""
-        fitting = candidates(need, self._inventory(kind))
+        request = request_for(need, self._inventory(kind))
         return self.broker(kind).submit(
-            [device.id for device in fitting],
-            need.count,
+            request.candidates,
+            request.count,
             holder,
             on_grant,
-            ties=ties(fitting, need.near) if need.count > 1 and need.share is None else (),
-            parts={device.id: parts(need.share, device) or WHOLE for device in fitting} if need.share else None,
-            sets=need.sets,
+            ties=request.ties,
+            parts=dict(zip(request.candidates, request.parts, strict=True)) if request.parts else None,
+            sets=request.sets,
             on_failure=on_failure,
         )
 

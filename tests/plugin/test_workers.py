@@ -194,7 +194,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
                 print(os.getpid(), file=file)
         """,
     )
-    run = suite.run("-n2")
+    run = suite.run("-n2", "--accel-schedule=off")
     assert run.count() == {"PASSED": 12}
     assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
     for rank in range(4):

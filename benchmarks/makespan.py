@@ -1,0 +1,227 @@
+"""How long sessions of mixed tests take on eight devices, by the order that a scheduler gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.measure import ROOT, Effort, Figure
+from benchmarks.virtual import Machine, Test
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.schedule.backlog import Backlog, Need, Task
+from pytest_accel.schedule.bounds import lower_bound
+from pytest_accel.schedule.scheduler import DeviceScheduling
+
+DEVICES = 8
+WORKERS = 16
+"""Two for each device: half of them are there for tests without one."""
+SEEDS = 20
+_AGREEMENT = 0.05
+_REAL_TESTS = 48
+
+
+def many_small(draw: random.Random) -> list[Test]:
+    tests = [Test(draw.uniform(0.5, 3), module=number // 10) for number in range(150)]
+    tests += [Test(draw.uniform(1, 6), 1, module=20 + number // 10) for number in range(150)]
+    tests += [Test(draw.uniform(5, 15), draw.choice((4, 8)), module=40) for _ in range(10)]
+    draw.shuffle(tests)
+    return tests
+
+
+def large_last(draw: random.Random) -> list[Test]:
+    tests = [Test(draw.uniform(0.5, 3), module=number // 10) for number in range(100)]
+    tests += [Test(draw.uniform(1, 6), 1, module=20 + number // 10) for number in range(100)]
+    tests += [Test(draw.uniform(2, 10), 2, module=30) for _ in range(20)]
+    tests += [Test(draw.uniform(4, 12), 4, module=31) for _ in range(12)]
+    return tests + [Test(draw.uniform(5, 15), 8, module=32) for _ in range(8)]
+
+
+def heavy_tailed(draw: random.Random) -> list[Test]:
+    tests = []
+    for number in range(200):
+        seconds = min(60.0, 0.5 * draw.paretovariate(1.2))
+        tests.append(Test(seconds, draw.choice((0, 1, 1, 1, 2, 2, 4, 8)), module=number // 10))
+    return tests
+
+
+def threes(draw: random.Random) -> list[Test]:
+    return [Test(draw.uniform(1, 8), 3, module=number // 10) for number in range(120)]
+
+
+def half_shared(draw: random.Random) -> list[Test]:
+    tests = [Test(draw.uniform(1, 6), 1, 0.5, module=number // 10) for number in range(120)]
+    tests += [Test(draw.uniform(1, 6), draw.choice((1, 2, 4)), module=20 + number // 10) for number in range(60)]
+    draw.shuffle(tests)
+    return tests
+
+
+def mixed(draw: random.Random) -> list[Test]:
+    return [
+        Test(draw.uniform(0.2, 8), draw.choice((0, 0, 1, 1, 1, 2, 2, 3, 4, 8)), module=number // 8)
+        for number in range(250)
+    ]
+
+
+MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
+    "many small, few large": many_small,
+    "large ones collected last": large_last,
+    "heavy-tailed": heavy_tailed,
+    "gangs of 3": threes,
+    "half of them shared": half_shared,
+    "everything": mixed,
+}
+
+
+def ours(machine: Machine, expected: Sequence[float | None]) -> DeviceScheduling:
+    """The scheduler, as a session makes it."""
+    numbers: dict[tuple[int, float], int] = {}
+    needs: list[Need] = []
+    tasks: list[Task] = []
+    for index, test in enumerate(machine.tests):
+        key = (test.devices, test.share)
+        if key not in numbers:
+            numbers[key] = len(needs)
+            needs.append(Need(test.request(machine.devices), test.size / len(machine.devices), test.size))
+        tasks.append(Task(index, numbers[key], str(test.module), expected[index]))
+    return DeviceScheduling(
+        machine.collection,
+        Backlog(needs, tasks),
+        dict.fromkeys(machine.devices, WHOLE),
+        0,
+        machine,
+        clock=lambda: machine.now,
+    )
+
+
+class FirstCome:
+    """Each worker gets the next test in the order of collection when it is free; nobody has one in advance."""
+
+    def __init__(self, count: int) -> None:
+        self._left = iter(range(count))
+        self._running: dict[Any, int] = {}
+        self._nodes: list[Any] = []
+
+    tests_finished = False
+
+    def add_node(self, node: Any) -> None:
+        self._nodes.append(node)
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        pass
+
+    def schedule(self) -> None:
+        for node in self._nodes:
+            self.mark_test_complete(node, -1)
+
+    def mark_test_complete(self, node: Any, index: int, seconds: float = 0) -> None:
+        following = next(self._left, None)
+        if following is not None:
+            node.following = following
+            node.shutting_down = True  # So that it does not wait for a test after it.
+            node.machine.wake(node)
+
+
+def xdists(name: str, machine: Machine) -> Any:
+    """One of xdist's own schedulers."""
+    from xdist import scheduler
+
+    spec = f"{len(machine.workers)}*popen"
+    config = SimpleNamespace(getvalue=lambda _: [spec], getoption=lambda _: None, hook=None)
+    made = getattr(scheduler, name)(config)
+    made.log.enabled = False
+    return made
+
+
+SCHEDULERS: dict[str, Callable[[Machine, random.Random], Any]] = {
+    "ours, with history": lambda machine, draw: ours(
+        machine, [test.seconds * draw.lognormvariate(0, 0.1) for test in machine.tests]
+    ),
+    "ours, without": lambda machine, draw: ours(machine, [None] * len(machine.tests)),
+    "xdist's load": lambda machine, draw: xdists("LoadScheduling", machine),
+    "xdist's worksteal": lambda machine, draw: xdists("WorkStealingScheduling", machine),
+    "first come": lambda machine, draw: FirstCome(len(machine.tests)),
+}
+
+
+def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list[float]:
+    """Seconds over the least possible, one for each seed."""
+    found = []
+    for seed in range(seeds):
+        tests = MIXES[mix](random.Random(seed))
+        bound = lower_bound([(test.size, test.seconds) for test in tests], DEVICES, workers)
+        machine = Machine(tests, DEVICES, workers)
+        found.append(machine.play(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
+    return found
+
+
+_SUITE = """
+import time
+
+import pytest
+
+TESTS = {tests}
+
+
+def _marked(number):
+    seconds, devices, share = TESTS[number]
+    mark = pytest.mark.devices(devices, share=share if share < 1 else None) if devices else ()
+    return pytest.param(number, seconds, marks=mark)
+
+
+@pytest.mark.parametrize(("number", "seconds"), map(_marked, range(len(TESTS))), ids=range(len(TESTS)))
+def test_holds(number, seconds):
+    begun = time.time()
+    time.sleep(seconds)
+    with open("stamps", "a") as file:
+        file.write(f"{{begun}} {{time.time()}}\\n")
+"""
+
+
+def real(folder: Path, mix: str, workers: int) -> tuple[float, float]:
+    """Seconds of a session with real processes, whose times are remembered, and those of the virtual clock."""
+    tests = [replace(test, module=0) for test in random.Random(mix).sample(MIXES[mix](random.Random(mix)), _REAL_TESTS)]
+    folder.mkdir(parents=True)
+    text = _SUITE.format(tests=[(test.seconds, test.devices, test.share) for test in tests])
+    (folder / "test_holds.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\naccel = sim:8\n")
+    times = {
+        f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [test.seconds]}
+        for number, test in enumerate(tests)
+    }
+    remembered = folder / ".pytest_cache" / "v" / "accel" / "durations"
+    remembered.parent.mkdir(parents=True)
+    remembered.write_text(json.dumps(times))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "accel", f"-n{workers}"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    stamps = [tuple(map(float, line.split())) for line in (folder / "stamps").read_text().splitlines()]
+    machine = Machine(tests, DEVICES, workers)
+    virtual = machine.play(ours(machine, [test.seconds for test in tests]))
+    return max(end for _, end in stamps) - min(begin for begin, _ in stamps), virtual
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Medians over the seeds, and the worst."""
+    seeds = SEEDS if effort.runs > 1 else 3
+    found = []
+    for mix in ("everything", "half of them shared") if effort.runs > 1 else ():
+        seconds, virtual = real(folder / mix.replace(" ", "-"), mix, DEVICES)
+        about = f"{seconds:.1f} s, {virtual:.1f} s by the virtual clock"
+        most = 1 + _AGREEMENT
+        found.append(Figure(f"{mix}: real processes", seconds / virtual, "", most, f"{most:g} of virtual", note=about))
+    for mix in MIXES:
+        for scheduler in SCHEDULERS:
+            values = ratios(mix, scheduler, seeds)
+            limit = {"ours, with history": 1.03, "ours, without": 1.10}.get(scheduler)
+            target = "" if limit is None else f"{limit:g} of the bound"
+            found.append(Figure(f"{mix}: {scheduler}", median(values), "", limit, target, tuple(values)))
+    return found

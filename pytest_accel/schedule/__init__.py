@@ -1,0 +1,1 @@
+"""The order of tests over xdist's workers, so that no device is idle by accident."""

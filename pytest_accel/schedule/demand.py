@@ -1,0 +1,64 @@
+"""What the tests of a session need, as an xdist worker tells it and as the scheduler counts it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.policy import Request
+from pytest_accel.leases.supply import request_for
+from pytest_accel.schedule.backlog import Need
+from pytest_accel.worlds.shape import WorldShape
+
+NO_DEVICE = "none"
+"""The kind under which the time of a test that uses no device is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The tests of a collection that need a world, by their number in it, and the shapes of their worlds."""
+
+    shapes: tuple[WorldShape, ...]
+    tests: tuple[tuple[int, int], ...]
+    """A test and the number of its shape, for each that can be served."""
+
+    @classmethod
+    def of(cls, wanted: Iterable[tuple[int, WorldShape]]) -> Demand:
+        """From tests and their shapes."""
+        numbers: dict[WorldShape, int] = {}
+        tests = tuple((index, numbers.setdefault(shape, len(numbers))) for index, shape in wanted)
+        return cls(tuple(numbers), tests)
+
+    def pack(self) -> bytes:
+        """For the way to the controller."""
+        return pickle.dumps(self)
+
+    def needs(self, machine: Machine, slots: int) -> list[Need]:
+        """The needs of the tests: the first that of one without a world, then one for each shape."""
+        return [Need(), *(_need(shape, machine, slots) for shape in self.shapes)]
+
+    def kinds(self) -> list[str]:
+        """The kind of device that the tests of each need use."""
+        return [NO_DEVICE, *(shape.kind if shape.need is not None else NO_DEVICE for shape in self.shapes)]
+
+    def devices(self, machine: Machine) -> dict[str, int]:
+        """All devices that some test may use, with the parts that each has."""
+        kinds = dict.fromkeys(shape.kind for shape in self.shapes if shape.need is not None)
+        return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
+
+
+def _need(shape: WorldShape, machine: Machine, slots: int) -> Need:
+    if shape.need is None:
+        return Need(Request(0, (), 0, slots=min(shape.ranks, slots)))
+    request = request_for(shape.need, machine.of(shape.kind))
+    devices = _devices(request)
+    return Need(request, min(1.0, devices / max(1, len(request.candidates))), devices)
+
+
+def _devices(request: Request) -> float:
+    """How many devices a request takes, where parts count as such; of candidates that differ, the most."""
+    parts: Sequence[int] = request.parts or (WHOLE,)
+    return request.count * max(parts, default=WHOLE) / WHOLE

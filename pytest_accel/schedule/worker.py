@@ -1,0 +1,64 @@
+"""An xdist worker's side: tells the controller what its tests need, and passes over tests that are on hold."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+from pytest_accel.schedule.demand import Demand
+from pytest_accel.session import AccelSession
+from pytest_accel.shims import teardown_to
+from pytest_accel.stash import MARKED
+
+
+class Channel(Protocol):
+    """The part of `execnet.Channel` that is used."""
+
+    def send(self, item: object) -> None: ...
+
+    def setcallback(self, callback: Any, endmarker: object) -> None: ...
+
+
+class WorkerHooks:
+    """Registered in workers of a session whose tests may be ordered by what they need."""
+
+    def __init__(self, session: AccelSession, channel: Channel) -> None:
+        self._held = session.held
+        self._channel = channel
+        self._items: list[pytest.Item] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Before xdist sends the list of tests, on the same connection: the controller has it when it schedules."""
+        self._items = session.items
+        wanted = [
+            (index, marked.shape)
+            for index, item in enumerate(session.items)
+            if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
+        ]
+        if wanted:
+            self._channel.setcallback(self._receive, endmarker=None)
+            self._channel.send(Demand.of(wanted).pack())
+
+    def _receive(self, message: tuple[str, int] | None) -> None:
+        """In execnet's thread, which reads what xdist sends as well: a test is told of before it is sent."""
+        if message is None:
+            return
+        order, index = message
+        if order == "hold":
+            self._held.add(self._items[index])
+        else:
+            self._held.discard(self._items[index])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """A test on hold is not run: another worker runs it, or this one later. It has no report and no phases."""
+        if item not in self._held:
+            return None
+        # The test before it has left the fixtures that the two have in common.
+        call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, nextitem), when="teardown")
+        if call.excinfo is not None:
+            report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+            item.ihook.pytest_runtest_logreport(report=report)
+        return True

@@ -1,0 +1,284 @@
+"""The order of tests over xdist's workers, as the tests themselves have written it down."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("xdist")
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_LOG = """
+    import os
+
+
+    def note(name):
+        with open("order", "a") as file:
+            file.write(f"{name} {os.environ.get('PYTEST_XDIST_WORKER')}\\n")
+    """
+_MIXED = """
+    import pytest
+    from log import note
+
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_plain(number):
+        note("plain")
+
+
+    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.devices(1)
+    def test_one(number):
+        note("one")
+
+
+    @pytest.mark.parametrize("number", range(3))
+    @pytest.mark.devices(2)
+    def test_two(number):
+        note("two")
+
+
+    @pytest.mark.devices(4)
+    def test_four():
+        note("four")
+
+
+    @pytest.mark.devices(99)
+    def test_missing():
+        note("missing")
+    """
+
+
+def _suite(suite: Suite, text: str) -> None:
+    suite.write("log.py", _LOG)
+    suite.write("test_suite.py", text)
+    suite.ini("pythonpath = .")
+
+
+def _order(suite: Suite) -> list[str]:
+    return [line.split()[0] for line in suite.read("order")]
+
+
+@pytest.mark.parametrize("dist", ["load", "worksteal"])
+def test_large_gangs_go_first(suite: Suite, dist: str) -> None:
+    _suite(suite, _MIXED)
+    run = suite.run("-n3", f"--dist={dist}")
+    assert run.count() == {"PASSED": 12, "SKIPPED": 1}
+    order = _order(suite)
+    assert Counter(order) == {"plain": 4, "one": 4, "two": 3, "four": 1}
+    with_devices = [name for name in order if name not in ("plain", "one")]
+    assert with_devices == ["four", "two", "two", "two"]
+    assert order.index("one") > order.index("four")
+    assert "AccelScheduling" in run.text
+
+
+def test_off(suite: Suite) -> None:
+    _suite(suite, _MIXED)
+    run = suite.run("-n2", "--accel-schedule=off")
+    assert run.count() == {"PASSED": 12, "SKIPPED": 1}
+    assert "scheduling tests via LoadScheduling" in run.text
+
+
+def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
+    """Its first chunks are two tests each where there are few, in the order of collection."""
+    _suite(
+        suite,
+        """
+        import pytest
+        from log import note
+
+
+        @pytest.mark.parametrize("number", range(8))
+        def test_plain(number):
+            note(number)
+        """,
+    )
+    assert suite.run("-n2", "--accel=none").count() == {"PASSED": 8}
+    workers: dict[str, list[int]] = {}
+    for line in suite.read("order"):
+        number, worker = line.split()
+        workers.setdefault(worker, []).append(int(number))
+    assert sorted(numbers[:2] for numbers in workers.values()) == [[0, 1], [2, 3]]
+
+
+def test_each_test_once_when_a_worker_crashes(suite: Suite) -> None:
+    _suite(
+        suite,
+        """
+        import os
+
+        import pytest
+        from log import note
+
+
+        @pytest.mark.parametrize("number", range(12))
+        def test_plain(number):
+            note(f"plain{number}")
+            if number == 3:
+                os._exit(1)
+
+
+        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.devices(2)
+        def test_two(number):
+            note(f"two{number}")
+        """,
+    )
+    run = suite.run("-n2", "-rf")
+    assert re.search(r"worker 'gw\d' crashed while running 'test_suite.py::test_plain\[3\]'", run.text)
+    assert "1 failed, 15 passed" in run.text
+    assert set(Counter(_order(suite)).values()) == {1}
+
+
+def test_a_crashed_test_is_rerun(suite: Suite) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    suite.all_plugins()
+    _suite(
+        suite,
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+        from log import note
+
+
+        @pytest.mark.parametrize("number", range(6))
+        def test_plain(number):
+            note(f"plain{number}")
+            first = Path("first")
+            if number == 3 and not first.exists():
+                first.touch()
+                os._exit(1)
+
+
+        @pytest.mark.devices(2)
+        def test_two():
+            note("two")
+        """,
+    )
+    run = suite.run("-n2", "--reruns=1")
+    assert "7 passed, 1 rerun" in run.text
+    assert Counter(_order(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
+
+
+def test_the_first_failure_ends_the_session(suite: Suite) -> None:
+    _suite(
+        suite,
+        """
+        import pytest
+        from log import note
+
+
+        @pytest.mark.devices(4)
+        def test_fails():
+            note("fails")
+            assert False
+
+
+        @pytest.mark.parametrize("number", range(30))
+        @pytest.mark.devices(3)
+        def test_waits(number):
+            note(number)
+        """,
+    )
+    run = suite.run("-n2", "-x")
+    assert run.ret == pytest.ExitCode.INTERRUPTED
+    assert "stopping after 1 failures" in run.text
+    assert len(_order(suite)) < 10
+
+
+def test_fixtures_of_modules_come_and_go_once_a_worker_and_module(suite: Suite) -> None:
+    """Also around tests that a worker was sent and did not get to run."""
+    suite.write("log.py", _LOG)
+    suite.ini("pythonpath = .")
+    for name in ("a", "b"):
+        suite.write(
+            f"test_{name}.py",
+            f"""
+            import pytest
+            from log import note
+
+
+            @pytest.fixture(scope="module")
+            def module():
+                note("begin-{name}")
+                yield
+                note("end-{name}")
+
+
+            @pytest.mark.parametrize("number", range(8))
+            def test_plain(module, number):
+                note("{name}")
+
+
+            @pytest.mark.parametrize("number", range(3))
+            @pytest.mark.devices(4)
+            def test_all(number):
+                note("all")
+            """,
+        )
+    assert suite.run("-n3").count() == {"PASSED": 22}
+    within: dict[str, str | None] = {}
+    for line in suite.read("order"):
+        what, worker = line.split()
+        if what.startswith("begin-"):
+            assert within.get(worker) is None
+            within[worker] = what[6:]
+        elif what.startswith("end-"):
+            assert within[worker] == what[4:]
+            within[worker] = None
+        elif what in "ab":
+            assert within[worker] == what
+    assert set(within.values()) == {None}
+
+
+def test_times_are_remembered_and_used(suite: Suite) -> None:
+    _suite(
+        suite,
+        """
+        import pytest
+        from log import note
+
+
+        @pytest.mark.parametrize("number", range(6))
+        @pytest.mark.devices(4)
+        def test_all(number):
+            note(number)
+
+
+        def test_plain():
+            pass
+
+
+        def test_fails():
+            assert False
+        """,
+    )
+    run = suite.run("-n2")
+    assert run.count() == {"PASSED": 7, "FAILED": 1}
+    path = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
+    found = json.loads(path.read_text())
+    assert set(found) == {"test_suite.py::test_plain", *(f"test_suite.py::test_all[{number}]" for number in range(6))}
+    assert {tuple(kinds) for name, kinds in found.items() if "test_all" in name} == {("sim",)}
+    assert set(found["test_suite.py::test_plain"]) == {"none"}
+    assert all(len(times) == 1 and times[0] >= 0 for kinds in found.values() for times in kinds.values())
+
+    for number in range(6):
+        found[f"test_suite.py::test_all[{number}]"] = {"sim": [10.0 * (number + 1)]}
+    path.write_text(json.dumps(found))
+    (suite.path / "order").unlink()
+    suite.run("-n2")
+    assert _order(suite) == ["5", "4", "3", "2", "1", "0"]
+    assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
+
+
+def test_without_a_cache(suite: Suite) -> None:
+    _suite(suite, _MIXED)
+    assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}

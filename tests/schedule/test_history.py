@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.schedule.history import expected, expected_times, remember
+
+
+@pytest.mark.parametrize(
+    ("values", "time"),
+    [
+        ([], None),
+        ([3.0], 3.0),
+        ([1.0, 9.0], 9.0),
+        ([1.0, 9.0, 2.0], 2.0),
+        ([9.0, 1.0, 1.0, 9.0, 9.0], 9.0),
+        ([1.0, 1.0, 1.0, 1.0, 60.0], 1.0),
+    ],
+)
+def test_a_median_in_which_the_last_weigh_most(values: list[float], time: float | None) -> None:
+    assert expected(values) == time
+
+
+def test_the_last_few_are_remembered_by_kind() -> None:
+    durations = remember({}, {"t": 1.0}, {"t": "cuda"})
+    for seconds in (2.0, 3.0, 4.0, 5.0, 6.00001):
+        durations = remember(durations, {"t": seconds}, {"t": "cuda"})
+    durations = remember(durations, {"t": 9.0}, {"t": "sim"})
+    assert durations == {"t": {"cuda": [2.0, 3.0, 4.0, 5.0, 6.0], "sim": [9.0]}}
+    assert expected_times(durations, [("t", "cuda"), ("t", "xpu"), ("u", "cuda")]) == [5.0, None, None]
+
+
+def test_tests_that_did_not_run_are_not_forgotten() -> None:
+    assert remember({"old": {"sim": [1.0]}}, {"new": 2.0}, {"new": "sim"}) == {
+        "old": {"sim": [1.0]},
+        "new": {"sim": [2.0]},
+    }

@@ -1,0 +1,199 @@
+"""The plan, held to its rules over whole sessions: every state that it meets is one that it has brought about."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.policy import Request, decide
+from pytest_accel.schedule.backlog import Backlog, Need, Task
+from pytest_accel.schedule.plan import Offer, Running, choose
+
+DEVICES = tuple(f"d{number}" for number in range(4))
+
+
+def need(count: int, share: float = 1.0) -> Need:
+    if not count:
+        return Need()
+    parts = () if share == 1 else (int(share * WHOLE),) * len(DEVICES)
+    return Need(Request(0, DEVICES, count, parts=parts), count * share / len(DEVICES), count * share)
+
+
+NEEDS = [need(0), need(1), need(2), need(3), need(4), need(1, 0.5), need(2, 0.25)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A suite and the times that its tests really take."""
+
+    tasks: tuple[Task, ...]
+    seconds: tuple[float, ...]
+    workers: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    times = st.sampled_from((0.01, 0.1, 0.3, 1.0, 2.0, 7.0, 30.0))
+    count = draw(st.integers(1, 25))
+    tasks = [
+        Task(
+            index,
+            draw(st.integers(0, len(NEEDS) - 1)),
+            draw(st.sampled_from(("a", "b", "c"))),
+            draw(st.none() | times),
+        )
+        for index in range(count)
+    ]
+    return Case(tuple(tasks), tuple(draw(times) for _ in tasks), draw(st.integers(1, 8)))
+
+
+@dataclass
+class Session:
+    """Plays a case and checks every decision."""
+
+    case: Case
+    now: float = 0.0
+    order: list[int] = field(default_factory=list)
+    waste: int = 0
+
+    def play(self) -> Session:
+        backlog = Backlog(NEEDS, list(self.case.tasks))
+        free = dict.fromkeys(DEVICES, WHOLE)
+        running: list[tuple[float, int, Running]] = []
+        while backlog.count or running:
+            while backlog.count and len(running) < self.case.workers:
+                now = [one for _, _, one in running]
+                start = choose(backlog.offers(), now, free, 0, horizon=10.0)
+                if start is None:
+                    self._may_wait(backlog, now, free)
+                    break
+                task = backlog.take(start.key, None, start.limit)
+                self.order.append(task.index)
+                wanted = NEEDS[task.need].request
+                assert len({name for name, _ in start.devices}) == (wanted.count if wanted else 0)
+                for device, parts in start.devices:
+                    assert wanted is not None
+                    assert parts == wanted.takes(device)
+                    free[device] -= parts
+                    assert free[device] >= 0
+                one = Running(start.key, start.devices, 0, backlog.expected(task))
+                heapq.heappush(running, (self.now + self.case.seconds[task.index], task.index, one))
+            self.now, index, ended = heapq.heappop(running)
+            backlog.saw(index, self.case.seconds[index])
+            for device, parts in ended.devices:
+                free[device] += parts
+        assert free == dict.fromkeys(DEVICES, WHOLE)
+        return self
+
+    def _may_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
+        """A worker may be left without a test only if none fits, or if those that fit would hold up a larger one."""
+        assert running
+        offers = [offer for offer in backlog.offers() if offer.request is not None]
+        assert len(offers) == len(backlog.offers())
+        fitting = [offer for offer in offers if offer.request and decide((offer.request,), free, 0)]
+        if fitting:
+            self.waste += 1
+            assert max(offer.size for offer in offers) > min(offer.size for offer in fitting)
+
+
+@given(cases())
+def test_every_test_once_and_no_device_twice(case: Case) -> None:
+    session = Session(case).play()
+    assert sorted(session.order) == list(range(len(case.tasks)))
+
+
+@given(cases())
+def test_with_one_need_no_worker_waits_while_devices_are_free(case: Case) -> None:
+    alike = Case(tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers)
+    assert Session(alike).play().waste == 0
+
+
+def offers(*sizes: tuple[int, float]) -> list[Offer]:
+    return [
+        Offer(number, NEEDS[size].request, NEEDS[size].size, NEEDS[size].devices, longest, longest)
+        for number, (size, longest) in enumerate(sizes)
+    ]
+
+
+FREE = dict.fromkeys(DEVICES, WHOLE)
+
+
+def chosen(*sizes: tuple[int, float], horizon: float = 100.0, **state: object) -> int | None:
+    running: Sequence[Running] = state.get("running", ())  # type: ignore[assignment]
+    free = FREE | state.get("free", {})  # type: ignore[operator]
+    start = choose(offers(*sizes), running, free, 0, horizon, state.get("warm", ()))  # type: ignore[arg-type]
+    return None if start is None else start.key
+
+
+def test_large_ones_go_first() -> None:
+    assert chosen((1, 9), (4, 1), (2, 5)) == 1
+
+
+def test_a_test_as_long_as_all_that_remains_goes_before_larger_ones() -> None:
+    assert chosen((1, 90), (2, 5)) == 0
+
+
+def test_but_not_before_those_that_cannot_run_beside_it() -> None:
+    assert chosen((1, 90), (2, 5), (4, 5)) == 2
+
+
+def test_of_one_size_those_go_first_of_which_a_world_is_warm() -> None:
+    assert chosen((2, 5), (2, 1), warm={1}) == 1
+    assert chosen((2, 5), (2, 1)) == 0
+
+
+HELD = Running(9, (("d0", WHOLE), ("d1", WHOLE)), 0, 10.0)
+TAKEN = {"d0": 0, "d1": 0}
+
+
+def test_what_waits_for_all_devices_keeps_the_free_ones() -> None:
+    assert chosen((4, 5), (1, 11), running=[HELD], free=TAKEN) is None
+
+
+def test_who_will_have_ended_in_time_gets_them_all_the_same() -> None:
+    assert chosen((4, 5), (1, 9), running=[HELD], free=TAKEN) == 1
+
+
+def test_what_a_waiting_one_does_not_need_is_for_others() -> None:
+    assert chosen((3, 5), (1, 60), running=[HELD], free=TAKEN) == 1
+    more = [HELD, Running(8, (("d2", WHOLE),), 0, 90.0)]
+    assert chosen((3, 5), (1, 60), running=more, free=TAKEN | {"d2": 0}) is None
+
+
+def test_tests_without_devices_fill_workers() -> None:
+    start = choose([Offer(0, None, 0.0, 0.0, 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
+    assert start is not None
+    assert start.devices == ()
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_module_stays_together(unknown: bool) -> None:
+    tasks = [Task(index, 0, "ab"[index % 2], None if unknown else 0.01) for index in range(8)]
+    backlog = Backlog([need(0)], tasks)
+    first = backlog.take(0, None).module
+    assert [backlog.take(0, first).module for _ in range(3)] == [first] * 3
+    assert backlog.take(0, first).module != first
+
+
+def test_the_longest_first_and_within_a_limit() -> None:
+    backlog = Backlog([need(1)], [Task(index, 0, "a", seconds) for index, seconds in enumerate((3.0, 9.0, 0.5))])
+    assert backlog.take(0, None, limit=4.0).index == 0
+    assert backlog.peek(0, None) == 1
+    assert [backlog.take(0, None).index for _ in range(2)] == [1, 2]
+    backlog.add(1)
+    assert (backlog.count, backlog.take(0, None).index) == (1, 1)
+
+
+def test_what_is_not_known_is_taken_from_those_seen() -> None:
+    backlog = Backlog([need(0), need(1)], [Task(0, 0, "a"), Task(1, 1, "a"), Task(2, 1, "a"), Task(3, 0, "a")])
+    backlog.saw(1, 4.0)
+    assert backlog.expected(backlog.tasks[2]) == 4.0
+    assert backlog.expected(backlog.tasks[3]) == 4.0
+    backlog.saw(0, 2.0)
+    assert backlog.expected(backlog.tasks[3]) == 2.0

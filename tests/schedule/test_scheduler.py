@@ -1,0 +1,124 @@
+"""The scheduler among workers that do as xdist's do, under a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.makespan import MIXES, ours, ratios
+from benchmarks.virtual import Machine, Test, Worker
+from pytest_accel.schedule.bounds import lower_bound
+
+
+class Crashing(Machine):
+    """Its workers die in certain tests, the first time that these run, and are replaced."""
+
+    def __init__(self, tests: Sequence[Test], devices: int, workers: int, crashing: set[int]) -> None:
+        super().__init__(tests, devices, workers)
+        self._crashing = crashing
+        self.crashed: list[str] = []
+
+    def run(self, worker: Worker, index: int) -> None:
+        if index in self._crashing:
+            self._crashing.remove(index)
+            self.at(0.1, lambda: self._crash(worker))
+        else:
+            super().run(worker, index)
+
+    def _crash(self, worker: Worker) -> None:
+        worker.ended = True
+        crashed = self.scheduler.remove_node(worker)
+        assert crashed is not None
+        self.crashed.append(crashed)
+        self.scheduler.mark_test_pending(crashed)  # As rerunfailures does, before there is a replacement.
+        clone = Worker(self, len(self.workers))
+        self.workers.append(clone)
+        self.scheduler.add_node(clone)
+        self.scheduler.add_node_collection(clone, self.collection)
+        self.scheduler.schedule()
+
+
+@st.composite
+def suites(draw: st.DrawFn) -> list[Test]:
+    seconds = st.sampled_from((0.001, 0.01, 0.04, 0.3, 2.0, 9.0))
+    sizes = st.sampled_from(((0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (1, 0.5), (2, 0.25)))
+    return [Test(draw(seconds), *draw(sizes), draw(st.integers(0, 2))) for _ in range(draw(st.integers(1, 60)))]
+
+
+def expectations(tests: Sequence[Test], known: int) -> list[float | None]:
+    """Every `known`-th test is known."""
+    return [test.seconds if known and index % known == 0 else None for index, test in enumerate(tests)]
+
+
+@given(suites(), st.integers(1, 6), st.integers(0, 3))
+def test_every_test_once(tests: list[Test], workers: int, known: int) -> None:
+    machine = Machine(tests, 4, workers)
+    seconds = machine.play(ours(machine, expectations(tests, known)))
+    assert seconds >= lower_bound([(test.size, test.seconds) for test in tests], 4, workers) - 1e-6
+    assert all(worker.ended for worker in machine.workers)
+
+
+@given(suites(), st.integers(1, 6), st.sets(st.integers(0, 59), max_size=4))
+def test_every_test_once_where_workers_die(tests: list[Test], workers: int, crashing: set[int]) -> None:
+    crashing = {index for index in crashing if index < len(tests)}
+    machine = Crashing(tests, 4, workers, set(crashing))
+    machine.play(ours(machine, expectations(tests, 0)))
+    assert sorted(machine.crashed) == sorted(machine.collection[index] for index in crashing)
+
+
+def test_a_worker_that_collected_other_tests_gets_none() -> None:
+    machine = Machine([Test(1.0)] * 4, 4, 2)
+    scheduler = ours(machine, [None] * 4)
+    first, second = machine.workers
+    for node in (first, second):
+        scheduler.add_node(node)
+    scheduler.add_node_collection(first, machine.collection)
+    scheduler.add_node_collection(second, machine.collection[:2])
+    scheduler.schedule()
+    assert first.queue
+    assert not second.queue
+
+
+def test_nothing_is_queued_behind_a_test_but_on_hold() -> None:
+    machine = Machine([Test(1.0)] * 6, 4, 2)
+    scheduler = ours(machine, [1.0] * 6)
+    for node in machine.workers:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, machine.collection)
+    scheduler.schedule()
+    for node in machine.workers:
+        running, following = node.queue
+        assert running not in node.held
+        assert following in node.held
+
+
+def test_short_tests_are_sent_together() -> None:
+    machine = Machine([Test(0.01)] * 100, 4, 2)
+    scheduler = ours(machine, [0.01] * 100)
+    for node in machine.workers:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, machine.collection)
+    scheduler.schedule()
+    assert len(machine.workers[0].queue) > 10
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_close_to_what_is_possible(mix: str) -> None:
+    assert max(ratios(mix, "ours, with history", 2)) <= 1.03
+    if mix != "heavy-tailed":  # Where it cannot be known which test is the long one.
+        assert max(ratios(mix, "ours, without", 2)) <= 1.10
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_close_to_it_with_few_workers(workers: int) -> None:
+    assert max(ratios("half of them shared", "ours, with history", 2, workers)) <= 1.08
+
+
+def test_bounds() -> None:
+    assert lower_bound([(3, 2.0)] * 4, 8, 8) == pytest.approx(4.0)  # Two at a time.
+    assert lower_bound([(1, 2.0)] * 4, 8, 2) == pytest.approx(4.0)
+    assert lower_bound([(0, 7.0), (8, 1.0)], 8, 2) == pytest.approx(7.0)
+    assert lower_bound([(5, 1.0), (4, 1.0), (8, 1.0)], 8, 8) == pytest.approx(2.5)
