@@ -34,6 +34,7 @@ PRELOAD = "accel_preload"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
+LAUNCHER = "accel_launcher"
 INFO = "accel_info"
 
 
@@ -72,6 +73,8 @@ class Settings:
     """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     leaks: Literal["warn", "fail", "off"] = "warn"
     """What becomes of a test that leaves something behind in its ranks."""
+    launcher: Literal["auto", "none"] = "auto"
+    """Whether processes that a launcher has started together are one session."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -216,6 +219,15 @@ _OPTIONS: dict[str, _Option] = {
         "a test that leaves something behind in its ranks: warn (default), fail it, or say nothing (off)",
         "WHAT",
     ),
+    LAUNCHER: _Option(
+        "launcher",
+        "string",
+        "auto or none",
+        values.one_of("auto", "none"),
+        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
+        "(auto, default), or each runs all tests by itself (none)",
+        "WHAT",
+    ),
     PRELOAD: _Option(
         "preload",
         "args",
@@ -272,6 +284,12 @@ def settings(config: pytest.Config) -> Settings:
     found: dict[str, Any] = {about.field: _find(config, option, about) for option, about in _OPTIONS.items()}
     given = {field: value for field, value in found.items() if value is not None}
     return Settings(info=config.getoption(INFO), **given)
+
+
+def sees_launchers(early_config: pytest.Config) -> bool:
+    """Whether :data:`LAUNCHER` is ``auto``, as far as it can be read before the command line has been taken in."""
+    given = getattr(early_config.known_args_namespace, LAUNCHER, None)
+    return bool((given or _find(early_config, LAUNCHER, _OPTIONS[LAUNCHER])) != "none")
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

@@ -67,7 +67,7 @@ class RankPlugin:
     """Makes a pytest session serve a driver."""
 
     def __init__(
-        self, context: RankContext, listener: socket.socket, others: peers.Peers, store: socket.socket | None
+        self, context: RankContext, listener: socket.socket, others: peers.Peers, meeting: group.Meeting | None
     ) -> None:
         self.context = context
         self.served = False
@@ -75,7 +75,7 @@ class RankPlugin:
         self._pid = os.getpid()
         self._listener = listener
         self._peers = others
-        self._store_socket = store
+        self._meeting = meeting
         self._connection: Connection | None = None
         self._catalogue = Catalogue(context.session.seed)
         self._serial = 0
@@ -154,8 +154,8 @@ class RankPlugin:
         if spec.grouped or context.cores:
             group.limit_threads()
         if spec.grouped:
-            assert self._store_socket is not None
-            group.prepare(context, self._store_socket)
+            assert self._meeting is not None
+            group.prepare(context, self._meeting)
 
     def _accept(self) -> Connection:
         driver, _ = self._listener.accept()

@@ -1,0 +1,1 @@
+"""Launchers of many processes: scripts under one, and pytest itself under one."""

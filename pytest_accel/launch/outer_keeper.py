@@ -1,0 +1,95 @@
+"""A launched process that is not rank 0: it keeps the fork server that its ranks come from, and says nothing.
+
+It is no rank itself: a rank that dies or hangs then ends no process that the launcher watches, and the world can be
+replaced as anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+
+from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer, Welcome
+from pytest_accel.worlds import linux
+from pytest_accel.worlds.starter import OwnServer
+
+LOST = 1
+"""Exit status of a keeper whose driver has gone without a word."""
+_LOOK = 0.2
+"""Seconds between two looks at processes of which the kernel does not tell."""
+_PATIENCE = 30.0
+"""Seconds that a driver may take from its last word to its end, and a fork server from the loss of its driver."""
+
+
+def keep(connection: Connection) -> int:
+    """Obey the driver until it ends; gives its exit status."""
+    # A Ctrl-C at the terminal is the driver's to hear.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keeper = _Keeper(connection)
+    try:
+        return keeper.obey()
+    finally:
+        keeper.close()
+
+
+class _Keeper:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._driver: int | None = None
+        """A descriptor that is readable when the driver has ended."""
+        self._server: OwnServer | None = None
+        self._number = 0
+
+    def obey(self) -> int:
+        while True:
+            if not self._connection.poll(_LOOK):
+                self._look()
+                continue
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                return LOST
+            if isinstance(message, Welcome):
+                self._driver = linux.end_of(message.pid)
+            elif isinstance(message, StartServer):
+                self._start(message)
+            elif isinstance(message, KillServer):
+                if self._server is not None and message.number == self._number:
+                    self._server.kill_tree()
+                self._look()
+            elif isinstance(message, End):
+                self._wait_for_driver()
+                return message.status
+
+    def _start(self, message: StartServer) -> None:
+        descriptor = reduction.recv_handle(self._connection)
+        environment = dict(os.environ)
+        for name, value in message.environment.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        with socket.socket(fileno=descriptor) as end:
+            self._server, self._number = OwnServer(message.spec, end, environment), message.number
+
+    def _look(self) -> None:
+        """Tell the driver of a fork server that has ended."""
+        if self._server is not None and self._server.wait(0):
+            self._server = None
+            with contextlib.suppress(OSError):  # The driver is gone, which is found next.
+                self._connection.send(ServerEnded(self._number))
+
+    def _wait_for_driver(self) -> None:
+        """Its exit status is the first: a launcher that sees one that is not 0 ends all that it has started."""
+        if self._driver is not None:
+            select.select([self._driver], [], [], _PATIENCE)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._server is not None and not self._server.wait(_PATIENCE):
+            self._server.kill_tree()
