@@ -81,15 +81,15 @@ def test_what_goes_wrong_in_a_rank_is_told_once_and_the_session_goes_on(suite: S
             "test_dies": "FAILED",
             "test_hangs": "FAILED",
             "test_passes": "PASSED",
-            "test_collected_otherwise[a]": "PASSED",
-            "test_collected_otherwise[b]": "FAILED",
+            "test_collected_otherwise[a]": "ERROR",
+            "test_collected_otherwise[b]": "ERROR",
         }
     )
     assert "rank 1: failed at test_it.py:12: assert 1 == 0" in run.failure("test_fails")
     assert "rank 1: killed by SIGKILL" in run.failure("test_dies")
     assert "rank 1 has not come to" in run.failure("test_hangs")
-    assert "rank 1" in run.failure("test_collected_otherwise[b]")
-    assert run.text.count("4 failed, 2 passed") == 1
+    assert "has no test test_collected_otherwise[b] in this rank" in run.failure("test_collected_otherwise[b]")
+    assert run.text.count("3 failed, 1 passed, 2 errors") == 1
     assert run.code == 1
 
 
