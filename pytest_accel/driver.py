@@ -68,7 +68,6 @@ class Driver:
         if (
             following is not None
             and not self.streams
-            and not world.grant.spec.parted
             and marked.is_sure_to_run
             and following.is_sure_to_run
             and self._stays(world, following)

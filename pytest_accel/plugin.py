@@ -28,7 +28,7 @@ from pytest_accel.fixtures import (
 from pytest_accel.launch import outer
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.stash import OUTER, RANK, SESSION
+from pytest_accel.stash import OUTER, RANK, RANK_PLUGIN, SESSION
 
 __all__ = [
     "accel",
@@ -58,7 +58,7 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
     """Before anything of the suite is imported, and anything is captured."""
-    world = outer.find_here()
+    world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else outer.find_here()
     if world is not None and options.sees_launchers(early_config):
         from pytest_accel.launch import outer_session
 

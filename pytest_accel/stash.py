@@ -18,5 +18,7 @@ RANK: pytest.StashKey[RankContext] = pytest.StashKey()
 """On the config of a rank."""
 OUTER: pytest.StashKey[OuterSession] = pytest.StashKey()
 """On the config of a driver that a launcher has started as one of many processes."""
+RANK_PLUGIN = "accel-rank"
+"""The name of the plugin by which a rank's session, and no other, is known from its beginning."""
 MARKED: pytest.StashKey[MarkedItem] = pytest.StashKey()
 """On an item that runs in a world."""

@@ -54,6 +54,8 @@ class _Signs:
     """What else it sets, and nobody else does."""
 
 
+OWN_RUN = "accel-"
+"""What `TORCHELASTIC_RUN_ID` begins with in ranks of this plugin, and in what they start."""
 _ELASTIC_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 _SIGNS = (
     _Signs(
@@ -105,6 +107,8 @@ def find(environ: Mapping[str, str], parent: str) -> Outer | None:
         names = (signs.rank, signs.size, signs.local_rank, signs.local_size, *signs.more)
         if not all(environ.get(name) for name in names):
             continue
+        if signs.job == _ELASTIC_JOB and environ["TORCHELASTIC_RUN_ID"].startswith(OWN_RUN):
+            continue
         try:
             rank, size, local_rank = (int(environ[name]) for name in names[:3])
             local_size = _local_size(environ[signs.local_size], environ.get("SLURM_NODEID", "0"))
@@ -137,10 +141,9 @@ def without_local_rank(args: Sequence[str]) -> list[str]:
 
 
 def find_here() -> Outer | None:
-    """The world that this process was started for; None in a rank of ours, and in a worker of xdist."""
-    found = find(os.environ, "")
-    if found is None or "PYTEST_XDIST_WORKER" in os.environ:
+    """The world that this process was started for; None in a worker of xdist."""
+    if "PYTEST_XDIST_WORKER" in os.environ or find(os.environ, "") is None:
         return None
-    from pytest_accel.worlds.kill import MARK, identity
+    from pytest_accel.worlds.kill import identity
 
-    return None if MARK in os.environ else find(os.environ, identity(os.getppid()))
+    return find(os.environ, identity(os.getppid()))

@@ -17,6 +17,7 @@ class OuterHooks:
         count = getattr(config.option, "numprocesses", None)
         if count or getattr(config.option, "tx", None):
             launcher = outer.world.launcher
+            outer.end(int(pytest.ExitCode.USAGE_ERROR))
             raise pytest.UsageError(
                 f"-n {count or '(xdist)'} under {launcher}: take one of the two. {launcher} without -n runs each test "
                 f"in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the tests "

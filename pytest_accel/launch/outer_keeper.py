@@ -11,11 +11,10 @@ import os
 import select
 import signal
 import socket
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer, Welcome
-from pytest_accel.worlds import linux
+from pytest_accel.worlds import descriptors, linux
 from pytest_accel.worlds.starter import OwnServer
 
 LOST = 1
@@ -52,12 +51,13 @@ class _Keeper:
                 continue
             try:
                 message = self._connection.recv()
+                given = descriptors.receive(self._connection, 1) if isinstance(message, StartServer) else []
             except (EOFError, OSError):
                 return LOST
             if isinstance(message, Welcome):
                 self._driver = linux.end_of(message.pid)
             elif isinstance(message, StartServer):
-                self._start(message)
+                self._start(message, *given)
             elif isinstance(message, KillServer):
                 if self._server is not None and message.number == self._number:
                     self._server.kill_tree()
@@ -66,8 +66,7 @@ class _Keeper:
                 self._wait_for_driver()
                 return message.status
 
-    def _start(self, message: StartServer) -> None:
-        descriptor = reduction.recv_handle(self._connection)
+    def _start(self, message: StartServer, descriptor: int) -> None:
         environment = dict(os.environ)
         for name, value in message.environment.items():
             if value is None:

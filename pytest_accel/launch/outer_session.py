@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +19,7 @@ from pytest_accel.launch import outer_keeper
 from pytest_accel.launch.outer import Outer, of_a_rank, without_local_rank
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join
 from pytest_accel.launch.outer_messages import End, Hello, KillServer, ServerEnded, StartServer, Welcome
+from pytest_accel.worlds import descriptors
 from pytest_accel.worlds.messages import SessionSpec
 from pytest_accel.worlds.starter import ServerProcess, Spawn, spawn_here
 
@@ -179,7 +179,7 @@ class Keeper:
         with self._sending:
             try:
                 self._connection.send(message)
-                reduction.send_handle(self._connection, end.fileno(), self.hello.pid)
+                descriptors.send(self._connection, [end.fileno()])
             except OSError:
                 server.ended.set()
         if self.lost:

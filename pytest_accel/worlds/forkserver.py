@@ -136,8 +136,7 @@ class _Server:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         store = None
         try:
-            if not spec.parted:
-                pairs = peers.connect(spec.ranks)
+            pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
                 listener = listeners[rank] = socket.socket(socket.AF_UNIX)
                 listener.bind(socket_path(self.spec.directory, spec.world, rank))

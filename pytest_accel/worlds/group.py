@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from pytest_accel.hardware import shares
+from pytest_accel.launch.outer import OWN_RUN
 from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import flight_path
 from pytest_accel.worlds.messages import WorldSpec
@@ -61,7 +62,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"accel-{spec.world}",
+        "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
         # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.

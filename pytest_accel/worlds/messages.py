@@ -80,7 +80,7 @@ class WorldSpec:
 
     @property
     def parted(self) -> bool:
-        """Whether its ranks come from several fork servers: then they have no way to each other (see `peers`)."""
+        """Whether its ranks come from several fork servers, which are given the ranks' ways to each other (`peers`)."""
         return len(set(self.servers)) > 1
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
@@ -98,6 +98,8 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartWorld:
+    """Behind one of a parted world come the descriptors of `peers.connect`."""
+
     spec: WorldSpec
     port: int | None = None
     """That of the world's store, where another server holds it."""

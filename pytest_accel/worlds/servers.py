@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
+from pytest_accel.worlds import peers
 from pytest_accel.worlds.messages import (
     KillWorld,
     RankExited,
@@ -27,6 +30,8 @@ class _Starting:
     spec: WorldSpec
     told: list[int]
     """The servers that have been told of it; the others wait for the port of its store."""
+    pairs: list[tuple[socket.socket, socket.socket]]
+    """The ranks' ways to each other, until each server has them."""
     pids: dict[int, int] = field(default_factory=dict)
     """By rank."""
 
@@ -83,16 +88,20 @@ class Servers:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
         # Rank 0 keeps the store, so its server opens the port that the others are told.
         told = [spec.server_of(0)] if spec.grouped else servers
-        self._starting[spec.world] = _Starting(spec, told)
+        starting = self._starting[spec.world] = _Starting(spec, told, peers.connect(spec.ranks) if spec.parted else [])
         for server in told:
-            self._starters[server].send(StartWorld(spec))
+            self._tell(server, starting, None)
+
+    def _tell(self, server: int, starting: _Starting, port: int | None) -> None:
+        descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
+        self._starters[server].send(StartWorld(starting.spec, port), descriptors)
 
     def _event(self, server: int, message: object) -> None:
         with self._lock:
             if isinstance(message, WorldStarted):
                 self._started(server, message)
                 return
-            if isinstance(message, StartFailed) and self._starting.pop(message.world, None) is not None:
+            if isinstance(message, StartFailed) and self._drop(message.world) is not None:
                 for starter in self._starters:
                     starter.send(KillWorld(message.world))
             self._on_event(message)
@@ -106,14 +115,20 @@ class Servers:
         for rank in range(spec.ranks):
             if (other := spec.server_of(rank)) not in starting.told:
                 starting.told.append(other)
-                self._starters[other].send(StartWorld(spec, message.port))
+                self._tell(other, starting, message.port)
         if len(starting.pids) == spec.ranks:
-            del self._starting[spec.world]
+            self._drop(spec.world)
             self._on_event(WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks))))
+
+    def _drop(self, world: int) -> _Starting | None:
+        starting = self._starting.pop(world, None)
+        for end in chain.from_iterable(starting.pairs if starting is not None else ()):
+            end.close()
+        return starting
 
     def _forget(self, world: int) -> None:
         """Ranks that are not going to be count as killed."""
-        starting = self._starting.pop(world, None)
+        starting = self._drop(world)
         if starting is None:
             return
         for rank in range(starting.spec.ranks):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.shims import forget_sections, silent_terminal
-from pytest_accel.stash import RANK
+from pytest_accel.stash import RANK, RANK_PLUGIN
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
@@ -69,6 +69,7 @@ class RankPlugin:
     def __init__(
         self, context: RankContext, listener: socket.socket, others: peers.Peers, meeting: group.Meeting | None
     ) -> None:
+        self.__name__ = RANK_PLUGIN  # The name by which pytest registers it.
         self.context = context
         self.served = False
         self.retired = False

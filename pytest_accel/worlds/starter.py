@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from pytest_accel.worlds.descriptors import send as send_descriptors
 from pytest_accel.worlds.files import server_log_path
 from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import SessionSpec, StartWorld
@@ -102,11 +103,13 @@ class Starter:
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
-    def send(self, message: object) -> None:
-        """Raises nothing: where the server has ended, `on_end` says so."""
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Raises nothing: where the server has ended, `on_end` says so. `descriptors` go with the message."""
         with self._sending, contextlib.suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
+            if descriptors:
+                send_descriptors(self._connection, descriptors)
 
     def kill(self) -> None:
         """End a server that does not answer; `on_end` follows."""
