@@ -35,6 +35,7 @@ RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
+SPREAD = "accel_spread"
 INFO = "accel_info"
 
 
@@ -75,6 +76,8 @@ class Settings:
     """What becomes of a test that leaves something behind in its ranks."""
     launcher: Literal["auto", "none"] = "auto"
     """Whether processes that a launcher has started together are one session."""
+    spread: bool = False
+    """Whether launched processes take tests that only need devices in turn; otherwise they are all rank 0's."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -227,6 +230,13 @@ _OPTIONS: dict[str, _Option] = {
         "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
         "(auto, default), or each runs all tests by itself (none)",
         "WHAT",
+    ),
+    SPREAD: _Option(
+        "spread",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        values.switch,
+        "under a launcher, let the launched processes take tests that only need devices in turn",
     ),
     PRELOAD: _Option(
         "preload",

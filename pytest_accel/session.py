@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pickle
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +50,7 @@ class AccelSession:
         self._pool: Pool | None = None
         self._port: Port | None = None
         self._driver: Driver | None = None
+        self._turns = itertools.count()
         self.usage_error: str | None = None
         """Set from a worker's channel: the tests ask for what cannot be."""
 
@@ -158,6 +161,8 @@ class AccelSession:
         requirement = markers.requirement(marks, size)
         assert requirement is not None
         shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
+        if self.outer is not None and self.settings.spread and not shape.grouped:
+            shape = replace(shape, server=next(self._turns) % self.outer.world.size)
         marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
         marked.install()
         item.stash[MARKED] = marked

@@ -31,6 +31,8 @@ NAMES = [
             "retry_dead",
             "per_worker",
             "leaks",
+            "launcher",
+            "spread",
         )
     ),
 ]
@@ -55,6 +57,7 @@ GOOD = [
     ("accel_pdb_rank", "1", "pdb_rank", 1),
     ("accel_logs", "some/logs", "logs", "some/logs"),
     ("accel_leaks", "fail", "leaks", "fail"),
+    ("accel_launcher", "none", "launcher", "none"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -69,6 +72,7 @@ SWITCHES = [
     ("accel_retry_dead", "retry_dead"),
     ("accel_fresh", "fresh"),
     ("accel_debug", "debug"),
+    ("accel_spread", "spread"),
 ]
 BAD = [
     ("accel_require", "cuda", REQUIRE),
@@ -78,6 +82,7 @@ BAD = [
     ("accel_require", "cuda:1,cuda:2", REQUIRE),
     ("accel_require", "cuda:1,", REQUIRE),
     ("accel_leaks", "kill", "warn, fail or off"),
+    ("accel_launcher", "torchrun", "auto or none"),
     ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),

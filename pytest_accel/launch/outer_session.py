@@ -135,6 +135,8 @@ class OuterSession:
     def end(self, status: int) -> None:
         """Have the others end with `status`, after this process."""
         self._ended = True
+        if signal.getsignal(signal.SIGTERM) == self._terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for keeper in self._keepers:
             keeper.end(status)
 

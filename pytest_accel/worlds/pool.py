@@ -259,7 +259,7 @@ class Pool:
         argument = self._machine.argument(shape.kind)
         spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
         if self._servers > 1:
-            spec = replace(spec, servers=tuple(range(spec.ranks)))
+            spec = replace(spec, servers=tuple(range(spec.ranks)) if shape.grouped else (shape.server,))
         world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
         self._fleet.start(world)

@@ -201,3 +201,27 @@ def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
 
     run.expect({"test_waits": "PASSED"})
     assert run.code == 0
+
+
+def test_launched_processes_take_tests_for_devices_in_turn_where_they_are_told_to(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.devices(1)
+        def test_turn(number):
+            Path(__file__).with_name(f"server-{number}").write_text(f"{os.getppid()}\\n")
+        """,
+    )
+
+    suite.start("--accel-spread", program=PROGRAM).finish().expect({f"test_turn[{n}]": "PASSED" for n in range(4)})
+    first, second, third, fourth = (suite.read(f"server-{number}") for number in range(4))
+
+    assert first != second
+    assert (first, second) == (third, fourth)
