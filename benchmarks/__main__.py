@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import adoption, broker, discovery, first, fresh, launching, makespan, peers, unused, warm
+from benchmarks import adoption, broker, discovery, first, fresh, launcher, launching, makespan, peers, unused, warm
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -51,6 +51,7 @@ def _line(figure: Figure) -> str:
 def main() -> int:
     groups: dict[str, Measure] = {
         "warm": warm.figures,
+        "launcher": launcher.figures,
         "fresh": fresh.figures,
         "first": first.figures,
         "adoption": adoption.figures,

@@ -15,8 +15,6 @@ from statistics import median
 
 STAMPS = "BENCHMARK_STAMPS"
 """The variable that names the file into which a suite's conftest writes its moments."""
-PARENT = "BENCHMARK_PARENT"
-"""The variable by which a suite's conftest knows the process that was started from here, and no rank of it."""
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ("-p", "xdist")
 """What an installation of the plugin has beside it; everything else that may be installed stays out of the figures."""
@@ -108,7 +106,7 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if name != "PYTHONDONTWRITEBYTECODE" and not name.startswith("PYTEST_")
     }
-    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", PARENT: str(os.getpid()), **extra}
+    return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **extra}
 
 
 def session(
@@ -118,12 +116,13 @@ def session(
     python: str = sys.executable,
     extra: Mapping[str, str] | None = None,
     status: int = 0,
+    launcher: Sequence[str] = (),
 ) -> Run:
-    """Run pytest in `folder`; RuntimeError if it does not end with `status`."""
+    """Run pytest in `folder`, or have a `launcher` run it; RuntimeError if it does not end with `status`."""
     stamps = folder / "stamps.json"
     stamps.unlink(missing_ok=True)
     environment = clean_environment({STAMPS: str(stamps), **(extra or {})})
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "."]
+    command = [python, *launcher, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "."]
     busy, own, started = _busy(), _children(), time.monotonic()
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import PARENT, STAMPS
+from benchmarks.measure import STAMPS
+from pytest_accel.worlds.kill import MARK
 
 CONFTEST = f"""
 import json, os, sys, time
@@ -29,7 +30,7 @@ def pytest_runtest_logfinish():
     ends.append(time.monotonic())
 
 def pytest_sessionfinish():
-    if os.getppid() == int(os.environ["{PARENT}"]):
+    if "{MARK}" not in os.environ:
         with open(os.environ["{STAMPS}"], "w") as file:
             json.dump(
                 {{

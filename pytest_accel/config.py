@@ -35,6 +35,8 @@ PRELOAD = "accel_preload"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
+LAUNCHER = "accel_launcher"
+SPREAD = "accel_spread"
 INFO = "accel_info"
 
 
@@ -75,6 +77,10 @@ class Settings:
     """What becomes of a test that leaves something behind in its ranks."""
     schedule: Literal["on", "off"] = "on"
     """Whether xdist's workers get their tests by the devices that these need."""
+    launcher: Literal["auto", "none"] = "auto"
+    """Whether processes that a launcher has started together are one session."""
+    spread: bool = False
+    """Whether launched processes take tests that only need devices in turn; otherwise they are all rank 0's."""
     info: bool = False
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -228,6 +234,22 @@ _OPTIONS: dict[str, _Option] = {
         "need: on (default) or off",
         "WHAT",
     ),
+    LAUNCHER: _Option(
+        "launcher",
+        "string",
+        "auto or none",
+        values.one_of("auto", "none"),
+        "pytest started by torchrun, accelerate, deepspeed, mpirun or srun: its processes are the ranks of one session "
+        "(auto, default), or each runs all tests by itself (none)",
+        "WHAT",
+    ),
+    SPREAD: _Option(
+        "spread",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        values.switch,
+        "under a launcher, let the launched processes take tests that only need devices in turn",
+    ),
     PRELOAD: _Option(
         "preload",
         "args",
@@ -284,6 +306,12 @@ def settings(config: pytest.Config) -> Settings:
     found: dict[str, Any] = {about.field: _find(config, option, about) for option, about in _OPTIONS.items()}
     given = {field: value for field, value in found.items() if value is not None}
     return Settings(info=config.getoption(INFO), **given)
+
+
+def sees_launchers(early_config: pytest.Config) -> bool:
+    """Whether :data:`LAUNCHER` is ``auto``, as far as it can be read before the command line has been taken in."""
+    given = getattr(early_config.known_args_namespace, LAUNCHER, None)
+    return bool((given or _find(early_config, LAUNCHER, _OPTIONS[LAUNCHER])) != "none")
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

@@ -25,10 +25,11 @@ from pytest_accel.fixtures import (
     shared_tmp_path,
     world_size,
 )
+from pytest_accel.launch import outer
 from pytest_accel.launch.fixture import launch
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.stash import RANK, SESSION
+from pytest_accel.stash import OUTER, RANK, RANK_PLUGIN, SESSION
 
 __all__ = [
     "accel",
@@ -55,6 +56,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     adoption.add_options(parser)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Before anything of the suite is imported, and anything is captured."""
+    world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else outer.find_here()
+    if world is not None and options.sees_launchers(early_config):
+        from pytest_accel.launch import outer_session
+
+        early_config.stash[OUTER] = outer_session.enter(early_config, args, world)
+    return (yield)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKER_LINES:
         config.addinivalue_line("markers", line)
@@ -78,6 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
         config.pluginmanager.register(hooks, "accel-schedule")
+    if OUTER in config.stash:
+        from pytest_accel.launch.outer_hooks import OuterHooks
+
+        config.pluginmanager.register(OuterHooks(config, config.stash[OUTER]), "accel-outer")
     if not session.is_worker:
         from pytest_accel import report
 

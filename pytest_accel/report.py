@@ -18,10 +18,14 @@ class ReportHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
 
-    def pytest_report_header(self) -> str:
+    def pytest_report_header(self) -> list[str]:
         from pytest_accel.hardware.inventory import describe
 
-        return describe(self._session.machine.session)
+        outer = self._session.outer
+        return [
+            *([] if outer is None else [f"accel: {outer.world.about}"]),
+            describe(self._session.machine.session),
+        ]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pickle
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +21,15 @@ import pytest
 
 from pytest_accel import markers
 from pytest_accel.config import Settings
+from pytest_accel.launch.outer import without_local_rank
 from pytest_accel.markers import MarkError, MarkFinder
-from pytest_accel.stash import MARKED
+from pytest_accel.stash import MARKED, OUTER
 
 if TYPE_CHECKING:
     from pytest_accel.driver import Driver
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.items import MarkedItem
+    from pytest_accel.launch.outer_session import OuterSession
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
@@ -48,6 +52,7 @@ class AccelSession:
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
         """Tests of a worker that it was sent, and is not to run unless it is told to."""
+        self._turns = itertools.count()
         self.usage_error: str | None = None
         """Set from a worker's channel: the tests ask for what cannot be."""
 
@@ -87,10 +92,18 @@ class AccelSession:
                 from pytest_accel.worlds.pool import Pool
 
                 spec = _session_spec(self.config, self.settings, self.machine)
-                self._pool = Pool(
-                    self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=self.settings.busy == "wait"
-                )
+                waits = self.settings.busy == "wait"
+                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._servers())
             return self._pool
+
+    def _servers(self) -> dict[str, Any]:
+        """Where ranks come from, under a launcher."""
+        return {} if self.outer is None else {"servers": self.outer.servers}
+
+    @property
+    def outer(self) -> OuterSession | None:
+        """The other processes that a launcher has started with this one."""
+        return self.config.stash.get(OUTER, None)
 
     @property
     def port(self) -> Port:
@@ -150,6 +163,8 @@ class AccelSession:
         requirement = markers.requirement(marks, size)
         assert requirement is not None
         shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
+        if self.outer is not None and self.settings.spread and not shape.grouped:
+            shape = replace(shape, server=next(self._turns) % self.outer.world.size)
         marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
         marked.install()
         item.stash[MARKED] = marked
@@ -161,6 +176,8 @@ class AccelSession:
         from pytest_accel.worlds.shape import WorldShape
 
         assert isinstance(shape, WorldShape)
+        if self.outer is not None and shape.grouped and shape.ranks > self.outer.world.size:
+            return f"needs {shape.ranks} ranks; {self.outer.world.launcher} has started {self.outer.world.size}"
         if shape.need is None:
             return None
         inventory = self.machine.session if shape.kind == "none" else self.machine.of(shape.kind)
@@ -243,6 +260,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
+    if OUTER in config.stash:
+        args = without_local_rank(args)
     uncaptured = getattr(option, "capture", None) == "no"
     streams = uncaptured and getattr(option, "dist", "no") == "no"  # A worker of xdist has no terminal.
     if settings.logs is not None and not streams:

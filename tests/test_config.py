@@ -32,6 +32,8 @@ NAMES = [
             "per_worker",
             "leaks",
             "schedule",
+            "launcher",
+            "spread",
         )
     ),
 ]
@@ -57,6 +59,7 @@ GOOD = [
     ("accel_logs", "some/logs", "logs", "some/logs"),
     ("accel_leaks", "fail", "leaks", "fail"),
     ("accel_schedule", "off", "schedule", "off"),
+    ("accel_launcher", "none", "launcher", "none"),
     ("accel_busy", "ignore", "busy", "ignore"),
     ("accel_busy", "skip", "busy", "skip"),
     ("accel_busy", "wait", "busy", "wait"),
@@ -71,6 +74,7 @@ SWITCHES = [
     ("accel_retry_dead", "retry_dead"),
     ("accel_fresh", "fresh"),
     ("accel_debug", "debug"),
+    ("accel_spread", "spread"),
 ]
 BAD = [
     ("accel_require", "cuda", REQUIRE),
@@ -81,6 +85,7 @@ BAD = [
     ("accel_require", "cuda:1,", REQUIRE),
     ("accel_leaks", "kill", "warn, fail or off"),
     ("accel_schedule", "maybe", "on or off"),
+    ("accel_launcher", "torchrun", "auto or none"),
     ("accel_busy", "kill", "ignore, skip or wait"),
     ("accel_wait", "-1", f"{SECONDS} >= 0"),
     ("accel_wait", "nan", f"{SECONDS} >= 0"),

@@ -1,4 +1,4 @@
-"""Scripts under torchrun, accelerate, deepspeed, mpirun and srun, on the devices of a test."""
+"""Launchers of many processes: scripts under one, on the devices of a test, and pytest itself under one."""
 
 from __future__ import annotations
 

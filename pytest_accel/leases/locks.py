@@ -237,8 +237,8 @@ class DeviceLocks:
         return self.folder / f"{file_name(device_id)}.lock"
 
     def _prepare(self) -> None:
-        _prepare_folder(self.folder)
-        _prepare_folder(self._wants)
+        prepare_folder(self.folder)
+        prepare_folder(self._wants)
 
 
 def default_folder() -> Path:
@@ -287,7 +287,8 @@ def is_alive(pid: int, created: float) -> bool:
         return True
 
 
-def _prepare_folder(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
+    """Make `folder` one for all users, whose names nobody else can take; :class:`LockFolderError` where that fails."""
     try:
         # A mode given to mkdir is subject to the umask.
         with suppress(FileExistsError):

@@ -16,6 +16,11 @@ def kept_log_path(folder: str, world: int, rank: int) -> str:
     return os.path.join(folder, f"world-{world}-rank-{rank}.log")
 
 
+def server_log_path(directory: str, server: int) -> str:
+    """What a fork server has written."""
+    return os.path.join(directory, f"server-{server}.log" if server else "server.log")
+
+
 def socket_path(directory: str, world: int, rank: int) -> str:
     """Where a rank listens for its driver."""
     return os.path.join(directory, f"w{world}r{rank}.sock")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -28,8 +27,9 @@ from pytest_accel.worlds.messages import (
     WorldStarted,
 )
 from pytest_accel.worlds.roster import PooledWorld
+from pytest_accel.worlds.servers import Servers
 from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.starter import Starter
+from pytest_accel.worlds.starter import Spawn, Starter, spawn_here
 
 RETIRE_PATIENCE = 10.0
 """Seconds that a retired world has for its session fixtures."""
@@ -59,7 +59,10 @@ class Owner(Protocol):
 class Fleet:
     """All worlds that have processes. Its methods are called with `lock` held, but for :meth:`stop_server`."""
 
-    def __init__(self, spec: SessionSpec, lock: threading.RLock, owner: Owner) -> None:
+    def __init__(
+        self, spec: SessionSpec, lock: threading.RLock, owner: Owner, servers: Sequence[Spawn] = (spawn_here,)
+    ) -> None:
+        """`servers` start the fork servers that ranks come from."""
         self.worlds: dict[int, PooledWorld] = {}
         self.complaints: list[str] = []
         """What went wrong outside of any test, such as an error in a session fixture's end."""
@@ -71,13 +74,19 @@ class Fleet:
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._owner = owner
-        self._starter: Starter | None = None
+        self._servers = servers
+        self._starter: Starter | Servers | None = None
         self._preload = True
 
     def warm(self) -> None:
         """Start the fork server, if it does not run."""
         if self._starter is None and not self.closing:
-            self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
+            if len(self._servers) == 1:
+                self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
+            else:
+                self._starter = Servers(
+                    self._servers, self._lock, self._spec, self._event, self._server_ended, self._tick
+                )
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
@@ -180,7 +189,7 @@ class Fleet:
                 self._start_failed(message)
             elif isinstance(message, RankExited):
                 self._exited(message)
-            elif isinstance(message, ServerNote):
+            elif isinstance(message, ServerNote) and message.text not in self.notes:  # Each of several says it.
                 self.notes.append(message.text)
 
     def _started(self, message: WorldStarted) -> None:
@@ -247,5 +256,6 @@ class Fleet:
             self._owner.on_tick()
 
     def server_log(self) -> str:
-        """The end of what the fork server has written."""
-        return tail(os.path.join(self.directory, "server.log"))
+        """The end of what each fork server has written."""
+        numbers = range(len(self._servers))
+        return "\n".join(filter(None, (tail(files.server_log_path(self.directory, number)) for number in numbers)))

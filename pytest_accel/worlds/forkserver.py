@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -34,6 +34,7 @@ from typing import NoReturn
 
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
+from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.kill import MARK, kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
     KillWorld,
@@ -112,7 +113,7 @@ class _Server:
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorld):
-            self._start(message.spec)
+            self._start(message.spec, message.port)
         elif isinstance(message, KillWorld):
             world = self.worlds.get(message.world)
             if world is not None:
@@ -125,44 +126,45 @@ class _Server:
         with contextlib.suppress(OSError):  # The controller is gone; serve() is about to notice.
             self.connection.send(message)
 
-    def _start(self, spec: WorldSpec) -> None:
+    def _start(self, spec: WorldSpec, port: int | None) -> None:
         # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
         # pages (pytest alone collects five times when a session ends).
         gc.freeze()
         let_loggers_propagate("torch")
         running = self.worlds[spec.world] = _Running()
-        listeners: list[socket.socket] = []
+        listeners: dict[int, socket.socket] = {}
         pairs: list[tuple[socket.socket, socket.socket]] = []
         store = None
         try:
-            pairs = peers.connect(spec.ranks)
-            for rank in range(spec.ranks):
-                listener = socket.socket(socket.AF_UNIX)
+            pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
+            for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
+                listener = listeners[rank] = socket.socket(socket.AF_UNIX)
                 listener.bind(socket_path(self.spec.directory, spec.world, rank))
                 listener.listen()
-                listeners.append(listener)
-            if spec.grouped:
+            if spec.grouped and port is None:
                 store = reserve_port()
-            for rank in range(spec.ranks):
-                pid = self._fork(spec, rank, listeners, pairs, store)
+                port = store.getsockname()[1]
+            meeting = None if port is None else Meeting(port, store)
+            for rank in listeners:
+                pid = self._fork(spec, rank, listeners, pairs, meeting)
                 running.pids[pid] = rank
         except OSError:
             running.deadline = time.monotonic()
             self._kill_overdue()
             self._say(StartFailed(spec.world, traceback.format_exc()))
         else:
-            self._say(WorldStarted(spec.world, tuple(running.pids)))
+            self._say(WorldStarted(spec.world, tuple(running.pids), port))
         finally:
-            for held in (*listeners, *chain.from_iterable(pairs), *([store] if store else [])):
+            for held in (*listeners.values(), *chain.from_iterable(pairs), *([store] if store else [])):
                 held.close()
 
     def _fork(
         self,
         spec: WorldSpec,
         rank: int,
-        listeners: Sequence[socket.socket],
+        listeners: Mapping[int, socket.socket],
         pairs: Sequence[tuple[socket.socket, socket.socket]],
-        store: socket.socket | None,
+        meeting: Meeting | None,
     ) -> int:
         server = os.getpid()
         pid = os.fork()
@@ -171,13 +173,13 @@ class _Server:
             try:
                 linux.die_with_parent(server)
                 self._become_child()
-                for other, listener in enumerate(listeners):
+                for other, listener in listeners.items():
                     if other != rank:
                         listener.close()
                 others = peers.take(rank, pairs)
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, store)
+                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, meeting)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.
@@ -321,9 +323,10 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
 
 
 def clean_up(spec: SessionSpec) -> None:
-    """Leave nothing of the session behind."""
+    """Leave nothing of the session behind; the folder is for the driver's own server to remove, who reads in it."""
     kill_descendants()
-    shutil.rmtree(spec.directory, ignore_errors=True)
+    if spec.server == 0:
+        shutil.rmtree(spec.directory, ignore_errors=True)
 
 
 def main(descriptor: int, controller: int) -> None:

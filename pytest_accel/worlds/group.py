@@ -10,10 +10,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from pytest_accel.hardware import shares
+from pytest_accel.launch.outer import OWN_RUN
 from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import flight_path
 from pytest_accel.worlds.messages import WorldSpec
@@ -30,6 +31,14 @@ HOST = "127.0.0.1"
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
+
+
+class Meeting(NamedTuple):
+    """Where a world's ranks meet."""
+
+    port: int
+    listening: socket.socket | None
+    """The socket that is bound to it, for rank 0; others may have it too, where they come from the same fork server."""
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
@@ -53,7 +62,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"accel-{spec.world}",
+        "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
         # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
@@ -61,21 +70,23 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
     }
 
 
-def prepare(context: RankContext, listening: socket.socket) -> None:
+def prepare(context: RankContext, meeting: Meeting) -> None:
     """Open the world's store and, unless the mark says ``init=False``, its default process group."""
     import torch
     import torch.distributed as dist
 
     spec, rank = context.spec, context.rank
-    port = listening.getsockname()[1]
+    port, listening = meeting
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()  # It was read when torch was imported, in the fork server.
     if rank == 0:
+        assert listening is not None
         store = dist.TCPStore(
             HOST, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
         )
     else:
-        listening.close()
+        if listening is not None:
+            listening.close()
         store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     device = torch.device(context.torch_device)

@@ -66,3 +66,8 @@ def kill_descendants() -> None:
             with contextlib.suppress(psutil.Error):
                 child.kill()
         psutil.wait_procs(children, timeout=1)
+
+
+def identity(pid: int) -> str:
+    """What tells a process from all others of this machine, those that have had its number included."""
+    return f"{pid}-{psutil.Process(pid).create_time()}"

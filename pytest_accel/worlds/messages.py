@@ -46,6 +46,8 @@ class SessionSpec:
     """What becomes of a test that leaves something behind: ``warn``, ``fail`` or ``off``."""
     streams: bool = False
     """Whether the driver shows what the ranks write while they write it."""
+    server: int = 0
+    """The fork server that this is given to: the driver's own is number 0, and removes the folder in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,17 @@ class WorldSpec:
     env: tuple[tuple[str, str], ...]
     share: Share | None = None
     """What each rank has of each of its devices; None: all."""
+    servers: tuple[int, ...] = ()
+    """The fork server of each rank; empty: the driver's own for all."""
+
+    def server_of(self, rank: int) -> int:
+        """The fork server that `rank` comes from."""
+        return self.servers[rank] if self.servers else 0
+
+    @property
+    def parted(self) -> bool:
+        """Whether its ranks come from several fork servers, which are given the ranks' ways to each other (`peers`)."""
+        return len(set(self.servers)) > 1
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
         """The devices that are `rank`'s own."""
@@ -85,7 +98,11 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartWorld:
+    """Behind one of a parted world come the descriptors of `peers.connect`."""
+
     spec: WorldSpec
+    port: int | None = None
+    """That of the world's store, where another server holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,9 @@ class Preload:
 class WorldStarted:
     world: int
     pids: tuple[int, ...]
+    """Of the ranks that this server has forked, in their order."""
+    port: int | None = None
+    """That of the world's store, where the world has one."""
 
 
 @dataclass(frozen=True, slots=True)

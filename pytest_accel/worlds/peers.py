@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from pytest_accel.worlds import descriptors
+
 _RECORD = struct.Struct("<IQI")
 _MOMENT = 2
 """Milliseconds in which ranks that pass together have done so. Their messages come to the driver at one time, then."""
@@ -98,6 +100,12 @@ class Peers:
 def connect(ranks: int) -> list[tuple[socket.socket, socket.socket]]:
     """For each rank, the end that it reads and the end that the others write; nothing for a rank alone."""
     return [socket.socketpair() for _ in range(ranks)] if ranks > 1 else []
+
+
+def receive(connection: Connection, ranks: int) -> list[tuple[socket.socket, socket.socket]]:
+    """What `connect` has given another process, which sends it behind a message; EOFError where that ends."""
+    ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, 2 * ranks)]
+    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def take(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> Peers:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -17,6 +18,7 @@ from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.messages import SessionSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.worlds.starter import Spawn, spawn_here
 
 LINGER = 30.0
 """Seconds that a world without a test keeps its devices when nobody asks for them."""
@@ -35,18 +37,20 @@ class Pool:
         on_wanted: Callable[[object, int], None],
         *,
         waits_for_busy: bool = False,
+        servers: Sequence[Spawn] = (spawn_here,),
     ) -> None:
         """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
 
         ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds. `waits_for_busy` is
-        ``--accel-busy wait``.
+        ``--accel-busy wait``. `servers` start the fork servers of which ranks come, one from each in their order.
         """
         self._machine = machine
         self._slots = slots
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
         self._supply = Supply(machine, slots, self._lease_wanted, waits_for_busy=waits_for_busy)
-        self._fleet = Fleet(spec, self._lock, self)
+        self._fleet = Fleet(spec, self._lock, self, servers)
+        self._servers = len(servers)
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
@@ -254,6 +258,8 @@ class Pool:
         self._numbers += 1
         argument = self._machine.argument(shape.kind)
         spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
+        if self._servers > 1:
+            spec = replace(spec, servers=tuple(range(spec.ranks)) if shape.grouped else (shape.server,))
         world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
         self._fleet.start(world)

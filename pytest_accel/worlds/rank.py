@@ -87,7 +87,7 @@ def run(
     rank: int,
     listener: socket.socket,
     peers: Peers,
-    store: socket.socket | None,
+    meeting: group.Meeting | None,
 ) -> int:
     """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
@@ -100,13 +100,13 @@ def run(
     sys.argv[:] = ["pytest", *session.args]
     _reseed()
     context = RankContext(session, spec, rank)
-    _set_environment(context, store)
+    _set_environment(context, meeting)
     if context.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, context.cores)
     _let_the_driver_finish()
     os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
-    plugin = serving.RankPlugin(context, listener, peers, store)
+    plugin = serving.RankPlugin(context, listener, peers, meeting)
     code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
@@ -133,7 +133,7 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-def _set_environment(context: RankContext, store: socket.socket | None) -> None:
+def _set_environment(context: RankContext, meeting: group.Meeting | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.seen or spec.kind != "cpu":
@@ -142,8 +142,8 @@ def _set_environment(context: RankContext, store: socket.socket | None) -> None:
     if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.backend):
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
-        assert store is not None
-        changes |= group.environment(spec, rank, store.getsockname()[1])
+        assert meeting is not None
+        changes |= group.environment(spec, rank, meeting.port)
         if context.session.debug:
             changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.shims import forget_sections, silent_terminal
-from pytest_accel.stash import RANK
+from pytest_accel.stash import RANK, RANK_PLUGIN
 from pytest_accel.worlds import group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
@@ -67,15 +67,16 @@ class RankPlugin:
     """Makes a pytest session serve a driver."""
 
     def __init__(
-        self, context: RankContext, listener: socket.socket, others: peers.Peers, store: socket.socket | None
+        self, context: RankContext, listener: socket.socket, others: peers.Peers, meeting: group.Meeting | None
     ) -> None:
+        self.__name__ = RANK_PLUGIN  # The name by which pytest registers it.
         self.context = context
         self.served = False
         self.retired = False
         self._pid = os.getpid()
         self._listener = listener
         self._peers = others
-        self._store_socket = store
+        self._meeting = meeting
         self._connection: Connection | None = None
         self._catalogue = Catalogue(context.session.seed)
         self._serial = 0
@@ -154,8 +155,8 @@ class RankPlugin:
         if spec.grouped or context.cores:
             group.limit_threads()
         if spec.grouped:
-            assert self._store_socket is not None
-            group.prepare(context, self._store_socket)
+            assert self._meeting is not None
+            group.prepare(context, self._meeting)
 
     def _accept(self) -> Connection:
         driver, _ = self._listener.accept()

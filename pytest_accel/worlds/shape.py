@@ -29,6 +29,8 @@ class WorldShape:
     visible: Literal["world", "rank"] = "world"
     env: tuple[tuple[str, str], ...] = ()
     fresh: bool = False
+    server: int = 0
+    """The fork server that a world without a group comes from."""
 
     @property
     def about(self) -> str:

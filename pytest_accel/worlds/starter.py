@@ -9,13 +9,72 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from typing import Protocol
 
+from pytest_accel.worlds.descriptors import send as send_descriptors
+from pytest_accel.worlds.files import server_log_path
 from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import SessionSpec, StartWorld
 
 _END_PATIENCE = 10.0
+
+
+class ServerProcess(Protocol):
+    """The process of a fork server, which may be another process's child."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def kill_tree(self) -> None:
+        """End it at once, and all that came from it."""
+
+    def wait(self, patience: float | None) -> bool:
+        """Whether it has ended, within `patience` seconds; None: as long as it takes."""
+
+
+Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
+"""Starts a fork server that serves a session on its end of a connection. The socket is the caller's to close."""
+
+
+class OwnServer:
+    """A fork server that is this process's child."""
+
+    def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
+        source = (
+            f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n"
+            f"from pytest_accel.worlds.forkserver import main; main({end.fileno()}, {os.getpid()})"
+        )
+        # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with open(server_log_path(spec.directory, spec.server), "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *flags, "-c", source],
+                pass_fds=[end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**environment, MARK: spec.directory},
+                start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def kill_tree(self) -> None:
+        kill_tree(self.process.pid)
+
+    def wait(self, patience: float | None) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
+            return True
+        return False
+
+
+def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
+    """A fork server in this process's environment."""
+    return OwnServer(spec, end, os.environ)
 
 
 class Starter:
@@ -30,25 +89,12 @@ class Starter:
         on_event: Callable[[object], None],
         on_end: Callable[[], None],
         on_tick: Callable[[], None],
+        spawn: Spawn = spawn_here,
     ) -> None:
         ours, theirs = socket.socketpair()
-        source = (
-            f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n"
-            f"from pytest_accel.worlds.forkserver import main; main({theirs.fileno()}, {os.getpid()})"
-        )
         os.makedirs(spec.directory, mode=0o700, exist_ok=True)  # A server that has crashed has removed it.
-        # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        with theirs, open(os.path.join(spec.directory, "server.log"), "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", source],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, MARK: spec.directory},
-                start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
-            )
+        with theirs:
+            self._process = spawn(spec, theirs)
         self._connection = Connection(ours.detach())
         self._used = False
         self._sending = threading.Lock()
@@ -57,11 +103,13 @@ class Starter:
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
-    def send(self, message: object) -> None:
-        """Raises nothing: where the server has ended, `on_end` says so."""
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Raises nothing: where the server has ended, `on_end` says so. `descriptors` go with the message."""
         with self._sending, contextlib.suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
+            if descriptors:
+                send_descriptors(self._connection, descriptors)
 
     def kill(self) -> None:
         """End a server that does not answer; `on_end` follows."""
@@ -70,15 +118,13 @@ class Starter:
     def stop(self) -> None:
         """End the server, which ends every process that came from it."""
         if not self._used:
-            kill_tree(self._process.pid)  # It may still be importing, which nobody needs to wait for.
+            self._process.kill_tree()  # It may still be importing, which nobody needs to wait for.
         # Not close(): the thread may be waiting on the descriptor.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(_END_PATIENCE)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(_END_PATIENCE):
             self._process.kill()
-            self._process.wait()
+            self._process.wait(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._connection.close()
@@ -94,5 +140,5 @@ class Starter:
             except (EOFError, OSError):
                 break
             on_event(message)
-        self._process.wait()
+        self._process.wait(None)
         on_end()

@@ -12,10 +12,11 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import psutil
@@ -35,6 +36,8 @@ _OUTER = re.compile(
     r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
 )
 """What an outer session, or a launcher around it, may have set."""
+
+PYTEST = (sys.executable, "-m", "pytest")
 
 Value = TypeVar("Value")
 
@@ -135,27 +138,28 @@ class Suite:
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(textwrap.dedent(text))
 
-    def start(self, *args: str) -> Session:
-        """Begin a session, in a process group of its own, as a shell would."""
-        environment = {name: value for name, value in os.environ.items() if not _OUTER.match(name)}
-        environment |= {
+    def start(
+        self, *args: str, program: Sequence[str] = PYTEST, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> Session:
+        """Begin a session, in a process group of its own, as a shell would; `program` may be a launcher's."""
+        inherited = {name: value for name, value in os.environ.items() if not _OUTER.match(name)}
+        given = inherited | {
             MARKER: self.run_id,
             "PYTEST_ACCEL_LOCK_DIR": str(self.locks),
             "TMPDIR": str(self.temporary),
             "COLUMNS": "160",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            **environment,
         }
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "pytest",
+                *program,
                 "-v",
                 *("-p", "accel", "-p", "xdist", "-p", "no:cacheprovider"),
                 *args,
             ],
             cwd=self.path,
-            env=environment,
+            env=given,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

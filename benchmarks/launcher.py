@@ -1,0 +1,37 @@
+"""Tests under ``torchrun -m pytest``, beside the same in warm worlds of a session that nobody has launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import suites
+from benchmarks.measure import PLUGINS, WITH, Effort, Figure, interleaved, middle, session
+
+_TESTS = 50
+_FIRST = 5
+"""Tests before this one start the ranks and find their caches cold."""
+_LIMIT = 1.5
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+
+
+def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Milliseconds a test of two ranks, its collection included."""
+    suite = suites.write(folder / "two", suites.all_reduce("2"), _TESTS, imported=["torch", "torch.distributed"])
+    arguments = [*PLUGINS, *WITH]
+    made = interleaved(
+        {
+            "warm": lambda: session(suite, arguments),
+            "launched": lambda: session(suite, arguments, launcher=_TORCHRUN, extra={"GLOO_SOCKET_IFNAME": "lo"}),
+        },
+        effort.runs,
+    )
+    values = {name: tuple(run.per_collected_test(_FIRST) for run in runs) for name, runs in made.items()}
+    others = {name: max(run.others for run in runs) for name, runs in made.items()}
+    warm, launched = (middle(values[name]) for name in ("warm", "launched"))
+    return [
+        Figure("two ranks, all-reduce, 50 tests", warm, "ms", values=values["warm"], others=others["warm"]),
+        Figure(
+            *("the same under torchrun", launched, "ms", _LIMIT * warm, f"{_LIMIT:g} x warm", values["launched"]),
+            others=others["launched"],
+        ),
+    ]

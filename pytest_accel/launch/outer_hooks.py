@@ -1,0 +1,41 @@
+"""The hooks of rank 0 under a launcher: what it refuses, what it does when it loses a process, and its last word."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.launch.outer_session import OuterSession
+
+
+class OuterHooks:
+    """In the driver only."""
+
+    def __init__(self, config: pytest.Config, outer: OuterSession) -> None:
+        """``pytest.UsageError`` where xdist is to distribute the tests."""
+        self._outer = outer
+        self._session: pytest.Session | None = None
+        count = getattr(config.option, "numprocesses", None)
+        if count or getattr(config.option, "tx", None):
+            launcher = outer.world.launcher
+            outer.end(int(pytest.ExitCode.USAGE_ERROR))
+            raise pytest.UsageError(
+                f"-n {count or '(xdist)'} under {launcher}: take one of the two. {launcher} without -n runs each test "
+                f"in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the tests "
+                "over workers, whose ranks the plugin starts by itself"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+        self._outer.on_lost = self._lose
+        self._outer.heed_signals()
+        if self._outer.lost is not None:
+            self._lose(self._outer.lost)
+
+    def _lose(self, text: str) -> None:
+        assert self._session is not None
+        self._session.shouldfail = text
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self._outer.end(int(self._session.exitstatus) if self._session is not None else 0)

@@ -1,0 +1,149 @@
+"""Several fork servers that serve as one: a world's ranks come one from each, as under a launcher."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+
+from pytest_accel.worlds import peers
+from pytest_accel.worlds.messages import (
+    KillWorld,
+    RankExited,
+    SessionSpec,
+    StartFailed,
+    StartWorld,
+    WorldSpec,
+    WorldStarted,
+)
+from pytest_accel.worlds.starter import Spawn, Starter
+
+
+@dataclass(slots=True)
+class _Starting:
+    """A world whose ranks are not all there."""
+
+    spec: WorldSpec
+    told: list[int]
+    """The servers that have been told of it; the others wait for the port of its store."""
+    pairs: list[tuple[socket.socket, socket.socket]]
+    """The ranks' ways to each other, until each server has them."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """By rank."""
+
+    def ranks_of(self, server: int) -> list[int]:
+        return [rank for rank in range(self.spec.ranks) if self.spec.server_of(rank) == server]
+
+
+class Servers:
+    """Has the face of a :class:`Starter`. Where one server ends, all end: none is of use without the others."""
+
+    def __init__(
+        self,
+        spawns: Sequence[Spawn],
+        lock: threading.RLock,
+        spec: SessionSpec,
+        on_event: Callable[[object], None],
+        on_end: Callable[[], None],
+        on_tick: Callable[[], None],
+    ) -> None:
+        """`lock` is the owner's, who holds it when it calls, but for :meth:`stop`."""
+        self._lock = lock
+        self._on_event = on_event
+        self._on_end = on_end
+        self._starting: dict[int, _Starting] = {}
+        self._ended: set[int] = set()
+        self._starters: list[Starter] = []
+        for number, spawn in enumerate(spawns):
+            tick = on_tick if number == 0 else _nothing
+            one = replace(spec, server=number)
+            made = Starter(one, partial(self._event, number), partial(self._end, number), tick, spawn)
+            self._starters.append(made)
+
+    def send(self, message: object) -> None:
+        """Raises nothing: where a server has ended, `on_end` says so."""
+        if isinstance(message, StartWorld):
+            self._start(message.spec)
+            return
+        for starter in self._starters:
+            starter.send(message)  # Who does not have the world lets the message pass.
+        if isinstance(message, KillWorld):
+            self._forget(message.world)
+
+    def kill(self) -> None:
+        """End servers that do not answer; `on_end` follows."""
+        for starter in self._starters:
+            starter.kill()
+
+    def stop(self) -> None:
+        """End the servers, and with them every process that came from one; the first removes the session's folder."""
+        for starter in reversed(self._starters):
+            starter.stop()
+
+    def _start(self, spec: WorldSpec) -> None:
+        servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
+        # Rank 0 keeps the store, so its server opens the port that the others are told.
+        told = [spec.server_of(0)] if spec.grouped else servers
+        starting = self._starting[spec.world] = _Starting(spec, told, peers.connect(spec.ranks) if spec.parted else [])
+        for server in told:
+            self._tell(server, starting, None)
+
+    def _tell(self, server: int, starting: _Starting, port: int | None) -> None:
+        descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
+        self._starters[server].send(StartWorld(starting.spec, port), descriptors)
+
+    def _event(self, server: int, message: object) -> None:
+        with self._lock:
+            if isinstance(message, WorldStarted):
+                self._started(server, message)
+                return
+            if isinstance(message, StartFailed) and self._drop(message.world) is not None:
+                for starter in self._starters:
+                    starter.send(KillWorld(message.world))
+            self._on_event(message)
+
+    def _started(self, server: int, message: WorldStarted) -> None:
+        starting = self._starting.get(message.world)
+        if starting is None:
+            return  # It has been ended meanwhile.
+        spec = starting.spec
+        starting.pids.update(zip(starting.ranks_of(server), message.pids, strict=True))
+        for rank in range(spec.ranks):
+            if (other := spec.server_of(rank)) not in starting.told:
+                starting.told.append(other)
+                self._tell(other, starting, message.port)
+        if len(starting.pids) == spec.ranks:
+            self._drop(spec.world)
+            self._on_event(WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks))))
+
+    def _drop(self, world: int) -> _Starting | None:
+        starting = self._starting.pop(world, None)
+        for end in chain.from_iterable(starting.pairs if starting is not None else ()):
+            end.close()
+        return starting
+
+    def _forget(self, world: int) -> None:
+        """Ranks that are not going to be count as killed."""
+        starting = self._drop(world)
+        if starting is None:
+            return
+        for rank in range(starting.spec.ranks):
+            if starting.spec.server_of(rank) not in starting.told:
+                self._on_event(RankExited(world, rank, -signal.SIGKILL))
+
+    def _end(self, server: int) -> None:
+        with self._lock:
+            self._ended.add(server)
+            for number, starter in enumerate(self._starters):
+                if number not in self._ended:
+                    starter.kill()
+            if len(self._ended) == len(self._starters):
+                self._on_end()
+
+
+def _nothing() -> None:
+    pass

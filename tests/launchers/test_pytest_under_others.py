@@ -1,0 +1,133 @@
+"""accelerate, deepspeed and mpirun that start pytest, where they are installed.
+
+srun is not: plain processes with the variables that srun(1) documents stand in for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launchers.under import RANKS, expect_one_session, suites
+from tests.worlds.conftest import PYTEST, Suite
+
+ACCELERATE = (
+    *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--gpu_ids", "all", "--main_process_port", "0"),
+    *("--multi_gpu", "-m", "pytest"),
+)
+DEEPSPEED = (
+    *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "none", "--num_gpus", "2"),
+    *("--module", "pytest"),
+)
+FAILS = """
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_fails(rank):
+        assert rank == 0
+"""
+
+
+def srun(variables: str, *, of_rank_1: str = "") -> tuple[str, ...]:
+    """Two processes as srun would start them, each with `variables`; rank 1 has something more on its command line."""
+    common = f"env SLURM_JOB_ID=71 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 {variables}"
+    script = (
+        f'{common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {of_rank_1} & '
+        f'{common} SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait; exit $code'
+    )
+    return ("/bin/sh", "-c", script, "srun", *PYTEST)
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        yield made
+
+
+def mpirun(flavour: str, *flags: str) -> tuple[str, ...]:
+    program = shutil.which(f"mpirun.{flavour}")
+    if program is None:
+        pytest.skip(f"there is no mpirun.{flavour} here")
+    return (program, *flags, "-n", "2", *PYTEST)
+
+
+def need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
+    """What must hold of each launcher."""
+    suite.write("test_it.py", RANKS)
+    run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
+    expect_one_session(suite, run, launcher)
+
+    suite.write("test_it.py", FAILS)
+    run = suite.start(program=program, environment=environment).finish()
+    run.expect({"test_fails": "FAILED"})
+    assert "rank 1: failed at test_it.py:7: assert 1 == 0" in run.failure("test_fails")
+    assert run.code == 1
+
+
+def test_accelerate(suite: Suite) -> None:
+    need("accelerate")
+    environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
+    examine(suite, "accelerate launch", ACCELERATE, environment)
+
+
+def test_deepspeed(suite: Suite) -> None:
+    need("deepspeed")
+    examine(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
+
+
+def test_open_mpi(suite: Suite) -> None:
+    program = mpirun("openmpi", "--host", "localhost:2")
+    # Ranks have a terminal of its own making.
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+    examine(suite, "mpirun", program, environment)
+
+
+def test_mpich(suite: Suite) -> None:
+    examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
+
+
+def test_srun_by_its_variables(suite: Suite) -> None:
+    examine(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
+
+
+def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
+    suite.write("test_it.py", RANKS)
+
+    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='2'", of_rank_1="-k test_both")).finish()
+
+    assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
+    assert "rank 1 has -v -p accel -p xdist -p no:cacheprovider -k test_both" in run.text
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
+    suite.write("test_it.py", RANKS)
+
+    program = srun("SLURM_STEP_TASKS_PER_NODE='2' CUDA_VISIBLE_DEVICES=0")
+    program = (*program[:2], program[2].replace("=0 SLURM_PROCID=1", "=1 SLURM_PROCID=1"), *program[3:])
+    run = suite.start(program=program).finish()
+
+    assert "differ in their visible devices: rank 0 has CUDA_VISIBLE_DEVICES=0, rank 1 has CUDA_VISIBLE_DEVICES=1" in (
+        run.text
+    )
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_several_machines_are_refused(suite: Suite) -> None:
+    suite.write("test_it.py", RANKS)
+
+    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='1(x2)'")).finish()
+
+    assert run.text.count("several machines are not supported yet") == 1
+    assert run.code == pytest.ExitCode.USAGE_ERROR

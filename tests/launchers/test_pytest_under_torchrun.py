@@ -1,0 +1,227 @@
+"""``torchrun -m pytest``: its processes are the ranks of one session."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.launchers.under import RANKS, expect_one_session, launched, suites
+from tests.worlds.conftest import Suite, eventually
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        yield made
+
+
+def test_one_session(suite: Suite) -> None:
+    suite.write("test_it.py", RANKS)
+
+    run = suite.start("--junitxml=report.xml", program=PROGRAM).finish()
+
+    expect_one_session(suite, run, "torchrun")
+
+
+def test_what_goes_wrong_in_a_rank_is_told_once_and_the_session_goes_on(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import signal
+        import threading
+
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2)
+        def test_fails(rank):
+            assert rank == 0
+
+
+        @pytest.mark.distributed(2)
+        def test_dies(rank):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_hangs(rank):
+            if rank == 1:
+                threading.Event().wait()
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_passes(gather):
+            assert gather(1) == [1, 1]
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("word", ["a", "b"] if os.environ.get("RANK", "0") == "0" else ["a"])
+        def test_collected_otherwise(word):
+            pass
+        """,
+    )
+
+    run = suite.start(program=PROGRAM).finish()
+
+    run.expect(
+        {
+            "test_fails": "FAILED",
+            "test_dies": "FAILED",
+            "test_hangs": "FAILED",
+            "test_passes": "PASSED",
+            "test_collected_otherwise[a]": "ERROR",
+            "test_collected_otherwise[b]": "ERROR",
+        }
+    )
+    assert "rank 1: failed at test_it.py:12: assert 1 == 0" in run.failure("test_fails")
+    assert "rank 1: killed by SIGKILL" in run.failure("test_dies")
+    assert "rank 1 has not come to" in run.failure("test_hangs")
+    assert "has no test test_collected_otherwise[b] in this rank" in run.failure("test_collected_otherwise[b]")
+    assert run.text.count("3 failed, 1 passed, 2 errors") == 1
+    assert run.code == 1
+
+
+ENDLESS = """
+    import threading
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_endless(rank):
+        Path(__file__).with_name(f"rank-{rank}").write_text("here\\n")
+        threading.Event().wait()
+
+
+    def test_next():
+        pass
+"""
+
+
+def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: Suite) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=PROGRAM)
+    suite.read("rank-0")
+    suite.read("rank-1")
+    keeper = launched(suite, "RANK", "1")
+
+    keeper.kill()
+    run = session.finish()
+
+    assert f"torchrun has lost rank 1 (pid {keeper.pid})" in run.text
+    assert "test_next" not in run.words
+    assert run.code == 1
+
+
+def test_nothing_is_left_where_the_process_of_rank_0_is_killed(suite: Suite) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=PROGRAM)
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    launched(suite, "RANK", "0").kill()
+    run = session.finish()
+
+    assert run.code == 1
+    assert "passed" not in run.text
+
+
+def test_xdist_is_refused(suite: Suite) -> None:
+    suite.write("test_it.py", RANKS)
+
+    run = suite.start("-n", "2", program=PROGRAM).finish()
+
+    assert run.text.count("ERROR: -n 2 under torchrun: take one of the two.") == 1
+    assert run.code == 1
+
+
+def test_launchers_need_not_be_seen(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        from pathlib import Path
+
+        RANK = os.environ["RANK"]
+
+
+        def test_of_each_process():
+            Path(__file__).with_name(f"rank-{RANK}").write_text("here\\n")
+        """,
+    )
+
+    run = suite.start("--accel-launcher=none", program=PROGRAM).finish()
+
+    assert run.code == 0
+    assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
+
+
+def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
+    """A launched process that does not answer any more: its ranks go on, and the end does not wait for it for ever."""
+    suite.write(
+        "test_it.py",
+        """
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_waits(rank):
+            here = Path(__file__)
+            here.with_name(f"rank-{rank}").write_text("here\\n")
+            while not here.with_name("go").exists():
+                time.sleep(0.01)
+        """,
+    )
+    session = suite.start(program=PROGRAM)
+    suite.read("rank-1")
+    keeper = launched(suite, "RANK", "1")
+    driver = launched(suite, "RANK", "0")
+    keeper.send_signal(signal.SIGSTOP)
+
+    suite.write("go", "")
+    eventually("the driver to end", lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
+    keeper.send_signal(signal.SIGCONT)
+    run = session.finish()
+
+    run.expect({"test_waits": "PASSED"})
+    assert run.code == 0
+
+
+def test_launched_processes_take_tests_for_devices_in_turn_where_they_are_told_to(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.devices(1)
+        def test_turn(number):
+            Path(__file__).with_name(f"server-{number}").write_text(f"{os.getppid()}\\n")
+        """,
+    )
+
+    suite.start("--accel-spread", program=PROGRAM).finish().expect({f"test_turn[{n}]": "PASSED" for n in range(4)})
+    first, second, third, fourth = (suite.read(f"server-{number}") for number in range(4))
+
+    assert first != second
+    assert (first, second) == (third, fourth)

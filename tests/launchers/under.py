@@ -1,0 +1,91 @@
+"""Sessions that a launcher has started, for the tests of pytest under one."""
+
+from __future__ import annotations
+
+import contextlib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.worlds.conftest import Run, Suite
+
+RANKS = """
+    import os
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.distributed(2)
+    def test_both(rank, world_size):
+        values = torch.full((2,), rank + 1.0)
+        dist.all_reduce(values)
+        assert values.tolist() == [3.0, 3.0]
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], world_size) == (str(rank), "2", 2)
+
+
+    @pytest.mark.distributed(2)
+    def test_launched_by_different_processes(gather):
+        # Each has been forked by a server of its own, which a launched process has started.
+        assert len(set(gather(os.getppid()))) == 2
+
+
+    @pytest.mark.distributed(1)
+    def test_fewer(rank, world_size):
+        assert (rank, world_size) == (0, 1)
+
+
+    @pytest.mark.distributed(4)
+    def test_more():
+        pass
+
+
+    @pytest.mark.devices(2)
+    def test_devices(devices):
+        assert len(devices) == 2
+
+
+    def test_plain():
+        assert not {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"} & os.environ.keys()
+"""
+PASSES = {
+    "test_both": "PASSED",
+    "test_launched_by_different_processes": "PASSED",
+    "test_fewer": "PASSED",
+    "test_more": "SKIPPED",
+    "test_devices": "PASSED",
+    "test_plain": "PASSED",
+}
+
+
+@contextlib.contextmanager
+def suites(factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """An empty suite, which lies where the path of a socket is short; what its sessions leave behind fails the test."""
+    made = Suite(factory.mktemp("t"), factory.mktemp("s"))
+    try:
+        yield made
+        made.expect_nothing_left()
+        assert list(made.locks.glob("outer-*/*")) == []
+    finally:
+        made.end()
+
+
+def expect_one_session(suite: Suite, run: Run, launcher: str) -> None:
+    """All that `RANKS` gives, said once."""
+    run.expect(PASSES)
+    assert run.text.count("test session starts") == 1
+    assert f"accel: {launcher}, 2 ranks\n" in run.text
+    assert f"needs 4 ranks; {launcher} has started 2" in run.text
+    assert run.text.count("5 passed, 1 skipped") == 1
+    assert run.code == 0
+    cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
+    assert sorted(str(case.get("name")) for case in cases) == sorted(PASSES)
+
+
+def launched(suite: Suite, variable: str, value: str) -> psutil.Process:
+    """The launched process in whose environment a launcher has put `variable`."""
+    (found,) = (process for process in suite.processes() if process.environ().get(variable) == value)
+    return found
