@@ -90,12 +90,22 @@ _SIGNS = (
 _OF_A_RANK = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("LOCAL_SIZE", "NODE_RANK"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE"),
         *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_MCA_pmix"),
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
     }
 )
-_OF_A_RANK_TOO = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "OMPI_MCA_ess", "OMPI_MCA_orte_", "PMI_", "PMIX_", "SLURM_STEP")
+_OF_A_RANK_TOO = (
+    "TORCHELASTIC_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte_",
+    "PMI_",
+    "PMIX_",
+    "SLURM_STEP",
+)
 
 
 def find(environ: Mapping[str, str], parent: str) -> Outer | None:

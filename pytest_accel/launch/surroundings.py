@@ -8,25 +8,8 @@ import sysconfig
 from collections.abc import Collection, Mapping, Sequence
 
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.launch import outer
 
-_OF_A_RANK = frozenset(
-    {
-        *(
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "LOCAL_SIZE",
-            "NODE_RANK",
-            "CROSS_RANK",
-            "CROSS_SIZE",
-        ),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
-        "PYTEST_CURRENT_TEST",
-    }
-)
-_OF_LAUNCHERS = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "PYTEST_XDIST_")
 _THREADS = "OMP_NUM_THREADS"
 _HARDWARE = ("rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "cuda")
 """Kinds whose masks hide all; ``cuda`` last, whose variable ``rocm`` would remove."""
@@ -48,7 +31,10 @@ def surroundings(
     what is not leased. All of the `cores` are shared out among `nproc` ranks, unless a person has said how many threads
     there are to be. `changes` are the test's and win; None removes a variable.
     """
-    made = {name: value for name, value in environ.items() if not _is_of_a_rank(name)}
+    of_a_rank = {*outer.of_a_rank(environ), "PYTEST_CURRENT_TEST"}
+    made = {
+        name: value for name, value in environ.items() if name not in of_a_rank and not name.startswith("PYTEST_XDIST_")
+    }
     if _THREADS in own:
         del made[_THREADS]
     made.setdefault(_THREADS, str(max(1, cores // nproc)))
@@ -65,10 +51,6 @@ def surroundings(
         else:
             made[name] = value
     return made
-
-
-def _is_of_a_rank(name: str) -> bool:
-    return name in _OF_A_RANK or name.startswith(_OF_LAUNCHERS)
 
 
 def hidden_accelerators(environ: Mapping[str, str]) -> dict[str, str | None]:
