@@ -92,7 +92,7 @@ class Session:
         return self
 
     def _may_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
-        """A worker may be left without a test only if none fits, or if those that fit would hold up one that does not."""
+        """A worker may be left without a test if none fits, or those that fit would hold up one that does not."""
         assert running
         offers = [offer for offer in backlog.offers() if offer.request is not None]
         assert len(offers) == len(backlog.offers())
