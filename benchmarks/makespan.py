@@ -81,7 +81,7 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 }
 
 
-def ours(machine: Machine, expected: Sequence[float | None]) -> DeviceScheduling:
+def ours(machine: Machine, expected: Sequence[float | None], *, largest_batch: int | None = None) -> DeviceScheduling:
     """The scheduler, as a session makes it."""
     numbers: dict[tuple[int, float], int] = {}
     needs: list[Need] = []
@@ -98,6 +98,7 @@ def ours(machine: Machine, expected: Sequence[float | None]) -> DeviceScheduling
         dict.fromkeys(machine.devices, WHOLE),
         0,
         machine,
+        largest_batch=largest_batch,
         clock=lambda: machine.now,
     )
 
@@ -163,6 +164,19 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
     return found
 
 
+def thought(count: int) -> list[float]:
+    """CPU seconds that the scheduler takes over each of `count` tests on 64 devices and 64 workers."""
+    draw = random.Random(count)
+    tests = []
+    for number in range(count):
+        devices = draw.choice((0, 0, 1, 1, 1, 2, 4, 8, 16, 32, 64))
+        share = draw.choice((1.0, 1.0, 1.0, 0.5)) if devices < 4 else 1.0
+        tests.append(Test(draw.uniform(0.2, 8), devices, share, number // 20))
+    machine = Machine(tests, 64, 64)
+    machine.play(ours(machine, [test.seconds for test in tests]))
+    return machine.thought
+
+
 _SUITE = """
 import time
 
@@ -218,6 +232,10 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         about = f"{seconds:.1f} s, {virtual:.1f} s by the virtual clock"
         most = 1 + _AGREEMENT
         found.append(Figure(f"{mix}: real processes", seconds / virtual, "", most, f"{most:g} of virtual", note=about))
+    for count in (5_000, 50_000) if effort.runs > 1 else (1_000,):
+        times = [seconds * 1e3 for seconds in thought(count)]
+        found.append(Figure(f"{count} tests, 64 workers: all decisions, for each test", sum(times) / count, "ms"))
+        found.append(Figure(f"{count} tests, 64 workers: the slowest", max(times), "ms", 5.0, "5 ms"))
     for mix in MIXES:
         for scheduler in SCHEDULERS:
             values = ratios(mix, scheduler, seeds)

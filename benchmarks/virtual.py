@@ -92,7 +92,9 @@ class Worker:
         """The test has ended."""
         index, self.current = self.current, None
         assert index is not None
+        start = time.process_time()
         self.machine.scheduler.mark_test_complete(self, index, seconds)
+        self.machine.thought.append(time.process_time() - start)
         self.machine.wake(self)
 
 
@@ -107,8 +109,8 @@ class Machine:
         self.scheduler: Any = None
         self.now = 0.0
         self.ran: list[int] = []
-        self.slowest = 0.0
-        """Seconds of the scheduler's slowest answer after the first ones."""
+        self.thought: list[float] = []
+        """CPU seconds that the scheduler took over each test that came to its end."""
         self._free = dict.fromkeys(self.devices, WHOLE)
         self._waiting: list[tuple[Request, Worker, int]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -149,9 +151,7 @@ class Machine:
         self._stir()
         while self._events:
             self.now, _, call = heapq.heappop(self._events)
-            start = time.perf_counter()
             call()
-            self.slowest = max(self.slowest, time.perf_counter() - start)
             self._stir()
             if scheduler.tests_finished:
                 for worker in self.workers:

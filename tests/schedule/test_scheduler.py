@@ -105,6 +105,16 @@ def test_short_tests_are_sent_together() -> None:
     assert len(machine.workers[0].queue) > 10
 
 
+def test_but_no_more_than_was_asked_for() -> None:
+    machine = Machine([Test(0.01)] * 100, 4, 2)
+    scheduler = ours(machine, [0.01] * 100, largest_batch=3)
+    for node in machine.workers:
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, machine.collection)
+    scheduler.schedule()
+    assert len(machine.workers[0].queue) == 4  # And one on hold.
+
+
 @pytest.mark.parametrize("mix", MIXES)
 def test_close_to_what_is_possible(mix: str) -> None:
     assert max(ratios(mix, "ours, with history", 2)) <= 1.03
