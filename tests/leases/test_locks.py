@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -338,6 +340,25 @@ def as_another_user(script: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@contextlib.contextmanager
+def wanting(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
+    """Says what is wanted as often as a session does, however long the other user takes to start."""
+    done = threading.Event()
+
+    def say() -> None:
+        while not done.wait(0.5):
+            locks.want(since)
+
+    locks.want(since)
+    thread = threading.Thread(target=say)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 TAKE = """
 import sys, pathlib
 from pytest_accel.leases.locks import DeviceLocks, Holder
@@ -355,7 +376,7 @@ def test_two_users_share_the_folder(open_folder: Path) -> None:
     mine = DeviceLocks(folder)
     assert (folder / "GPU-1.lock").stat().st_uid != os.getuid()
     assert mine.try_acquire("GPU-1", ME)
-    mine.want({"GPU-1": 2.0})
-    assert as_another_user(TAKE, str(folder)) == "True False True"
+    with wanting(mine, {"GPU-1": 2.0}):
+        assert as_another_user(TAKE, str(folder)) == "True False True"
     mine.close()
     assert as_another_user(TAKE, str(folder)) == "False True False"
