@@ -9,3 +9,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos", "tests/worlds/test_chaos.py")
     group.addoption("--chaos", type=int, default=10, metavar="N", help="how many processes are killed (default: 10)")
     group.addoption("--chaos-seed", type=int, default=None, metavar="SEED", help="which ones; shown where it fails")
+    parser.getgroup("long", "tests that take long").addoption(
+        "--long", action="store_true", default=False, help="run the tests marked long, too"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: a variation of other tests that takes seconds: run with --long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))

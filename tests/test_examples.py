@@ -71,6 +71,7 @@ def test_a_model_is_split_over_pretended_devices() -> None:
     output.fnmatch_lines(["=* 2 passed, 10 deselected in *"])
 
 
+@pytest.mark.long
 def test_scripts_under_every_launcher_that_is_there() -> None:
     output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", status=0)
     output.fnmatch_lines(

@@ -98,6 +98,7 @@ def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str)
     assert marked(mark) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["deepspeed"])
 def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
@@ -105,6 +106,7 @@ def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str
     assert marked(mark) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_rank_of_mpirun_that_dies(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
@@ -131,6 +133,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_timeout_shows_the_stacks_of_mpirun(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str

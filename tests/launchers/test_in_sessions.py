@@ -95,6 +95,7 @@ def test_one_process_for_each_leased_device(
     )
 
 
+@pytest.mark.long
 def test_cpu_slots_keep_to_their_cores(session: Callable[..., pytest.RunResult], pytester: pytest.Pytester) -> None:
     pytester.path.joinpath("cores.py").write_text(
         "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
@@ -113,6 +114,7 @@ def test_cpu_slots_keep_to_their_cores(session: Callable[..., pytest.RunResult],
     session("--accel", "cpu:2").assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_a_launcher_that_is_not_there(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def await_number(path: Path) -> int:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_coverage_of_what_is_launched(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pytest_cov")
     for name in [name for name in os.environ if name.startswith("COV")]:

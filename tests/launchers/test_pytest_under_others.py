@@ -81,11 +81,13 @@ def test_accelerate(suite: Suite) -> None:
     examine(suite, "accelerate launch", ACCELERATE, environment)
 
 
+@pytest.mark.long
 def test_deepspeed(suite: Suite) -> None:
     need("deepspeed")
     examine(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
+@pytest.mark.long
 def test_open_mpi(suite: Suite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
     # Ranks have a terminal of its own making.
@@ -93,6 +95,7 @@ def test_open_mpi(suite: Suite) -> None:
     examine(suite, "mpirun", program, environment)
 
 
+@pytest.mark.long
 def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
@@ -111,6 +114,7 @@ def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.long
 def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 
@@ -124,6 +128,7 @@ def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.long
 def test_several_machines_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 

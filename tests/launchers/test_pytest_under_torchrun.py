@@ -126,6 +126,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     assert run.code == 1
 
 
+@pytest.mark.long
 def test_nothing_is_left_where_the_process_of_rank_0_is_killed(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
@@ -148,6 +149,7 @@ def test_xdist_is_refused(suite: Suite) -> None:
     assert run.code == 1
 
 
+@pytest.mark.long
 def test_launchers_need_not_be_seen(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -169,6 +171,7 @@ def test_launchers_need_not_be_seen(suite: Suite) -> None:
     assert (suite.read("rank-0"), suite.read("rank-1")) == ("here", "here")
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
     """A launched process that does not answer any more: its ranks go on, and the end does not wait for it for ever."""
     suite.write(
@@ -203,6 +206,7 @@ def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
     assert run.code == 0
 
 
+@pytest.mark.long
 def test_launched_processes_take_tests_for_devices_in_turn_where_they_are_told_to(suite: Suite) -> None:
     suite.write(
         "test_it.py",

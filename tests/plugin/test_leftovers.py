@@ -42,7 +42,7 @@ _LEAVES = """
 """
 
 
-@pytest.mark.parametrize("what", ["warn", "fail", "off"])
+@pytest.mark.parametrize("what", ["warn", "fail", pytest.param("off", marks=pytest.mark.long)])
 def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) -> None:
     suite.write("test_leaves.py", _LEAVES)
     run = suite.run("-W", "default", "--accel-leaks", what)
@@ -53,6 +53,7 @@ def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) ->
     assert run.text.count("LeftoverWarning: ") == (6 if what == "warn" else 0)
 
 
+@pytest.mark.long
 def test_the_sessions_filters_make_it_an_error_or_nothing(suite: Suite) -> None:
     suite.write("test_leaves.py", _LEAVES)
     assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}

@@ -59,6 +59,7 @@ def test_long_failures_are_cut(numbers: Suite) -> None:
     assert (numbers.path / "report.xml").stat().st_size < 40_000
 
 
+@pytest.mark.long
 def test_all_of_it_on_demand(numbers: Suite) -> None:
     run = numbers.run("-vv", "-k", "message")
     assert "left out" not in run.text

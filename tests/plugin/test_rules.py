@@ -166,6 +166,7 @@ def test_marks_by_rule_can_be_chosen(suite: Suite) -> None:
     assert suite.run("-m", "not distributed").count() == {"PASSED": 1}
 
 
+@pytest.mark.long
 def test_a_rule_without_tests_is_told_of_where_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
     suite.write("more/test_more.py", "def test_more(): pass")

@@ -78,6 +78,7 @@ def test_large_gangs_go_first(suite: Suite, dist: str) -> None:
     assert "AccelScheduling" in run.text
 
 
+@pytest.mark.long
 def test_off(suite: Suite) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n2", "--accel-schedule=off")
@@ -136,6 +137,7 @@ def test_each_test_once_when_a_worker_crashes(suite: Suite) -> None:
     assert set(Counter(_order(suite)).values()) == {1}
 
 
+@pytest.mark.long
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.all_plugins()
@@ -239,6 +241,7 @@ def test_fixtures_of_modules_come_and_go_once_a_worker_and_module(suite: Suite) 
     assert set(within.values()) == {None}
 
 
+@pytest.mark.long
 def test_times_are_remembered_and_used(suite: Suite) -> None:
     _suite(
         suite,
@@ -279,6 +282,7 @@ def test_times_are_remembered_and_used(suite: Suite) -> None:
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
 
 
+@pytest.mark.long
 def test_without_a_cache(suite: Suite) -> None:
     _suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}

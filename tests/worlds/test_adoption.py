@@ -54,6 +54,7 @@ def adopting(suite: Suite, tests: str, more: str = "") -> None:
     (suite.path / "test_torch.py").write_text(HEAD + tests)
 
 
+@pytest.mark.long
 def test_the_verdict_is_that_of_the_class_alone(suite: Suite) -> None:
     adopting(
         suite,
@@ -296,6 +297,7 @@ class TestDies(MultiProcessTestCase):
     assert re.search(r"ended at test_torch\.py:\d+ in test_hang", hang)
 
 
+@pytest.mark.long
 def test_what_is_left_to_torch(suite: Suite) -> None:
     adopting(
         suite,

@@ -95,7 +95,7 @@ _LOSES_THE_SERVER = """
 """
 
 
-@pytest.mark.parametrize("phase", ["setup", "call", "teardown"])
+@pytest.mark.parametrize("phase", [pytest.param("setup", marks=pytest.mark.long), "call", "teardown"])
 def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
@@ -106,6 +106,7 @@ def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
     assert [found.attrib["value"] for found in properties] == [why]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
 def test_what_happens_the_second_time_counts(suite: Suite, test: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
@@ -125,6 +126,7 @@ def _listed(run: Run) -> dict[str, str]:
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
+@pytest.mark.long
 def test_without_the_option_it_is_told_and_no_more(suite: Suite) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("-k", "test_call or test_own_fault")

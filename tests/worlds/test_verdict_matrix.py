@@ -190,8 +190,14 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
 
 @pytest.mark.parametrize(
     ("size", "who"),
-    [(1, {0}), (2, {1}), (2, {0, 1}), (4, {2}), (4, {1, 3}), (4, {0, 1, 2, 3})],
-    ids=["all of 1", "1 of 2", "all of 2", "1 of 4", "2 of 4", "all of 4"],
+    [
+        pytest.param(1, {0}, id="all of 1"),
+        pytest.param(2, {1}, id="1 of 2"),
+        pytest.param(2, {0, 1}, id="all of 2"),
+        pytest.param(4, {2}, id="1 of 4", marks=pytest.mark.long),
+        pytest.param(4, {1, 3}, id="2 of 4"),
+        pytest.param(4, {0, 1, 2, 3}, id="all of 4", marks=pytest.mark.long),
+    ],
 )
 def test_each_way_on_these_ranks(suite: Suite, plain: dict[str, str], size: int, who: set[int]) -> None:
     for name, text in files(size, frozenset(who), plain=False).items():
