@@ -109,7 +109,7 @@ def test_the_processes_of_a_job_have_a_key_and_those_of_another_one_another() ->
 def test_what_makes_a_process_a_rank() -> None:
     environ = {**TORCHRUN, **DEEPSPEED, **OPEN_MPI, **MPICH, **SRUN}
     kept = environ.keys() - set(of_a_rank({**environ, "OMPI_MCA_btl": "tcp", "OMP_NUM_THREADS": "1"}))
-    assert kept == {"LOCAL_SIZE", "SLURM_JOB_ID"}
+    assert kept == {"SLURM_JOB_ID"}
 
 
 def test_deepspeeds_argument_for_old_scripts_is_no_argument_of_pytest() -> None:

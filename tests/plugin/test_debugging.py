@@ -197,7 +197,7 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     assert "bdb.BdbQuit" in run.text or "Quitting debugger" in run.text
 
 
-@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
+@pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.long)])
 def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run(flag, "-n", "1")

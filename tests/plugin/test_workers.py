@@ -104,7 +104,16 @@ _HOW = [
 ]
 
 
-@pytest.mark.parametrize("how", _HOW, ids=["-".join(how).replace("--", "") for how in _HOW])
+_SHORT = (("-n2",), ("-n4", "--dist=worksteal"), ("-n2", "--dist=loadgroup"))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, id="-".join(how).replace("--", ""), marks=() if how in _SHORT else pytest.mark.long)
+        for how in _HOW
+    ],
+)
 def test_distributions(suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if "-n2" in how:
         suite.all_plugins()

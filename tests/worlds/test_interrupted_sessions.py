@@ -146,7 +146,7 @@ def test_end_of_the_controller_while_the_server_starts(suite: Suite) -> None:
     session.process.kill()
 
 
-@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.long), True])
 def test_end_of_the_fork_server(suite: Suite, preloaded: bool) -> None:
     session = begin(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()

@@ -37,8 +37,8 @@ def test_{SITE}_{WAY}():
 """
 
 
-@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
 @pytest.mark.parametrize("site", ["module", "conftest"])
+@pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.long)])
 def test_what_ranks_meet_at_import_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
     for way, (code, _) in WAYS.items():
         bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
