@@ -88,6 +88,7 @@ def test_a_signal_by_its_name(launch: Launch, script: Script) -> None:
     assert "ctypes/__init__.py" in str(caught.value), "the stack of a rank that dies is shown"
 
 
+@pytest.mark.long
 def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(script(SEGFAULT), nproc=2)

@@ -41,6 +41,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run
 
 
+@pytest.mark.long
 def test_one_process_for_each_leased_device(
     session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
 ) -> None:

@@ -75,6 +75,7 @@ def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: 
     assert run.code == 1
 
 
+@pytest.mark.long
 def test_accelerate(suite: Suite) -> None:
     need("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
@@ -100,6 +101,7 @@ def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
 
+@pytest.mark.long
 def test_srun_by_its_variables(suite: Suite) -> None:
     examine(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 

@@ -111,6 +111,7 @@ ENDLESS = """
 """
 
 
+@pytest.mark.long
 def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)

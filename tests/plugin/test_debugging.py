@@ -100,6 +100,7 @@ def test_the_first_rank_that_fails(suite: Suite) -> None:
     assert terminal.child.exitstatus == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_chosen_rank_only(suite: Suite, rank: int) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
@@ -143,6 +144,7 @@ def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...
     assert (suite.path / "done0").exists()
 
 
+@pytest.mark.long
 def test_breakpoints_of_the_debugger(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere")
     terminal.see("(Pdb) ")
@@ -158,6 +160,7 @@ def test_breakpoints_of_the_debugger(suite: Suite) -> None:
     assert "1 passed" in terminal.end()
 
 
+@pytest.mark.long
 def test_other_ranks_pass_over_their_breakpoints(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
     terminal.see("(Pdb) ")
@@ -191,12 +194,14 @@ def test_trace(suite: Suite) -> None:
     assert "1 passed" in terminal.end()
 
 
+@pytest.mark.long
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
     assert "bdb.BdbQuit" in run.text or "Quitting debugger" in run.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.long)])
 def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)

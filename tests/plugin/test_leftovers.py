@@ -42,7 +42,9 @@ _LEAVES = """
 """
 
 
-@pytest.mark.parametrize("what", ["warn", "fail", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "what", ["warn", pytest.param("fail", marks=pytest.mark.long), pytest.param("off", marks=pytest.mark.long)]
+)
 def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) -> None:
     suite.write("test_leaves.py", _LEAVES)
     run = suite.run("-W", "default", "--accel-leaks", what)
@@ -212,6 +214,7 @@ def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
     assert "ranks 0-1 left the process group " in run.text
 
 
+@pytest.mark.long
 def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) -> None:
     suite.write(
         "test_wider.py",

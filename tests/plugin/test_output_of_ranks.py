@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.plugin.conftest import Suite
 
@@ -139,6 +141,7 @@ def test_logs_are_kept(suite: Suite) -> None:
     assert "from write" not in failure
 
 
+@pytest.mark.long
 def test_logs_beside_streams(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")

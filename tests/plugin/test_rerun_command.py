@@ -90,6 +90,7 @@ def test_it_runs_that_test_on_those_devices(suite: Suite, monkeypatch: pytest.Mo
     assert _commands(again.text) == [command]
 
 
+@pytest.mark.long
 def test_in_a_junit_file_it_stands_once(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "test_die", "--junitxml=x.xml")
@@ -97,6 +98,7 @@ def test_in_a_junit_file_it_stands_once(suite: Suite) -> None:
     assert (suite.path / "x.xml").read_text().count("pytest test_x.py::test_die") == 1
 
 
+@pytest.mark.long
 def test_without_captured_output_and_in_workers(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1

@@ -157,6 +157,7 @@ def test_rules_give_what_the_files_do_not_say(suite: Suite) -> None:
         assert "adoption" not in run.text
 
 
+@pytest.mark.long
 def test_marks_by_rule_can_be_chosen(suite: Suite) -> None:
     suite.write("test_sums.py", ADDS_UP)
     suite.write("test_plain.py", "def test_plain(): pass")

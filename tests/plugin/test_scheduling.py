@@ -86,6 +86,7 @@ def test_off(suite: Suite) -> None:
     assert "scheduling tests via LoadScheduling" in run.text
 
 
+@pytest.mark.long
 def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
     """Its first chunks are two tests each where there are few, in the order of collection."""
     _suite(
@@ -170,6 +171,7 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     assert Counter(_order(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
 
 
+@pytest.mark.long
 def test_the_first_failure_ends_the_session(suite: Suite) -> None:
     _suite(
         suite,

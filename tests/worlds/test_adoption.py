@@ -151,6 +151,7 @@ def test_other(rank):
     assert list(suite.temporary.glob("tmp*")) == []  # torch leaves its tests' files.
 
 
+@pytest.mark.long
 def test_a_child_runs_as_torchs_child_does(suite: Suite) -> None:
     adopting(
         suite,
@@ -336,6 +337,7 @@ class TestMarked(Case):
     assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
 
 
+@pytest.mark.long
 def test_a_harness_that_is_not_known(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 

@@ -95,7 +95,9 @@ _LOSES_THE_SERVER = """
 """
 
 
-@pytest.mark.parametrize("phase", [pytest.param("setup", marks=pytest.mark.long), "call", "teardown"])
+@pytest.mark.parametrize(
+    "phase", [pytest.param("setup", marks=pytest.mark.long), "call", pytest.param("teardown", marks=pytest.mark.long)]
+)
 def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
