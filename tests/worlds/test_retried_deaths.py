@@ -38,6 +38,13 @@ _LOSES_THE_SERVER = """
         return True
 
 
+    def lose_the_server(rank, name):
+        dist.barrier()  # else the other rank may be a phase behind, and that is what would be told
+        if rank == 0 and first_time(name):
+            end_the_server()
+        dist.barrier()
+
+
     def end_the_server():
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
@@ -45,17 +52,13 @@ _LOSES_THE_SERVER = """
 
     @pytest.fixture
     def lost_in_setup(rank):
-        if rank == 0 and first_time("setup"):
-            end_the_server()
-        dist.barrier()
+        lose_the_server(rank, "setup")
 
 
     @pytest.fixture
     def lost_in_teardown(rank):
         yield
-        if rank == 0 and first_time("teardown"):
-            end_the_server()
-        dist.barrier()
+        lose_the_server(rank, "teardown")
 
 
     def test_setup(lost_in_setup):
@@ -63,8 +66,7 @@ _LOSES_THE_SERVER = """
 
 
     def test_call(rank):
-        if rank == 0 and first_time("call"):
-            end_the_server()
+        lose_the_server(rank, "call")
         tensor = torch.ones(1)
         dist.all_reduce(tensor)
         assert tensor.item() == 2
@@ -75,13 +77,12 @@ _LOSES_THE_SERVER = """
 
 
     def test_fails_the_second_time(rank):
-        if rank == 0 and first_time("fails"):
-            end_the_server()
-        dist.barrier()
+        lose_the_server(rank, "fails")
         assert rank == 0
 
 
     def test_each_time(rank):
+        dist.barrier()
         if rank == 0:
             end_the_server()
         dist.barrier()
