@@ -20,12 +20,17 @@ _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 SERVER_ENDED = -(1 << 16)
 """Stands for the exit status of ranks that went down with their fork server. No signal has this number."""
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
+JOB_ENDED = -(1 << 17)
+"""Stands for the exit status of ranks that were ended with the MPI job that they belong to."""
+LOST_WITH_JOB = "ended with its MPI job"
 
 
 def describe_exit(status: int) -> str:
     """An exit status in words: the signal's name, or what was passed to ``exit``."""
     if status == SERVER_ENDED:
         return LOST_WITH_SERVER
+    if status == JOB_ENDED:
+        return LOST_WITH_JOB
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -98,6 +103,6 @@ def where(stack: str) -> str:
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
-        if not any(part in frame for part in ("/site-packages/", "/lib/python", _PACKAGE)):
+        if not any(part in frame for part in ("/site-packages/", "/lib/python", '"<frozen ', _PACKAGE)):
             return frame.replace('File "', "").replace('", line ', ":", 1)
     return ""

@@ -8,6 +8,8 @@ import sys
 
 import psutil
 
+from pytest_accel.config import LAUNCHER, environment_variable
+
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
 
 
@@ -20,10 +22,17 @@ def load_plugins(directory: str) -> None:
 
     before = os.getcwd()
     os.chdir(directory)
+    variable = environment_variable(LAUNCHER)
+    given = os.environ.get(variable)
+    os.environ[variable] = "none"  # Where this process is one of an MPI job, nobody is to meet the others.
     try:
         pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory])
     finally:
         os.chdir(before)
+        sys.stdout.flush()  # Else each rank would write it once more.
+        del os.environ[variable]
+        if given is not None:
+            os.environ[variable] = given
 
 
 def let_loggers_propagate(package: str) -> None:
