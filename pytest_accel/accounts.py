@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.consequences import consequence
-from pytest_accel.worlds.autopsy import where
+from pytest_accel.worlds.autopsy import LOST_WITH_JOB, where
 from pytest_accel.worlds.examine import Findings
 from pytest_accel.worlds.outcome import RankOutcome
 
@@ -50,6 +50,8 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> li
 
 
 def _consequence(outcome: RankOutcome) -> str | None:
+    if outcome.ending == "died" and outcome.text == LOST_WITH_JOB:
+        return LOST_WITH_JOB
     return None if outcome.report is None else consequence(outcome.report.exception)
 
 

@@ -31,6 +31,8 @@ class RankNeed:
     init: bool = True
     visible: Literal["world", "rank"] = "world"
     env: tuple[tuple[str, str], ...] = ()
+    launcher: str | None = None
+    """The program that starts the ranks' processes; None: the plugin does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "fresh": _FRESH,
         "visible": _Argument("world", f"one of {', '.join(_VISIBLE)}", _one_of(_VISIBLE)),
         "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
+        "launcher": _Argument(None, '"mpirun"', _one_of(("mpirun",))),
     },
 }
 
@@ -249,6 +252,7 @@ def requirement(marks: Marks, world_size_param: int | None = None) -> Requiremen
         init=of_ranks.get("init", True),
         visible=of_ranks.get("visible", "world"),
         env=of_ranks.get("env", ()),
+        launcher=of_ranks.get("launcher"),
     )
     return Requirement(
         devices=None if marks.devices is None else _device_need(of_devices),

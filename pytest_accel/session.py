@@ -178,6 +178,10 @@ class AccelSession:
         assert isinstance(shape, WorldShape)
         if self.outer is not None and shape.grouped and shape.ranks > self.outer.world.size:
             return f"needs {shape.ranks} ranks; {self.outer.world.launcher} has started {self.outer.world.size}"
+        if shape.launcher is not None:
+            missing = self._launcher_missing(shape.launcher)
+            if missing is not None:
+                return missing
         if shape.need is None:
             return None
         inventory = self.machine.session if shape.kind == "none" else self.machine.of(shape.kind)
@@ -185,6 +189,13 @@ class AccelSession:
         if missing is not None and shape.grouped and shape.need.share is not None and shape.need.sets == 1:
             missing += "; ranks share a device under backend='gloo' only"
         return missing
+
+    def _launcher_missing(self, launcher: str) -> str | None:
+        from pytest_accel.launch.launching import missing
+
+        if self.outer is not None:
+            return f"its ranks are started by {launcher}, which a session under {self.outer.world.launcher} does not do"
+        return missing(launcher)
 
     def _traits(self, kind: str) -> Traits:
         from pytest_accel.hardware.device import Share

@@ -23,7 +23,7 @@ REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "mar
 GIB = 1024**3
 KINDS = ", ".join(kinds())
 DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
-DISTRIBUTED_ARGUMENTS = "world_size, backend, device, devices_per_rank, init, timeout, fresh, visible, env"
+DISTRIBUTED_ARGUMENTS = "world_size, backend, device, devices_per_rank, init, timeout, fresh, visible, env, launcher"
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = "an int >= 1 or a non-empty list of them"
@@ -88,6 +88,7 @@ def test_fresh_devices() -> None:
         (distributed(devices_per_rank=2), RankNeed(2, devices_per_rank=2)),
         (distributed(init=False), RankNeed(2, init=False)),
         (distributed(visible="rank"), RankNeed(2, visible="rank")),
+        (distributed(launcher="mpirun"), RankNeed(2, launcher="mpirun")),
         (distributed(env={"B": "", "A": "1"}), RankNeed(2, env=(("A", "1"), ("B", "")))),
         (distributed(backend=None, device=None, timeout=None, env=None), RankNeed(2)),
     ],
@@ -190,6 +191,7 @@ def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> 
         *values("timeout", SECONDS, 0, -1, True, float("inf"), float("nan"), 10**400, "10"),
         *values("fresh", "True or False", 1, None),
         *values("visible", "one of world, rank", "all", None, 1),
+        *values("launcher", '"mpirun" or None', "torchrun", "", True),
         *values("env", ENV, [("A", "1")], "A=1", {"A": 1}, {1: "A"}, {"": "1"}, {"A=B": "1"}, {"A": "\0"}),
     ],
 )
@@ -285,7 +287,7 @@ def test_registration_lines_give_the_signatures() -> None:
     )
     assert distributed_line.startswith(
         "distributed(world_size=2, *, backend=None, device=None, devices_per_rank=1, init=True, timeout=None, "
-        "fresh=False, visible='world', env=None): "
+        "fresh=False, visible='world', env=None, launcher=None): "
     )
 
 

@@ -1,8 +1,8 @@
 """Each launcher's command line and environment, as a pure function of the job.
 
 The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
-0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``), which the tests run; and of Slurm
-(srun(1)), which no test has run.
+0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``) and Slurm 22.05
+(srun(1)), which the tests run.
 """
 
 from __future__ import annotations
@@ -97,28 +97,37 @@ def deepspeed(job: Job) -> Plan:
 
 def mpirun(job: Job) -> Plan:
     """Open MPI's, or Hydra: MPICH's and Intel MPI's. The script finds the held port in ``MASTER_PORT``."""
-    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port)}
-    count = str(job.nproc)
+    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port), **AS_ROOT}
+    flags = mpi_flags(job.version, job.nproc)
     if is_open_mpi(job.version):
-        # It is refused to root, who runs tests in containers. Slots on localhost: as many as asked for, on any machine.
-        environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        # Threads of ranks that are bound to one core each would share it.
-        flags = ["--host", f"localhost:{count}", "-n", count, "--bind-to", "none"]
         flags += ["--output-filename", f"{job.ranks_folder}:nocopy"]
         patterns = (r"ranks/.+/rank\.(\d+)/stdout", r"ranks/.+/rank\.(\d+)/stderr")
     else:
-        flags = ["-launcher", "fork", "-hosts", "localhost", "-n", count]
         flags += ["-outfile-pattern", f"{job.ranks_folder}/%r.out", "-errfile-pattern", f"{job.ranks_folder}/%r.err"]
         patterns = (_BY_NUMBER.format("out"), _BY_NUMBER.format("err"))
     command = (job.program, *flags, *job.launcher_args, job.python, *job.target)
     return Plan(command, environ, *patterns)
 
 
+def mpi_flags(version: str, processes: int) -> list[str]:
+    """How ``mpirun`` of that `version` is told to start `processes` on this machine."""
+    count = str(processes)
+    if is_open_mpi(version):
+        # Slots on localhost: as many as asked for, on any machine. Threads of ranks that are bound to one core each
+        # would share it.
+        return ["--host", f"localhost:{count}", "-n", count, "--bind-to", "none"]
+    return ["-launcher", "fork", "-hosts", "localhost", "-n", count]
+
+
+AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Open MPI is refused to root, who runs tests in containers."""
+
+
 def srun(job: Job) -> Plan:
     """A step of the allocation, on this node, since the lease is of this machine.
 
-    ``env`` sets the mask once more in each task: Slurm sets its own for a step that has devices of the allocation.
-    Unverified: written from srun(1).
+    ``env`` sets the mask once more in each task: Slurm sets its own for a step that has devices of the allocation
+    (srun(1), unverified: the tests' Slurm has none).
     """
     node = job.environ.get("SLURMD_NODENAME")
     masks = [f"{name}={job.environ[name]}" for name in job.mask_variables if name in job.environ]

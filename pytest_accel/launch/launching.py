@@ -17,7 +17,7 @@ from pytest_accel.hardware.cpu import affinity
 from pytest_accel.hardware.device import Device
 from pytest_accel.launch import port
 from pytest_accel.launch.job import Job
-from pytest_accel.launch.launchers import LAUNCHERS, Launcher
+from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 from pytest_accel.launch.result import LaunchError, LaunchResult, failed, silent, timed_out
 from pytest_accel.launch.running import Lost, Running
 from pytest_accel.launch.surroundings import added_paths, hidden_accelerators, surroundings
@@ -89,7 +89,7 @@ class Launch:
             changes=changes,
         )
         with port.hold() as held:
-            program = _program(chosen)
+            program = program_of(chosen)
             job = Job(
                 launcher=launcher,
                 script=os.fspath(script) if module else str(_find(script, self._beside)),
@@ -106,7 +106,7 @@ class Launch:
                 folder=str(folder),
                 port=held.getsockname()[1],
                 program=program,
-                version=_version(program) if launcher == "mpirun" else "",
+                version=version_of(program) if launcher == "mpirun" else "",
             )
             return run(job, chosen, timeout, output=output)
 
@@ -154,19 +154,22 @@ def missing(launcher: str) -> str | None:
     wanted = LAUNCHERS[launcher]
     if wanted.package is not None and importlib.util.find_spec(wanted.package) is None:
         return f"launcher {launcher!r}: the package {wanted.package} is not installed"
-    if wanted.programs and not _program(wanted):
+    if wanted.programs and not program_of(wanted):
         return f"launcher {launcher!r}: there is no {' or '.join(wanted.programs)} on the PATH"
     return None
 
 
-def _program(launcher: Launcher) -> str:
+def program_of(launcher: Launcher) -> str:
+    """The launcher's path; empty where it is none, or is not installed."""
     return next((found for name in launcher.programs if (found := shutil.which(name))), "")
 
 
 @cache
-def _version(program: str) -> str:
-    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return subprocess.run([program, "--version"], env=environ, capture_output=True, text=True, check=False).stdout
+def version_of(program: str) -> str:
+    """What `program` says of itself."""
+    return subprocess.run(
+        [program, "--version"], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False
+    ).stdout
 
 
 def _find(script: str | os.PathLike[str], beside: Path) -> Path:

@@ -2,8 +2,8 @@
 
 `RANK` and `WORLD_SIZE` alone are no launcher: many a person has them exported. Each launcher is known by what it alone
 sets, read from torch 2.13 (`torch/distributed/elastic/agent/server/local_elastic_agent.py`), DeepSpeed 0.19
-(`deepspeed/launcher/launch.py`), and the environment of processes under Open MPI 4.1 and MPICH 4.0. Slurm's are those
-of srun(1), unverified. Intel MPI has MPICH's process manager, and is unverified.
+(`deepspeed/launcher/launch.py`), and the environment of processes under Open MPI 4.1, MPICH 4.0 and Slurm 22.05. Intel
+MPI has MPICH's process manager, and is unverified.
 """
 
 from __future__ import annotations

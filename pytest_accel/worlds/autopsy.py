@@ -22,7 +22,7 @@ SERVER_ENDED = -(1 << 16)
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
 JOB_ENDED = -(1 << 17)
 """Stands for the exit status of ranks that were ended with the MPI job that they belong to."""
-LOST_WITH_JOB = "ended with its MPI job"
+LOST_WITH_JOB = "ended with its MPI job, since a rank has called MPI_Abort or has died"
 
 
 def describe_exit(status: int) -> str:

@@ -26,6 +26,7 @@ from pytest_accel.worlds.messages import (
     StartWorld,
     WorldStarted,
 )
+from pytest_accel.worlds.mpi import MpiJob
 from pytest_accel.worlds.roster import PooledWorld
 from pytest_accel.worlds.servers import Servers
 from pytest_accel.worlds.shape import WorldShape
@@ -77,6 +78,9 @@ class Fleet:
         self._servers = servers
         self._starter: Starter | Servers | None = None
         self._preload = True
+        self._jobs: dict[int, MpiJob] = {}
+        """By the number of the world that each serves."""
+        self._servers_made = len(servers)
 
     def warm(self) -> None:
         """Start the fork server, if it does not run."""
@@ -98,7 +102,17 @@ class Fleet:
         self.worlds[world.spec.world] = world
         self.warm()
         assert self._starter is not None
-        self._starter.send(StartWorld(world.spec))
+        if world.shape.launcher is None:
+            self._starter.send(StartWorld(world.spec))
+        else:
+            self._start_job(world, world.shape.launcher)
+
+    def _start_job(self, world: PooledWorld, launcher: str) -> None:
+        first = self._servers_made
+        self._servers_made += world.spec.ranks
+        numbers = range(first, self._servers_made)
+        job = MpiJob(launcher, world.spec, numbers, self._spec, self._lock, self._event, self._job_ended)
+        self._jobs[world.spec.world] = job
 
     def idle(self, shape: WorldShape) -> PooledWorld | None:
         """A warm world of `shape` that runs no test."""
@@ -122,15 +136,18 @@ class Fleet:
         self._end(world, RETIRE_PATIENCE)
 
     def _end(self, world: PooledWorld, after: float) -> None:
-        if world.ended or self._starter is None:
+        starter = self._jobs.get(world.spec.world, self._starter)
+        if world.ended or starter is None:
             self._forget(world)
         else:
-            self._starter.send(KillWorld(world.spec.world, after))
+            starter.send(KillWorld(world.spec.world, after))
 
     def _forget(self, world: PooledWorld) -> None:
         """Its processes are gone."""
         if self.worlds.pop(world.spec.world, None) is None:
             return
+        if (job := self._jobs.get(world.spec.world)) is not None:
+            job.end()
         for _, tell in world.watchers:
             tell(None)
         files.remove_rank_files(self.directory, world.spec)
@@ -166,6 +183,11 @@ class Fleet:
         """End the fork server and all that came from it. Called without the lock, for which its thread may wait."""
         with self._lock:
             starter, self._starter = self._starter, None
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.end()
+        for job in jobs:
+            job.join()
         if starter is not None:
             starter.stop()
         with self._lock:
@@ -240,6 +262,17 @@ class Fleet:
             for world in worlds:
                 if not self.closing and world.state == "starting":
                     self._owner.on_lost(world)
+
+    def _job_ended(self, job: MpiJob) -> None:
+        """In the job's thread, with the lock."""
+        world = self.worlds.get(job.world.world)
+        del self._jobs[job.world.world]
+        if world is None or world.state == "leased":
+            return  # Its driver has been told of each rank's end.
+        starting = world.state == "starting"
+        self._forget(world)
+        if starting:
+            self._owner.on_not_started(world, f"the MPI job of the ranks has ended:\n{job.log}")
 
     def _all_dead(self, world: PooledWorld) -> None:
         world.exits |= {rank: SERVER_ENDED for rank in range(world.spec.ranks) if rank not in world.exits}

@@ -65,9 +65,11 @@ class _Running:
 
 
 class _Server:
-    def __init__(self, connection: Connection, spec: SessionSpec, controller: int) -> None:
+    def __init__(self, connection: Connection, spec: SessionSpec, controller: int, parent: int) -> None:
         self.connection = connection
-        self.controller = controller
+        self.parent = parent
+        self.launched = parent != controller
+        """Whether a launcher has started this process, and ends it."""
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
@@ -192,7 +194,8 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setsid()
+        if not self.launched:  # Else a rank is to end when the launcher ends the process group that it has made.
+            os.setsid()
         self.connection.close()
         for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:
@@ -241,7 +244,7 @@ class _Server:
             self.preloading = True
             self._import_or_leave(wanted)
             return
-        with ending_with(self.controller, self.spec):
+        with ending_with(self.parent, self.spec):
             status = _wait_for(copy)
         if status != _UNFIT:
             # The copy served until the controller went away, or it died and its ranks with it: the controller
@@ -329,8 +332,12 @@ def clean_up(spec: SessionSpec) -> None:
         shutil.rmtree(spec.directory, ignore_errors=True)
 
 
-def main(descriptor: int, controller: int) -> None:
-    """Serve `controller` on the socket `descriptor`; the first message is the :class:`SessionSpec`."""
+def main(descriptor: int, controller: int, parent: int | None = None) -> None:
+    """Serve `controller` on the socket `descriptor`; the first message is the :class:`SessionSpec`.
+
+    `parent` is this process's, where that is not the controller.
+    """
+    parent = parent or controller
     connection = Connection(descriptor)
     try:
         spec: SessionSpec = pickle.loads(connection.recv_bytes())
@@ -346,13 +353,13 @@ def main(descriptor: int, controller: int) -> None:
     # OpenBLAS starts its threads when it is loaded, and a process with threads must not be forked.
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with ending_with(controller, spec):
+    with ending_with(parent, spec):
         for name in (*PLAIN_PRELOAD, *spec.preload):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     if given is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
-    server = _Server(connection, spec, controller)
+    server = _Server(connection, spec, controller, parent)
     code = 1
     try:
         server.serve()

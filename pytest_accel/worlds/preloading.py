@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import sys
@@ -26,10 +28,10 @@ def load_plugins(directory: str) -> None:
     given = os.environ.get(variable)
     os.environ[variable] = "none"  # Where this process is one of an MPI job, nobody is to meet the others.
     try:
-        pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory])
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory])
     finally:
         os.chdir(before)
-        sys.stdout.flush()  # Else each rank would write it once more.
         del os.environ[variable]
         if given is not None:
             os.environ[variable] = given

@@ -50,38 +50,40 @@ class Servers:
         on_event: Callable[[object], None],
         on_end: Callable[[], None],
         on_tick: Callable[[], None],
+        numbers: Sequence[int] = (),
     ) -> None:
-        """`lock` is the owner's, who holds it when it calls, but for :meth:`stop`."""
+        """`lock` is the owner's, who holds it when it calls, but for :meth:`stop`. `numbers`: if not 0, 1, ..."""
         self._lock = lock
         self._on_event = on_event
         self._on_end = on_end
         self._starting: dict[int, _Starting] = {}
         self._ended: set[int] = set()
-        self._starters: list[Starter] = []
-        for number, spawn in enumerate(spawns):
-            tick = on_tick if number == 0 else _nothing
+        self._starters: dict[int, Starter] = {}
+        """In their order, by number."""
+        for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
+            tick = _nothing if self._starters else on_tick
             one = replace(spec, server=number)
             made = Starter(one, partial(self._event, number), partial(self._end, number), tick, spawn)
-            self._starters.append(made)
+            self._starters[number] = made
 
     def send(self, message: object) -> None:
         """Raises nothing: where a server has ended, `on_end` says so."""
         if isinstance(message, StartWorld):
             self._start(message.spec)
             return
-        for starter in self._starters:
+        for starter in self._starters.values():
             starter.send(message)  # Who does not have the world lets the message pass.
         if isinstance(message, KillWorld):
             self._forget(message.world)
 
     def kill(self) -> None:
         """End servers that do not answer; `on_end` follows."""
-        for starter in self._starters:
+        for starter in self._starters.values():
             starter.kill()
 
     def stop(self) -> None:
         """End the servers, and with them every process that came from one; the first removes the session's folder."""
-        for starter in reversed(self._starters):
+        for starter in reversed(self._starters.values()):
             starter.stop()
 
     def _start(self, spec: WorldSpec) -> None:
@@ -102,7 +104,7 @@ class Servers:
                 self._started(server, message)
                 return
             if isinstance(message, StartFailed) and self._drop(message.world) is not None:
-                for starter in self._starters:
+                for starter in self._starters.values():
                     starter.send(KillWorld(message.world))
             self._on_event(message)
 
@@ -138,7 +140,7 @@ class Servers:
     def _end(self, server: int) -> None:
         with self._lock:
             self._ended.add(server)
-            for number, starter in enumerate(self._starters):
+            for number, starter in self._starters.items():
                 if number not in self._ended:
                     starter.kill()
             if len(self._ended) == len(self._starters):

@@ -42,15 +42,10 @@ class OwnServer:
     """A fork server that is this process's child."""
 
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
-        source = (
-            f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n"
-            f"from pytest_accel.worlds.forkserver import main; main({end.fileno()}, {os.getpid()})"
-        )
-        # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        source = f"from pytest_accel.worlds.forkserver import main; main({end.fileno()}, {os.getpid()})"
         with open(server_log_path(spec.directory, spec.server), "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *flags, "-c", source],
+                interpreter(spec, source),
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -70,6 +65,13 @@ class OwnServer:
             self.process.wait(patience)
             return True
         return False
+
+
+def interpreter(spec: SessionSpec, source: str) -> list[str]:
+    """The command that runs `source` in a Python like this one, with the session's path."""
+    # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n{source}"]
 
 
 def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.launchers import slurm
+
 if TYPE_CHECKING:
     from pytest_accel.launch.launching import Launch
 
@@ -87,9 +89,13 @@ def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) ->
     assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
 
 
-@pytest.mark.parametrize("launcher", ["srun"])
-def test_srun(launch: Launch, launcher: str) -> None:
-    examine(launch, launcher)
+def test_srun(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with slurm.running(folder) as running:
+        running.put_on_path(folder)
+        monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+        examine(launch, "srun")
 
 
 def test_python(launch: Launch) -> None:

@@ -1,6 +1,6 @@
-"""accelerate, deepspeed and mpirun that start pytest, where they are installed.
+"""accelerate, deepspeed, mpirun and srun that start pytest, where they are installed.
 
-srun is not: plain processes with the variables that srun(1) documents stand in for it.
+What several nodes would set is set for plain processes, which stand in for srun's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.launchers import slurm
 from tests.launchers.under import RANKS, expect_one_session, suites
 from tests.worlds.conftest import PYTEST, Suite
 
@@ -99,6 +101,11 @@ def test_open_mpi(suite: Suite) -> None:
 @pytest.mark.long
 def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
+
+
+def test_srun(suite: Suite, tmp_path: Path) -> None:
+    with slurm.running(tmp_path) as running:
+        examine(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
 @pytest.mark.long

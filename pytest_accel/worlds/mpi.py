@@ -1,0 +1,225 @@
+"""Worlds whose ranks are processes of an MPI job, for tests that want ``MPI.COMM_WORLD``.
+
+``mpirun`` starts as many fork servers as there are ranks, and each forks one: the rank has the job's environment, and
+what happens before a world's first test and after its last is the same as in every other. A process can initialise MPI
+once, so a job serves one world. Open MPI and MPICH give a job's processes their ranks in the variables named below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import psutil
+
+from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags
+from pytest_accel.launch.launching import program_of, version_of
+from pytest_accel.launch.outer import of_a_rank
+from pytest_accel.worlds import linux
+from pytest_accel.worlds.autopsy import JOB_ENDED, tail
+from pytest_accel.worlds.files import server_log_path
+from pytest_accel.worlds.kill import MARK, kill_tree
+from pytest_accel.worlds.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
+from pytest_accel.worlds.servers import Servers
+from pytest_accel.worlds.starter import interpreter
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Open MPI's, and that of Hydra: MPICH's and Intel MPI's process manager."""
+START_PATIENCE = 120.0
+"""Seconds that a job's processes may take to come."""
+_LOOK = 0.1
+_END_PATIENCE = 5.0
+"""Seconds that ``mpirun`` may take to end when its processes have."""
+
+
+class MpiJob:
+    """The job of one world. Has the face of a :class:`Starter` for it; calls back with the owner's lock held."""
+
+    def __init__(
+        self,
+        launcher: str,
+        world: WorldSpec,
+        numbers: Sequence[int],
+        spec: SessionSpec,
+        lock: threading.RLock,
+        on_event: Callable[[object], None],
+        on_end: Callable[[MpiJob], None],
+    ) -> None:
+        """`numbers` are those of the job's fork servers, one for each rank."""
+        self.world = replace(world, servers=tuple(numbers))
+        self._spec = spec
+        self._lock = lock
+        self._on_event = on_event
+        self._on_end = on_end
+        self._servers: Servers | None = None
+        self._exited: set[int] = set()
+        """The ranks of whose end the owner has been told."""
+        self._over = threading.Event()
+        """Whether it is to end, or its fork servers have."""
+        self._log = server_log_path(spec.directory, numbers[0])
+        self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
+        os.makedirs(spec.directory, mode=0o700, exist_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._path)
+        self._listener.listen(world.ranks)
+        self._process = self._start(launcher)
+        self._thread = threading.Thread(target=self._attend, name=f"accel-mpi-{world.world}", daemon=True)
+        self._thread.start()
+
+    def _start(self, launcher: str) -> subprocess.Popen[bytes]:
+        program = program_of(LAUNCHERS[launcher])
+        source = f"from pytest_accel.worlds.mpi import serve; serve({self._path!r}, {os.getpid()})"
+        dropped = set(of_a_rank(os.environ))
+        environment = {name: value for name, value in os.environ.items() if name not in dropped}
+        with open(self._log, "wb") as log:
+            return subprocess.Popen(
+                [program, *mpi_flags(version_of(program), self.world.ranks), *interpreter(self._spec, source)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**environment, **AS_ROOT, MARK: self._spec.directory},
+                start_new_session=True,
+            )
+
+    def send(self, message: object) -> None:
+        """Raises nothing: where the job has ended, `on_end` says so."""
+        if self._servers is not None:
+            self._servers.send(message)
+        elif isinstance(message, KillWorld):
+            self.end()
+
+    def end(self) -> None:
+        """Have it end; `on_end` follows."""
+        self._over.set()
+        if self._servers is None:
+            kill_tree(self._process.pid)
+
+    def join(self) -> None:
+        """Wait for its end. Called without the lock."""
+        self._thread.join()
+
+    @property
+    def log(self) -> str:
+        """The end of what ``mpirun`` has written."""
+        return tail(self._log)
+
+    # The job's thread
+
+    def _attend(self) -> None:
+        calls = self._gather()
+        with self._lock:
+            if len(calls) == self.world.ranks and not self._over.is_set():
+                self._serve(calls)
+        for call, _ in calls.values():
+            call.close()
+        if self._servers is not None:
+            self._over.wait()
+            self._servers.stop()
+        else:
+            kill_tree(self._process.pid)
+        try:
+            self._process.wait(_END_PATIENCE)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        with self._lock:
+            if self._servers is None and not self._over.is_set():
+                why = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{self.log}"
+                self._on_event(StartFailed(self.world.world, why))
+            self._on_end(self)
+
+    def _gather(self) -> dict[int, tuple[socket.socket, int]]:
+        """The calls of the job's processes and their process ids, by rank; fewer where the job has ended before."""
+        calls: dict[int, tuple[socket.socket, int]] = {}
+        deadline = time.monotonic() + START_PATIENCE
+        self._listener.settimeout(_LOOK)
+        with self._listener:
+            while len(calls) < self.world.ranks and self._process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    call, _ = self._listener.accept()
+                    call.settimeout(None)
+                    rank, pid = map(int, call.makefile().readline().split())
+                    calls[rank] = call, pid
+        return calls
+
+    def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
+        spawns = [partial(_hand_over, *calls[rank]) for rank in range(self.world.ranks)]
+        numbers = self.world.servers
+        self._servers = Servers(spawns, self._lock, self._spec, self._note, self._servers_ended, _nothing, numbers)
+        self._servers.send(StartWorld(self.world))
+
+    def _servers_ended(self) -> None:
+        """In a thread of theirs, with the lock: their ranks have ended with them."""
+        self._over.set()
+        for rank in range(self.world.ranks):
+            if rank not in self._exited:
+                self._on_event(RankExited(self.world.world, rank, JOB_ENDED))
+
+    def _note(self, message: object) -> None:
+        if isinstance(message, RankExited):
+            self._exited.add(message.rank)
+        self._on_event(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A fork server that is ``mpirun``'s child."""
+
+    pid: int
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(self.pid).kill()
+
+    def kill_tree(self) -> None:
+        kill_tree(self.pid)
+
+    def wait(self, patience: float | None) -> bool:
+        end = linux.end_of(self.pid)
+        if end is not None:  # Known before mpirun has taken notice of it.
+            try:
+                return bool(select.select([end], [], [], patience)[0])
+            finally:
+                os.close(end)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            try:
+                psutil.Process(self.pid).wait(patience)
+            except psutil.TimeoutExpired:
+                return False
+        return True
+
+
+def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _Launched:
+    """Give a process of the job its end of the connection to the pool."""
+    with contextlib.suppress(OSError):  # It has ended, and so has the connection.
+        socket.send_fds(call, [b"."], [end.fileno()])
+    return _Launched(pid)
+
+
+def serve(path: str, controller: int) -> None:
+    """In a process that ``mpirun`` has started: be a fork server of the session of `controller`."""
+    from pytest_accel.worlds import forkserver
+
+    parent = os.getppid()
+    linux.die_with_parent(parent)
+    rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
+    with socket.socket(socket.AF_UNIX) as call:
+        call.connect(path)
+        call.sendall(f"{rank} {os.getpid()}\n".encode())
+        _, descriptors, _, _ = socket.recv_fds(call, 1, 1)
+    if descriptors:
+        forkserver.main(descriptors[0], controller, parent)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,211 @@
+"""``distributed(launcher="mpirun")``: ranks that are the processes of an MPI job, where an MPI is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.launch.launching import missing
+from tests.launchers.under import suites
+from tests.test_docs import ROOT, blocks
+from tests.worlds.conftest import PATIENCE, Suite, eventually
+
+needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+_HEAD = """
+    import os
+    import signal
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.distributed(2, launcher="mpirun")
+
+
+    @pytest.fixture
+    def world():
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD
+"""
+_WORLD = (
+    _HEAD
+    + """
+    pids = []
+
+
+    def test_its_ranks_are_the_worlds(world, rank):
+        assert world.rank == rank
+        pids.append(os.getpid())
+
+
+    def test_it_stays(world, rank):
+        assert world.allgather(rank) == [0, 1]
+        assert pids == [os.getpid()]
+
+
+    def test_torch_has_its_group_too():
+        values = torch.ones(1)
+        dist.all_reduce(values)
+        assert values.item() == 2
+
+
+    def test_one_fails(world):
+        assert world.rank == 0
+
+
+    @pytest.mark.distributed(2, launcher=None)
+    def test_plain_ranks():
+        assert not {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys()
+"""
+)
+_ENDS = (
+    _HEAD
+    + """
+
+    def test_abort(world):
+        world.Barrier()
+        if world.rank == 1:
+            world.Abort(3)
+        world.Barrier()
+
+
+    @pytest.mark.distributed(2, launcher=None)
+    def test_plain_ranks():
+        dist.barrier()
+
+
+    def test_exit(world):
+        world.Barrier()
+        if world.rank == 0:
+            os._exit(0)
+        world.Barrier()
+
+
+    def test_next(world, rank):
+        assert world.allgather(rank) == [0, 1]
+"""
+)
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        made.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
+        yield made
+
+
+@pytest.fixture
+def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path: Path) -> Mapping[str, str]:
+    """The variables with which mpi4py's wheel finds the library that belongs to ``mpirun``."""
+    use_mpi(request.param)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    if request.param == "mpich":
+        # Its name where programs find it that are built for any MPICH; Debian has it under one of its own.
+        found = next(Path("/usr/lib").glob("*/libmpich.so.12"), None)
+        if found is not None:
+            (libraries / "libmpi.so.12").symlink_to(found)
+    return {"MPI4PY_MPIABI": request.param, "LD_LIBRARY_PATH": str(libraries)}
+
+
+@needs_mpi4py
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)], indirect=True)
+def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
+    suite.write("test_world.py", _WORLD)
+    (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
+    suite.write("test_docs.py", documented)
+    run = suite.start(environment=mpi).finish()
+    run.expect(
+        {
+            "test_sum": "PASSED",
+            "test_its_ranks_are_the_worlds": "PASSED",
+            "test_it_stays": "PASSED",
+            "test_torch_has_its_group_too": "PASSED",
+            "test_one_fails": "FAILED",
+            "test_plain_ranks": "PASSED",
+        }
+    )
+    assert "rank 1: failed at test_world.py" in run.failure("test_one_fails")
+    assert "rank 0: passed" in run.failure("test_one_fails")
+
+
+@needs_mpi4py
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.long)], indirect=True)
+def test_a_job_that_ends_takes_its_own_world_with_it(suite: Suite, mpi: Mapping[str, str]) -> None:
+    suite.write("test_ends.py", _ENDS)
+    run = suite.start(environment=mpi).finish(2 * PATIENCE)  # Three jobs, one after the other.
+    run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
+    # Hydra has killed all before the one that aborts has come to its end.
+    ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"
+    told = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
+    assert told in (
+        [f"ranks 0-1 died in the call phase: {ended}", f"ranks 0-1: {ended}"],
+        [
+            "rank 1 died in the call phase: exit status 3",
+            "rank 1: exit status 3",
+            f"rank 0: failed in consequence: {ended}",
+        ],
+    )
+    assert "rank 0 died in the call phase: exit status 0" in run.failure("test_exit")
+
+
+@needs_mpi4py
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> None:
+    suite.write(
+        "test_waits.py",
+        _HEAD
+        + """
+
+    def test_waits(world):
+        world.Barrier()
+        if world.rank == 0:
+            with open("waits", "w") as file:
+                print("now", file=file)
+        signal.pause()
+""",
+    )
+    session = suite.start(environment=mpi)
+    assert suite.read("waits") == "now"
+    session.process.kill()
+    session.process.wait()
+    eventually("the job's end", lambda: not suite.processes())
+
+
+def test_without_mpirun_it_is_skipped(suite: Suite, tmp_path: Path) -> None:
+    suite.write("test_world.py", _WORLD)
+    run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
+    run.expect({"test_it_stays": "SKIPPED"})
+    assert "launcher 'mpirun': there is no mpirun or mpiexec on the PATH" in run.text
+    strict = suite.start("-k", "test_it_stays", "--accel-strict", environment={"PATH": str(tmp_path)}).finish()
+    assert strict.code == 1
+
+
+def test_what_does_not_start_the_processes_is_shown(suite: Suite, tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho there are no slots\nexit 7\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    suite.write("test_world.py", _WORLD)
+    run = suite.start("-k", "test_it_stays", environment={"PATH": f"{tmp_path}:/usr/bin:/bin"}).finish()
+    run.expect({"test_it_stays": "ERROR"})
+    assert "mpirun has started 0 of 2 processes" in run.failure("test_it_stays")
+    assert "there are no slots" in run.failure("test_it_stays")
+
+
+@pytest.mark.long
+def test_under_a_launcher_it_is_skipped(suite: Suite) -> None:
+    if reason := missing("mpirun"):
+        pytest.skip(reason)
+    program = shutil.which("torchrun")
+    assert program is not None
+    suite.write("test_world.py", _WORLD)
+    launched = (program, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", "pytest")
+    run = suite.start("-k", "test_it_stays", program=launched).finish()
+    run.expect({"test_it_stays": "SKIPPED"})
+    assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text
