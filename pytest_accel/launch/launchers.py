@@ -123,6 +123,13 @@ AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_
 """Open MPI is refused to root, who runs tests in containers."""
 
 
+def mpi_folders(folder: str) -> dict[str, str]:
+    """Has Open MPI 4 and 5 keep in `folder` what it leaves behind when it is killed; others pay no heed."""
+    names: tuple[str, ...] = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
+    names += ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
+    return dict.fromkeys(names, folder)
+
+
 def srun(job: Job) -> Plan:
     """A step of the allocation, on this node, since the lease is of this machine.
 

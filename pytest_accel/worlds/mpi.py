@@ -20,7 +20,7 @@ from functools import partial
 
 import psutil
 
-from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags
+from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.launch.launching import program_of, version_of
 from pytest_accel.launch.outer import of_a_rank
 from pytest_accel.worlds import linux
@@ -85,7 +85,7 @@ class MpiJob:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, **AS_ROOT, MARK: self._spec.directory},
+                env={**environment, **AS_ROOT, **mpi_folders(self._spec.directory), MARK: self._spec.directory},
                 start_new_session=True,
             )
 
