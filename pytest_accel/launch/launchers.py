@@ -97,9 +97,10 @@ def deepspeed(job: Job) -> Plan:
 
 def mpirun(job: Job) -> Plan:
     """Open MPI's, or Hydra: MPICH's and Intel MPI's. The script finds the held port in ``MASTER_PORT``."""
-    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port), **AS_ROOT}
+    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port)}
     flags = mpi_flags(job.version, job.nproc)
     if is_open_mpi(job.version):
+        environ |= AS_ROOT
         flags += ["--output-filename", f"{job.ranks_folder}:nocopy"]
         patterns = (r"ranks/.+/rank\.(\d+)/stdout", r"ranks/.+/rank\.(\d+)/stderr")
     else:
