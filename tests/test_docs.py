@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
 ]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -52,7 +54,10 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_coverage_of_what_ranks_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun")])
+def test_coverage_of_what_ranks_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
+) -> None:
     pytest.importorskip("pytest_cov")
     # A run of this test that is itself measured says so to its children.
     for name in [name for name in os.environ if name.startswith("COV")]:
@@ -73,7 +78,8 @@ def test_coverage_of_what_ranks_run(pytester: pytest.Pytester, monkeypatch: pyte
         """
     )
 
-    result = pytester.runpytest_subprocess("--cov", "--cov-report=term-missing", "--accel", "none")
+    command = (sys.executable, *launcher, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none")
+    result = pytester.run(*command)
 
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])

@@ -67,10 +67,10 @@ _TESTS = """
 class Terminal:
     """A session at a terminal, and the person before it."""
 
-    def __init__(self, suite: Suite, *args: str) -> None:
+    def __init__(self, suite: Suite, *args: str, launcher: tuple[str, ...] = ()) -> None:
         suite.write("test_x.py", _TESTS)
         suite.write("pytest.ini", "[pytest]\naccel = sim:2\n")
-        command = ["-m", "pytest", "-p", "accel", "-p", "xdist", *args]
+        command = [*launcher, "-m", "pytest", "-p", "accel", "-p", "xdist", *args]
         self.child: Any = pexpect.spawn(sys.executable, command, cwd=str(suite.path), timeout=60, encoding="utf-8")
 
     def see(self, text: str) -> str:
@@ -208,3 +208,14 @@ def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     run = suite.run(flag, "-n", "1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert flag in run.text + run.errors
+
+
+def test_under_a_launcher(suite: Suite) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
+    assert "assert 'value of 1' == 'wrong'" in terminal.see("(Pdb) ")
+    terminal.type("p value.upper()")
+    terminal.see("'VALUE OF 1'")
+    terminal.see("(Pdb) ")
+    terminal.type("c")
+    assert "1 failed" in terminal.end()
