@@ -77,20 +77,17 @@ def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: 
     assert run.code == 1
 
 
-@pytest.mark.long
 def test_accelerate(suite: Suite) -> None:
     need("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
     examine(suite, "accelerate launch", ACCELERATE, environment)
 
 
-@pytest.mark.long
 def test_deepspeed(suite: Suite) -> None:
     need("deepspeed")
     examine(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
-@pytest.mark.long
 def test_open_mpi(suite: Suite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
     # Ranks have a terminal of its own making.
@@ -98,7 +95,6 @@ def test_open_mpi(suite: Suite) -> None:
     examine(suite, "mpirun", program, environment)
 
 
-@pytest.mark.long
 def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
