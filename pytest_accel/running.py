@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.items import MarkedItem
+from pytest_accel.schedule.demand import NO_DEVICE, kind_of
+from pytest_accel.schedule.history import Recorder
 from pytest_accel.session import AccelSession
 from pytest_accel.stash import MARKED
 from pytest_accel.worlds.shape import WorldShape
@@ -25,6 +27,7 @@ class RunningHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if not self._session.is_worker:
             _link(session.items)
+            session.config.pluginmanager.register(Recorder(_kinds(session.items)), "accel-durations")
         # The ranks debug themselves: of their failures the driver has nothing to look at.
         plugin = session.config.pluginmanager
         self._post_mortem = plugin.unregister(name="pdbinvoke") if plugin.has_plugin("pdbinvoke") else None
@@ -85,6 +88,12 @@ class RunningHooks:
         if marked is not None:
             marked.graft(report)
         return report
+
+
+def _kinds(items: list[pytest.Item]) -> dict[str, str]:
+    """The kind of device that each test uses, by node id."""
+    marked = {item.nodeid: item.stash.get(MARKED, None) for item in items}
+    return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
 
 
 def _link(items: list[pytest.Item]) -> None:

@@ -354,7 +354,7 @@ def test_bad_values_end_a_run_as_a_usage_error(
 
 def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
-    for option in [*map(flag, NAMES), "--accel-info"]:
+    for option in [*map(flag, NAMES), "--accel-info", "--accel-plan"]:
         assert f"\n  {option}" in shown
     for name in [*NAMES, "accel_preload"]:
         assert f"\n  {name} (" in shown
