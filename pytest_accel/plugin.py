@@ -189,8 +189,10 @@ class CollectionHooks:
         marked = self._session.adopt(items)
         if marked and self._runs:
             self._preload(self._imported)
-            from pytest_accel.running import RunningHooks
+            from pytest_accel.running import RunningHooks, by_world
 
+            if self._session.settings.reorder and not self._session.is_worker:
+                items[:] = by_world(items)
             if not config.pluginmanager.has_plugin("accel-running"):
                 config.pluginmanager.register(RunningHooks(self._session), "accel-running")
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -88,6 +88,19 @@ class RunningHooks:
         if marked is not None:
             marked.graft(report)
         return report
+
+
+def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Tests of one world together, where the first of them was; so are those that need none, or lack hardware.
+
+    Within each group the order stays, and with it modules and classes that were in one piece: their fixtures are set
+    up once in each world, and once in this process.
+    """
+    groups: dict[WorldShape | None, list[pytest.Item]] = {}
+    for item in items:
+        marked = item.stash.get(MARKED, None)
+        groups.setdefault(marked.shape if marked is not None and marked.missing is None else None, []).append(item)
+    return [item for group in groups.values() for item in group]
 
 
 def _kinds(items: list[pytest.Item]) -> dict[str, str]:

@@ -32,6 +32,7 @@ NAMES = [
             "per_worker",
             "leaks",
             "schedule",
+            "reorder",
             "launcher",
             "spread",
         )
@@ -75,6 +76,7 @@ SWITCHES = [
     ("accel_fresh", "fresh"),
     ("accel_debug", "debug"),
     ("accel_spread", "spread"),
+    ("accel_reorder", "reorder"),
 ]
 BAD = [
     ("accel_require", "cuda", REQUIRE),
@@ -354,7 +356,7 @@ def test_bad_values_end_a_run_as_a_usage_error(
 
 def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
-    for option in [*map(flag, NAMES), "--accel-info", "--accel-plan"]:
+    for option in [*map(flag, NAMES), "--accel-info"]:
         assert f"\n  {option}" in shown
     for name in [*NAMES, "accel_preload"]:
         assert f"\n  {name} (" in shown

@@ -164,3 +164,7 @@ def test_times_are_those_of_sessions_without_xdist_too(suite: Suite) -> None:
     text = suite.run("--accel-plan", "4xcuda", "-k", "one or four").text
     assert "7 of 7 tests timed on another kind of device only: counted as there" in text
     assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
+
+
+def test_help(suite: Suite) -> None:
+    assert re.search(r"^  --accel-plan\b.*NxKIND", suite.run("--help").text, re.MULTILINE)
