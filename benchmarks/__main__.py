@@ -13,7 +13,20 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks import adoption, broker, discovery, first, fresh, launcher, launching, makespan, peers, unused, warm
+from benchmarks import (
+    adoption,
+    broker,
+    discovery,
+    fairness,
+    first,
+    fresh,
+    launcher,
+    launching,
+    makespan,
+    peers,
+    unused,
+    warm,
+)
 from benchmarks.measure import FULL, QUICK, Effort, Figure, load
 
 Measure = Callable[[Path, Effort], list[Figure]]
@@ -60,6 +73,7 @@ def main() -> int:
         "broker": leases,
         "launch": launching.figures,
         "makespan": makespan.figures,
+        "fairness": fairness.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(

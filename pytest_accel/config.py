@@ -31,6 +31,7 @@ DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
 SCHEDULE = "accel_schedule"
+REORDER = "accel_reorder"
 PRELOAD = "accel_preload"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
@@ -77,6 +78,8 @@ class Settings:
     """What becomes of a test that leaves something behind in its ranks."""
     schedule: Literal["on", "off"] = "on"
     """Whether xdist's workers get their tests by the devices that these need."""
+    reorder: bool = False
+    """Whether tests that can share a world run one after the other, where xdist does not distribute them."""
     launcher: Literal["auto", "none"] = "auto"
     """Whether processes that a launcher has started together are one session."""
     spread: bool = False
@@ -233,6 +236,13 @@ _OPTIONS: dict[str, _Option] = {
         "which of xdist's workers gets which test, under --dist load and worksteal, by the devices that the tests "
         "need: on (default) or off",
         "WHAT",
+    ),
+    REORDER: _Option(
+        "reorder",
+        "bool",
+        "one of 1, true, yes, on, 0, false, no, off",
+        values.switch,
+        "without -n, run tests that can share a world one after the other",
     ),
     LAUNCHER: _Option(
         "launcher",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import adoption, preload
+from pytest_accel import adoption, planning, preload
 from pytest_accel import config as options
 from pytest_accel.fixtures import (
     accel,
@@ -54,6 +54,7 @@ _BEFORE = frozenset(sys.modules)
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
     adoption.add_options(parser)
+    planning.add_options(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -67,6 +68,13 @@ def pytest_load_initial_conftests(
 
         early_config.stash[OUTER] = outer_session.enter(early_config, args, world)
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A plan collects and runs nothing: xdist starts no workers then."""
+    if planning.asked(config):
+        config.option.collectonly = True
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,6 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel import report
 
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
+        if planning.asked(config):
+            config.pluginmanager.register(planning.PlanHooks(session), "accel-plan")
         if config.pluginmanager.hasplugin("xdist"):
             from pytest_accel.distribution import XdistHooks
 
@@ -179,8 +189,10 @@ class CollectionHooks:
         marked = self._session.adopt(items)
         if marked and self._runs:
             self._preload(self._imported)
-            from pytest_accel.running import RunningHooks
+            from pytest_accel.running import RunningHooks, by_world
 
+            if self._session.settings.reorder and not self._session.is_worker:
+                items[:] = by_world(items)
             if not config.pluginmanager.has_plugin("accel-running"):
                 config.pluginmanager.register(RunningHooks(self._session), "accel-running")
         return result

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
 
 from pytest_accel.items import MarkedItem
+from pytest_accel.schedule.demand import NO_DEVICE, kind_of
+from pytest_accel.schedule.history import Recorder
 from pytest_accel.session import AccelSession
 from pytest_accel.stash import MARKED
 from pytest_accel.worlds.shape import WorldShape
@@ -25,6 +27,7 @@ class RunningHooks:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if not self._session.is_worker:
             _link(session.items)
+            session.config.pluginmanager.register(Recorder(_kinds(session.items)), "accel-durations")
         # The ranks debug themselves: of their failures the driver has nothing to look at.
         plugin = session.config.pluginmanager
         self._post_mortem = plugin.unregister(name="pdbinvoke") if plugin.has_plugin("pdbinvoke") else None
@@ -85,6 +88,25 @@ class RunningHooks:
         if marked is not None:
             marked.graft(report)
         return report
+
+
+def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Tests of one world together, where the first of them was; so are those that need none, or lack hardware.
+
+    Within each group the order stays, and with it modules and classes that were in one piece: their fixtures are set
+    up once in each world, and once in this process.
+    """
+    groups: dict[WorldShape | None, list[pytest.Item]] = {}
+    for item in items:
+        marked = item.stash.get(MARKED, None)
+        groups.setdefault(marked.shape if marked is not None and marked.missing is None else None, []).append(item)
+    return [item for group in groups.values() for item in group]
+
+
+def _kinds(items: list[pytest.Item]) -> dict[str, str]:
+    """The kind of device that each test uses, by node id."""
+    marked = {item.nodeid: item.stash.get(MARKED, None) for item in items}
+    return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
 
 
 def _link(items: list[pytest.Item]) -> None:

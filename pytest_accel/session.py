@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import markers
+from pytest_accel import markers, planning
 from pytest_accel.config import Settings
 from pytest_accel.launch.outer import without_local_rank
 from pytest_accel.markers import MarkError, MarkFinder
@@ -77,6 +77,10 @@ class AccelSession:
         if self.worker_input is not None:
             given: Machine = pickle.loads(self.worker_input["accel_machine"])
             return given
+        if (pretended := planning.pretended(self.config)) is not None:
+            from pytest_accel.hardware.pretend import PretendedMachine
+
+            return PretendedMachine(*pretended)
         try:
             machine = machine_for(self.settings)
             _ = machine.session
@@ -162,6 +166,10 @@ class AccelSession:
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
         requirement = markers.requirement(marks, size)
         assert requirement is not None
+        if requirement.devices is not None and planning.pretended(self.config) is not None:
+            from pytest_accel.hardware.pretend import without_figures
+
+            requirement = replace(requirement, devices=without_figures(requirement.devices))
         shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
         if self.outer is not None and self.settings.spread and not shape.grouped:
             shape = replace(shape, server=next(self._turns) % self.outer.world.size)

@@ -32,6 +32,7 @@ NAMES = [
             "per_worker",
             "leaks",
             "schedule",
+            "reorder",
             "launcher",
             "spread",
         )
@@ -75,6 +76,7 @@ SWITCHES = [
     ("accel_fresh", "fresh"),
     ("accel_debug", "debug"),
     ("accel_spread", "spread"),
+    ("accel_reorder", "reorder"),
 ]
 BAD = [
     ("accel_require", "cuda", REQUIRE),

@@ -1,9 +1,11 @@
 """The one place in a session that grants leases: applies the policy, holds the locks, tells who waits.
 
-Between sessions the rule is the policy's: first come, first served. A request that waits for a device which another
-session has makes its wish known in the lock folder with the time of its arrival, and no session takes a device for
-a request that arrived after somebody else's wish for that device. So a busy session cannot keep a device to itself
-by taking it again each time it gives it back, and two that wait for several devices each do not wait for each other.
+Between sessions the rule is the policy's: first come, first served, where a request of a session that has had much of
+the devices lately counts as having come later (`usage.py`). A request that waits for a device which another session
+has makes its wish known in the lock folder with the time from which it counts, and no session takes a device for a
+request that counts from later than somebody else's wish for that device. So a busy session cannot keep a device to
+itself by taking it again each time it gives it back, nor by tests that last longer than another's, and two that wait
+for several devices each do not wait for each other.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.holdings import Holdings, Lease
 from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
+from pytest_accel.leases.usage import Usage
 
 if TYPE_CHECKING:
     from pytest_accel.leases.locks import DeviceLocks, Holder
@@ -49,7 +52,12 @@ class Broker:
     """
 
     def __init__(
-        self, devices: Sequence[str], slots: int, locks: DeviceLocks | None, on_wanted: Callable[[int], None]
+        self,
+        devices: Sequence[str],
+        slots: int,
+        locks: DeviceLocks | None,
+        on_wanted: Callable[[int], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`devices` are in the session's order. `locks` None: no other session is asked.
 
@@ -66,6 +74,9 @@ class Broker:
         self._foreign: set[str] = set()
         self._last_id = 0
         self._last_since = 0.0
+        self._clock = clock
+        """Seconds since the epoch: what sessions compare."""
+        self._usage = Usage(moment=clock())
         self._thread: threading.Thread | None = None
         self._last_change = 0.0
         self._nap = 0.0
@@ -101,7 +112,9 @@ class Broker:
             if self._closed:
                 raise RuntimeError("the broker is closed: no lease can be asked for any more")
             self._last_id += 1
-            self._last_since = max(time.time(), math.nextafter(self._last_since, math.inf))
+            self._count_usage()
+            turn = self._clock() + self._usage.handicap
+            self._last_since = max(turn, math.nextafter(self._last_since, math.inf))
             request = Request(self._last_id, chosen, count, slots, tuple(ties), taken, sets)
             if not self._waiting:
                 # Nobody has looked at these since the last request went.
@@ -126,6 +139,7 @@ class Broker:
             held = self._holdings.leases.get(lease_id)
             if held is None:
                 return
+            self._count_usage()
             left = self._holdings.remove(lease_id)
             if self._locks is not None:
                 for device in left:
@@ -224,6 +238,10 @@ class Broker:
         if not count and not slots:
             raise ValueError("count=0 and slots=0: one of them must be at least 1")
 
+    def _count_usage(self) -> None:
+        """Before anything changes in what is held."""
+        self._usage = self._usage.at(self._clock(), self._holdings.part)
+
     def _requests(self) -> list[Request]:
         return [waiting.request for waiting in self._waiting.values()]
 
@@ -279,6 +297,7 @@ class Broker:
         waiting = self._waiting.pop(grant.request)
         self._last_id += 1
         lease = Lease(self._last_id, grant.devices, grant.slots, grant.parts)
+        self._count_usage()
         self._holdings.add(lease, holder)
         if grant.parts:
             self._tell(grant.devices)

@@ -53,6 +53,11 @@ class Holdings:
         """The devices of which somebody has a part."""
         return self._used.keys()
 
+    @property
+    def part(self) -> float:
+        """The part of all devices that somebody has."""
+        return sum(self._used.values()) / (WHOLE * len(self.devices)) if self.devices else 0.0
+
     def free(self, without: Collection[str]) -> dict[str, int]:
         """The parts of each device that nobody has; of those in `without` none."""
         return {name: WHOLE - self._used.get(name, 0) for name in self.devices if name not in without}

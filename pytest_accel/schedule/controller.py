@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.schedule.backlog import Backlog, Task
 from pytest_accel.schedule.demand import Demand
 from pytest_accel.schedule.history import Recorder, expected_times, recall
 from pytest_accel.schedule.scheduler import DeviceScheduling
@@ -121,18 +120,12 @@ class AccelScheduling:
 
     def _scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
         machine = self._machine()
-        need_of = {index: 1 + shape for index, shape in demand.tests}
-        kinds = demand.kinds()
-        kind_of = {nodeid: kinds[need_of.get(index, 0)] for index, nodeid in enumerate(collection)}
-        times = expected_times(recall(self.config), [(nodeid, kind_of[nodeid]) for nodeid in collection])
-        tasks = [
-            Task(index, need_of.get(index, 0), nodeid.partition("::")[0], times[index])
-            for index, nodeid in enumerate(collection)
-        ]
-        self.config.pluginmanager.register(Recorder(kind_of), "accel-durations")
+        kinds = demand.kinds_of_tests(len(collection))
+        times = expected_times(recall(self.config), list(zip(collection, kinds, strict=True)))
+        self.config.pluginmanager.register(Recorder(dict(zip(collection, kinds, strict=True))), "accel-durations")
         return DeviceScheduling(
             collection,
-            Backlog(demand.needs(machine, self._slots), tasks),
+            demand.backlog(collection, machine, self._slots, times),
             demand.devices(machine),
             self._slots,
             self._dispatch,

@@ -10,7 +10,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 from pytest_accel.leases.supply import request_for
-from pytest_accel.schedule.backlog import Need
+from pytest_accel.schedule.backlog import Backlog, Need, Task
 from pytest_accel.worlds.shape import WorldShape
 
 NO_DEVICE = "none"
@@ -42,12 +42,41 @@ class Demand:
 
     def kinds(self) -> list[str]:
         """The kind of device that the tests of each need use."""
-        return [NO_DEVICE, *(shape.kind if shape.need is not None else NO_DEVICE for shape in self.shapes)]
+        return [NO_DEVICE, *(kind_of(shape) for shape in self.shapes)]
+
+    def requests(self, count: int, machine: Machine, slots: int) -> list[Request | None]:
+        """What each of the `count` tests of the collection asks for."""
+        needs, need_of = self.needs(machine, slots), self._need_of()
+        return [needs[need_of.get(index, 0)].request for index in range(count)]
+
+    def kinds_of_tests(self, count: int) -> list[str]:
+        """The kind of device that each of the `count` tests of the collection uses."""
+        kinds, need_of = self.kinds(), self._need_of()
+        return [kinds[need_of.get(index, 0)] for index in range(count)]
+
+    def backlog(
+        self, collection: Sequence[str], machine: Machine, slots: int, expected: Sequence[float | None]
+    ) -> Backlog:
+        """All tests of `collection`, by node id, and the seconds that each is expected to take, as far as is known."""
+        need_of = self._need_of()
+        tasks = [
+            Task(index, need_of.get(index, 0), nodeid.partition("::")[0], expected[index])
+            for index, nodeid in enumerate(collection)
+        ]
+        return Backlog(self.needs(machine, slots), tasks)
+
+    def _need_of(self) -> dict[int, int]:
+        return {index: 1 + shape for index, shape in self.tests}
 
     def devices(self, machine: Machine) -> dict[str, int]:
         """All devices that some test may use, with the parts that each has."""
         kinds = dict.fromkeys(shape.kind for shape in self.shapes if shape.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
+
+
+def kind_of(shape: WorldShape) -> str:
+    """The kind of device that tests in worlds of `shape` use."""
+    return shape.kind if shape.need is not None else NO_DEVICE
 
 
 def _need(shape: WorldShape, machine: Machine, slots: int) -> Need:

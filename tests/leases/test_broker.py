@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,8 +32,14 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
     brokers: list[Broker] = []
     before = set(threading.enumerate())
 
-    def make(*, locks: bool = True, slots: int = 4, on_wanted: Callable[[int], None] = wishes.put) -> Broker:
-        brokers.append(Broker(DEVICES, slots, DeviceLocks(tmp_path / "locks") if locks else None, on_wanted))
+    def make(
+        *,
+        locks: bool = True,
+        slots: int = 4,
+        on_wanted: Callable[[int], None] = wishes.put,
+        clock: Callable[[], float] = time.time,
+    ) -> Broker:
+        brokers.append(Broker(DEVICES, slots, DeviceLocks(tmp_path / "locks") if locks else None, on_wanted, clock))
         return brokers[-1]
 
     yield make
@@ -256,6 +263,34 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
     assert order.get(timeout=PATIENCE) == "other session"
     two.release(grants.get().id)
     assert order.get(timeout=PATIENCE) == "same session, later"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0])
+def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: Queue[int], seconds: float) -> None:
+    now = [1000.0]
+    busy, other = session(clock=lambda: now[0]), session(clock=lambda: 1001.0 + seconds)
+    mine: list[Lease] = []
+    order: Queue[str] = Queue()
+    leases: Queue[tuple[Broker, Lease]] = Queue()
+
+    def got(who: str, broker: Broker) -> Callable[[Lease], None]:
+        def note(lease: Lease) -> None:
+            leases.put((broker, lease))
+            order.put(who)
+
+        return note
+
+    busy.submit(DEVICES, 4, ME, mine.append)
+    now[0] += seconds
+    other.submit(("a",), 1, ME, got("other", other))
+    assert wishes.get(timeout=PATIENCE) == mine[0].id
+    busy.submit(("a",), 1, ME, got("busy", busy))  # A second before the other one, by the clock.
+    busy.release(mine[0].id)
+    found = [order.get(timeout=PATIENCE)]
+    broker, lease = leases.get()
+    broker.release(lease.id)
+    found.append(order.get(timeout=PATIENCE))
+    assert found == (["other", "busy"] if seconds else ["busy", "other"])
 
 
 def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:

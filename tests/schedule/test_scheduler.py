@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES, ours, ratios
-from benchmarks.virtual import Machine, Test, Worker
+from benchmarks.virtual import Machine, Test
 from pytest_accel.schedule.bounds import lower_bound
+from pytest_accel.schedule.virtual import Worker
 
 
 class Crashing(Machine):

@@ -1,0 +1,127 @@
+"""``--accel-plan``: collects, runs nothing, and shows how the suite would be packed on a machine."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.hardware.registry import ALL_KINDS, name_kinds
+from pytest_accel.stash import MARKED
+
+if TYPE_CHECKING:
+    from pytest_accel.schedule.forecast import Suite
+    from pytest_accel.session import AccelSession
+
+PLAN = "accel_plan"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the option to `parser`."""
+    parser.getgroup("accel").addoption(
+        "--accel-plan",
+        dest=PLAN,
+        nargs="?",
+        type=_machine,
+        const=True,
+        default=None,
+        metavar="NxKIND",
+        help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
+        "how many workers, then stop",
+    )
+
+
+def asked(config: pytest.Config) -> bool:
+    """Whether the session is to show a plan."""
+    return config.getoption(PLAN) is not None
+
+
+def pretended(config: pytest.Config) -> tuple[int, str] | None:
+    """The machine that the plan is for, a number of devices and their kind; None: this one, or there is no plan."""
+    value = config.getoption(PLAN, None)
+    return value if isinstance(value, tuple) else None
+
+
+def _machine(text: str) -> tuple[int, str]:
+    from pytest_accel.hardware.pretend import MOST, parse_machine
+
+    try:
+        return parse_machine(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
+            f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
+        ) from None
+
+
+class PlanHooks:
+    """In the process that has the terminal."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """In place of the list of tests that pytest shows when it only collects."""
+        items, session.items = session.items, []
+        try:
+            result = yield
+        finally:
+            session.items = items
+        if items and (not session.testsfailed or session.config.option.continue_on_collection_errors):
+            terminal = session.config.pluginmanager.getplugin("terminalreporter")
+            terminal.section("accel: plan", sep="-")
+            for line, bold in self._lines(items):
+                terminal.write_line(line, bold=bold)
+        return result
+
+    def _lines(self, items: Sequence[pytest.Item]) -> Iterator[tuple[str, bool]]:
+        """What is shown, and whether it stands out."""
+        from pytest_accel.schedule import tell
+        from pytest_accel.schedule.forecast import best
+
+        config = self._session.config
+        reasons = {item: _why_skipped(item) for item in items}
+        tests = [item for item in items if reasons[item] is None]
+        skipped = Counter(reason for reason in reasons.values() if reason is not None)
+        yield from tell.plain(tell.census(len(tests), skipped.most_common()))
+        if not tests:
+            return
+        suite = self._suite(tests)
+        yield from tell.plain(tell.about_times(suite.times))
+        if pretended(config) is not None:
+            yield "memory, capability and name that a test asks for count as there", False
+        plays = list(suite.plays())
+        chosen = best(plays)
+        given = getattr(config.option, "numprocesses", None)
+        if given:
+            chosen = next((play for play in plays if play.workers == given), None) or suite.play(given)
+            plays = sorted({play.workers: play for play in (*plays, chosen)}.values(), key=lambda play: play.workers)
+        yield from tell.table(plays, suite.devices)
+        yield from tell.plain(tell.about(chosen, suite, shutil.get_terminal_size().columns))
+
+    def _suite(self, tests: Sequence[pytest.Item]) -> Suite:
+        from pytest_accel.schedule.demand import Demand
+        from pytest_accel.schedule.forecast import Suite, times
+        from pytest_accel.schedule.history import recall
+        from pytest_accel.session import cpu_slots
+
+        session = self._session
+        marked = ((index, item.stash.get(MARKED, None)) for index, item in enumerate(tests))
+        demand = Demand.of((index, one.shape) for index, one in marked if one is not None)
+        names = [item.nodeid for item in tests]
+        kinds = demand.kinds_of_tests(len(names))
+        found = times(recall(session.config), list(zip(names, kinds, strict=True)))
+        return Suite(names, demand, found, session.machine, cpu_slots())
+
+
+def _why_skipped(item: pytest.Item) -> str | None:
+    """Why it is certain that a test is skipped; None where it may run."""
+    marked = item.stash.get(MARKED, None)
+    if marked is not None and marked.missing is not None:
+        return marked.missing
+    return "marked skip" if any(item.iter_markers("skip")) else None

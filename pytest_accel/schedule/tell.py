@@ -1,0 +1,92 @@
+"""A plan in words: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from pytest_accel.schedule.forecast import CLOSE, Play, Suite, Times, best, chain
+
+_SHOWN = 5
+"""Tests that are shown of those that make the session as long as it is."""
+_NARROW = 30
+"""Columns that a test's name gets at the least."""
+
+Line = tuple[str, bool]
+"""A line, and whether it stands out."""
+
+
+def plain(lines: Iterable[str]) -> Iterator[Line]:
+    """Lines that do not stand out."""
+    return ((line, False) for line in lines)
+
+
+def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """How many tests there are, and how many would be skipped for each reason."""
+    total = sum(count for _, count in skipped)
+    yield f"{_tests(tests)} to run" + (f", {total} skipped:" if total else "")
+    for reason, count in skipped:
+        yield f"{count:>5}  {reason}"
+
+
+def about_times(found: Times) -> Iterator[str]:
+    """Where the tests' times come from."""
+    total = len(found.seconds)
+    if found.unknown == total:
+        yield f"nothing is remembered: each counted as {found.guess:g} s"
+    elif found.unknown:
+        guess = f"the median of the others, {clock(found.guess)}"
+        yield f"{found.unknown} of {_tests(total)} never timed: counted as {guess}"
+    else:
+        yield "all times are remembered"
+    if found.elsewhere:
+        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted as there"
+
+
+def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
+    """How long the session takes by its number of workers."""
+    shortest = best(plays)
+    yield "", False
+    yield f"{'-n':>5}{'makespan':>14}{'utilisation':>14}" if devices else f"{'-n':>5}{'makespan':>14}", True
+    for play in plays:
+        line = f"{play.workers:>5}{clock(play.makespan):>14}"
+        line += f"{play.utilisation(devices):>14.0%}" if devices else ""
+        yield line + ("   best" if play is shortest else ""), play is shortest
+    yield f"best: the fewest workers of those within {CLOSE:.0%} of the shortest", False
+
+
+def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
+    """One number of workers in full, in lines of so many columns."""
+    yield ""
+    over = play.makespan / suite.least - 1 if suite.least else 0.0
+    more = f", {over:.0%} above it" if over >= 0.005 else ""
+    yield f"-n {play.workers}: makespan {clock(play.makespan)}; lower bound of any order {clock(suite.least)}{more}"
+    if suite.devices:
+        held = suite.devices * play.makespan
+        hours = f"{play.device_seconds / 3600:.3g} device-hours used of {held / 3600:.3g}"
+        yield f"{suite.devices} devices: {hours}, utilisation {play.utilisation(suite.devices):.0%}"
+    links = chain(play.spans)
+    longest = sorted(links, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
+    yield "The tests that make it so long, each begun when the one before it had ended" + (
+        f" (the longest {_SHOWN} of {len(links)}):" if len(links) > _SHOWN else ":"
+    )
+    for span in links:
+        if span in longest:
+            taken = suite.takes(span.index)
+            head = f"{clock(span.begin):>12} {'+' + clock(span.end - span.begin):>12}  {taken:<12} "
+            yield head + _shortened(suite.collection[span.index], max(_NARROW, columns - len(head) - 1))
+
+
+def clock(seconds: float) -> str:
+    """``0.8 s``, ``12 min 05 s``, ``3 h 05 min``."""
+    if seconds < 119.95:
+        return f"{seconds:.1f} s" if seconds >= 0.95 or not seconds else f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _tests(count: int) -> str:
+    return f"{count} test{'' if count == 1 else 's'}"
+
+
+def _shortened(nodeid: str, length: int) -> str:
+    return nodeid if len(nodeid) <= length else f"…{nodeid[1 - length :]}"

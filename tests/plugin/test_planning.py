@@ -1,0 +1,170 @@
+"""``--accel-plan``, as a person sees it, and that nothing is run for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_TESTS = """
+    import pytest
+    from pathlib import Path
+
+    Path("imported").touch()
+
+
+    @pytest.fixture(autouse=True)
+    def note():
+        Path("ran").touch()
+
+
+    @pytest.mark.parametrize("number", range(6))
+    @pytest.mark.devices(1)
+    def test_one(number):
+        pass
+
+
+    @pytest.mark.distributed(4)
+    def test_four(rank):
+        pass
+
+
+    @pytest.mark.devices(1, memory="40GiB", name="*H100*")
+    def test_figures():
+        pass
+
+
+    @pytest.mark.devices(3)
+    def test_three():
+        pass
+
+
+    @pytest.mark.skip
+    def test_skipped():
+        pass
+
+
+    def test_plain():
+        pass
+    """
+
+
+@pytest.fixture
+def planned(suite: Suite) -> Suite:
+    """Ten tests, and a conftest that would tell if a process were started."""
+    suite.write("test_suite.py", _TESTS)
+    suite.write(
+        "conftest.py",
+        """
+        import multiprocessing.process
+        import subprocess
+
+
+        def refuse(*args, **kwargs):
+            raise AssertionError("a process is started")
+
+
+        multiprocessing.process.BaseProcess.start = refuse
+        subprocess.Popen.__init__ = refuse
+        """,
+    )
+    return suite
+
+
+def _rows(text: str) -> list[str]:
+    return re.findall(r"^ +(\d+) +[\d.]+ s +\d+%(?:   best)?$", text, re.MULTILINE)
+
+
+def test_this_machine(planned: Suite) -> None:
+    run = planned.run("--accel-plan", "--accel=sim:4")
+    assert run.ret == 0
+    assert "9 tests to run, 2 skipped:" in run.text
+    assert re.search(
+        r"^    1  needs 1 sim device with >= 40 GiB and name \*H100\*; there are 4", run.text, re.MULTILINE
+    )
+    assert "    1  marked skip" in run.text
+    assert "nothing is remembered: each counted as 1 s" in run.text
+    assert _rows(run.text)[:3] == ["1", "2", "4"]
+    assert re.search(r"^-n \d+: makespan [\d.]+ s; lower bound of any order [\d.]+ s", run.text, re.MULTILINE)
+    assert re.search(r"^4 devices: [\d.]+ device-hours used of [\d.]+, utilisation \d+%$", run.text, re.MULTILINE)
+    assert re.search(r"^ +0\.0 s +\+1\.0 s  4 devices +test_suite\.py::test_four$", run.text, re.MULTILINE)
+    assert "11 tests collected" in run.text
+    assert "<Function" not in run.text
+    assert not run.words
+    assert not (planned.path / "ran").exists()
+    assert not (planned.path.parent / "locks").exists()
+
+
+def test_another_machine(planned: Suite) -> None:
+    run = planned.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
+    assert run.ret == 0
+    assert "accel: cuda, 3 devices: 3 x pretended" in run.text
+    assert "9 tests to run, 2 skipped:" in run.text
+    assert "    1  needs 4 cuda devices; there are 3: 3 x pretended" in run.text
+    assert "memory, capability and name that a test asks for count as there" in run.text
+    assert "5" in _rows(run.text)
+    assert "-n 5: makespan" in run.text
+    assert "workers [" not in run.text
+    assert not (planned.path / "ran").exists()
+
+
+def test_a_selection_and_no_device(planned: Suite) -> None:
+    run = planned.run("--accel-plan", "--accel=none", "-k", "plain or one")
+    assert run.ret == 0
+    assert "1 test to run, 6 skipped:" in run.text
+    assert re.search(r"^    6  needs 1 device; there is no accelerator in this session$", run.text, re.MULTILINE)
+    assert "device-hours" not in run.text
+    run = planned.run("--accel-plan", "--accel=sim:1", "-k", "three")
+    assert run.ret == 0
+    assert "0 tests to run, 1 skipped:" in run.text
+    assert "makespan" not in run.text
+
+
+def test_nothing_collected(planned: Suite) -> None:
+    run = planned.run("--accel-plan", "-k", "nothing")
+    assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "accel: plan" not in run.text
+
+
+def test_collection_errors_are_shown_instead(planned: Suite) -> None:
+    planned.write("test_broken.py", "import nowhere_to_be_found")
+    run = planned.run("--accel-plan")
+    assert run.ret == pytest.ExitCode.INTERRUPTED
+    assert "nowhere_to_be_found" in run.text
+    assert "accel: plan" not in run.text
+
+
+@pytest.mark.parametrize("value", ["8xabacus", "0xcuda", "cuda", "257xcuda", "xcuda", "8x", "test_suite.py"])
+def test_values_that_are_not_allowed(planned: Suite, value: str) -> None:
+    run = planned.run("--accel-plan", value)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "argument --accel-plan: must be nothing (this machine), or NxKIND such as 8xcuda" in run.errors
+    assert "cuda, rocm" in run.errors
+    assert f"got {value!r}" in run.errors
+
+
+def test_times_are_those_of_sessions_without_xdist_too(suite: Suite) -> None:
+    suite.write("test_suite.py", _TESTS.replace("(4)", "(2)"))
+    assert suite.run("-k", "one or four").ret == 0
+    remembered = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
+    found = json.loads(remembered.read_text())
+    assert {kind for kinds in found.values() for kind in kinds} == {"sim"}
+    assert len(found) == 7
+    for kinds in found.values():
+        kinds["sim"] = [3.0]
+    remembered.write_text(json.dumps(found))
+    text = suite.run("--accel-plan", "-k", "one or four or plain").text
+    assert "1 of 8 tests never timed: counted as the median of the others, 3.0 s" in text
+    assert re.search(r"^ +1 +24\.0 s", text, re.MULTILINE)
+    text = suite.run("--accel-plan", "4xcuda", "-k", "one or four").text
+    assert "7 of 7 tests timed on another kind of device only: counted as there" in text
+    assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
+
+
+def test_help(suite: Suite) -> None:
+    assert re.search(r"^  --accel-plan\b.*NxKIND", suite.run("--help").text, re.MULTILINE)

@@ -1,0 +1,129 @@
+"""``--accel-reorder``: the order of a session without xdist, as the tests and their fixtures have written it down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_MODULE = """
+    import os
+
+    import pytest
+    from log import note
+
+
+    @pytest.fixture(scope="module", autouse=True)
+    def module(request):
+        note("begin " + request.module.__name__[5:])
+        yield
+        note("end " + request.module.__name__[5:])
+
+
+    @pytest.mark.devices(4)
+    def test_all():
+        note("all")
+
+
+    def test_plain():
+        note("plain")
+
+
+    class TestClass:
+        @pytest.mark.devices(1)
+        def test_one(self):
+            note("one")
+
+        def test_plain(self):
+            note("plain in class")
+
+        @pytest.mark.devices(99)
+        def test_missing(self):
+            note("missing")
+
+        @pytest.mark.devices(1)
+        def test_one_more(self):
+            note("one more")
+
+
+    @pytest.mark.devices(4)
+    def test_all_again():
+        note("all again")
+    """
+
+
+@pytest.fixture
+def logged(suite: Suite) -> Suite:
+    suite.write(
+        "log.py",
+        """
+        import os
+        import sys
+        from pathlib import Path
+
+        FILE = Path(__file__).parent / "order"
+
+
+        def note(what):
+            with FILE.open("a") as file:
+                file.write(f"{what} {os.getpid()}\\n")
+        """,
+    )
+    suite.ini("pythonpath = .")
+    suite.write("test_a.py", _MODULE)
+    suite.write("test_b.py", _MODULE)
+    return suite
+
+
+_ALL = ["all", "all again"]
+_PLAIN = ["plain", "plain in class"]
+_ONE = ["one", "one more"]
+
+
+def _tests(suite: Suite) -> list[str]:
+    names = [line.rpartition(" ")[0] for line in suite.read("order")]
+    return [name for name in names if name.split()[0] not in ("begin", "end")]
+
+
+def test_each_world_has_its_tests_in_a_row(logged: Suite) -> None:
+    run = logged.run("--accel-reorder")
+    assert run.count() == {"PASSED": 12, "SKIPPED": 2}
+    assert _tests(logged) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
+    places = [name.partition("::")[0] for name in run.words if name.endswith(("plain", "missing"))]
+    assert places == ["test_a.py"] * 3 + ["test_b.py"] * 3
+    by_process: dict[str, list[str]] = {}
+    for line in logged.read("order"):
+        what, _, process = line.rpartition(" ")
+        by_process.setdefault(process, []).append(what)
+    assert len(by_process) == 3
+    for lines in by_process.values():  # Each process goes through each module once.
+        assert [line for line in lines if line.split()[0] in ("begin", "end")] == [
+            "begin a",
+            "end a",
+            "begin b",
+            "end b",
+        ]
+
+
+@pytest.mark.long
+def test_by_the_ini_file(logged: Suite) -> None:
+    logged.ini("accel_reorder = true")
+    assert logged.run("--collect-only", "-q").text.count("test_all") == 4
+    assert logged.run("-k", "all or one").ret == 0
+    assert _tests(logged) == [*_ALL * 2, *_ONE * 2]
+
+
+def test_the_order_is_the_users_without_it(logged: Suite) -> None:
+    assert logged.run("test_a.py").ret == 0
+    assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]
+
+
+@pytest.mark.long
+def test_nothing_changes_under_xdist(logged: Suite) -> None:
+    pytest.importorskip("xdist")
+    logged.ini("accel_schedule = off")
+    assert logged.run("-n1", "--accel-reorder", "test_a.py").count() == {"PASSED": 6, "SKIPPED": 1}
+    assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]

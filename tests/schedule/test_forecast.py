@@ -1,0 +1,144 @@
+"""Plans of suites: pure, with a virtual clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.hardware.device import DeviceNeed, Share
+from pytest_accel.hardware.pretend import PretendedMachine
+from pytest_accel.leases.policy import Request
+from pytest_accel.schedule import tell
+from pytest_accel.schedule.bounds import least
+from pytest_accel.schedule.demand import Demand
+from pytest_accel.schedule.forecast import Play, Suite, Times, best, chain, times
+from pytest_accel.schedule.virtual import Span
+from pytest_accel.worlds.shape import WorldShape
+
+DEVICES = 4
+SLOTS = 2
+
+
+def shape(devices: int, share: float | None = None, ranks: int = 0) -> WorldShape:
+    if not devices:
+        return WorldShape("cpu", None, ranks, grouped=True)
+    part = Share(fraction=share) if share else None
+    return WorldShape("sim", DeviceNeed(devices, "sim", share=part), 1, grouped=False, devices_per_rank=devices)
+
+
+SHAPES = [None, shape(1), shape(2), shape(3), shape(4), shape(2, share=0.5), shape(0, ranks=2), shape(0, ranks=1)]
+
+
+@dataclass(frozen=True)
+class Case:
+    shapes: tuple[WorldShape | None, ...]
+    seconds: tuple[float, ...]
+    known: tuple[bool, ...]
+
+    def suite(self) -> Suite:
+        wanted = [(index, one) for index, one in enumerate(self.shapes) if one is not None]
+        names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.shapes))]
+        expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
+        found = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
+        return Suite(names, Demand.of(wanted), found, PretendedMachine(DEVICES, "sim"), SLOTS)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    count = draw(st.integers(1, 30))
+    seconds = st.sampled_from((0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
+    return Case(
+        tuple(draw(st.sampled_from(SHAPES)) for _ in range(count)),
+        tuple(draw(seconds) for _ in range(count)),
+        tuple(draw(st.booleans()) for _ in range(count)),
+    )
+
+
+@given(cases(), st.integers(1, 9))
+def test_no_plan_is_shorter_than_the_bound_or_longer_than_one_after_the_other(case: Case, workers: int) -> None:
+    suite = case.suite()
+    play = suite.play(workers)
+    assert suite.least - 1e-9 <= play.makespan <= sum(case.seconds) + 1e-9
+    assert sorted(span.index for span in play.spans) == list(range(len(case.shapes)))
+    assert 0.0 <= play.utilisation(suite.devices) <= 1.0 + 1e-9
+
+
+@given(cases(), st.integers(1, 9))
+def test_the_chain_goes_from_the_begin_to_the_end_without_a_gap(case: Case, workers: int) -> None:
+    play = case.suite().play(workers)
+    links = chain(play.spans)
+    assert links[0].begin == 0.0
+    assert links[-1].end == play.makespan
+    assert [link.end for link in links[:-1]] == [link.begin for link in links[1:]]
+
+
+@given(cases())
+def test_workers_are_doubled_until_that_does_not_help(case: Case) -> None:
+    suite = case.suite()
+    plays = list(suite.plays())
+    assert [play.workers for play in plays] == [2**number for number in range(len(plays))]
+    chosen = best(plays)
+    assert all(chosen.makespan <= 1.02 * play.makespan + 1e-9 for play in plays)
+    assert all(play.makespan > 1.02 * min(one.makespan for one in plays) for play in plays[: plays.index(chosen)])
+
+
+def test_the_chain_prefers_who_had_the_device() -> None:
+    had = Span(0, 0, 0.0, 2.0, (("d0", 1),))
+    other = Span(1, 1, 0.0, 2.0)
+    last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
+    assert chain([had, other, last]) == [had, last]
+    assert chain([had, other, Span(2, 1, 2.0, 3.0)])[0] == other
+    assert chain([]) == []
+
+
+def test_tests_that_fit_some_devices_only_are_bound_by_those() -> None:
+    some = Request(0, ("a",), 1)
+    everywhere = Request(0, ("a", "b", "c", "d"), 1)
+    assert least([(some, 3.0)] * 4 + [(everywhere, 1.0)] * 4, 8) == pytest.approx(12.0)
+    assert least([(Request(0, (), 0, slots=2), 3.0)] * 4, 2) == pytest.approx(12.0)
+    assert least([(None, 3.0)] * 4, 8) == 3.0
+    assert least([], 8) == 0.0
+
+
+def test_times_are_those_of_the_kind_else_of_another_else_the_median() -> None:
+    remembered = {"a": {"sim": [4.0], "cuda": [1.0]}, "b": {"cuda": [2.0], "rocm": [3.0]}, "c": {"sim": [6.0]}}
+    found = times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
+    assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 1, 4.0)
+    assert times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
+
+
+def test_what_is_said_of_times() -> None:
+    assert list(tell.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == ["nothing is remembered: each counted as 1 s"]
+    assert list(tell.about_times(Times((0.8, None), (0.8, 0.8), 1, 1, 0.8))) == [
+        "1 of 2 tests never timed: counted as the median of the others, 0.8 s",
+        "1 of 2 tests timed on another kind of device only: counted as there",
+    ]
+    assert list(tell.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["all times are remembered"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0 s"),
+        (0.041, "0.041 s"),
+        (1.0, "1.0 s"),
+        (119.9, "119.9 s"),
+        (119.96, "2 min 00 s"),
+        (725.4, "12 min 05 s"),
+        (11100.0, "3 h 05 min"),
+    ],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert tell.clock(seconds) == text
+
+
+def test_names_fit_the_terminal() -> None:
+    spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
+    suite = Case((SHAPES[1],) * 2, (1.0, 1.0), (True, True)).suite()
+    suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
+    lines = list(tell.about(Play(1, spans), suite, 80))
+    assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
+    assert max(map(len, lines)) <= 80
