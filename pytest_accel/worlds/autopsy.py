@@ -19,6 +19,8 @@ _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 
 SERVER_ENDED = -(1 << 16)
 """Stands for the exit status of ranks that went down with their fork server. No signal has this number."""
+MACHINE_LOST = -(1 << 17)
+"""Stands for that of ranks on a machine that has been cut off."""
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
 
 
@@ -26,6 +28,8 @@ def describe_exit(status: int) -> str:
     """An exit status in words: the signal's name, or what was passed to ``exit``."""
     if status == SERVER_ENDED:
         return LOST_WITH_SERVER
+    if status == MACHINE_LOST:
+        return "lost with its node, which does not answer any more"
     if status >= 0:
         return f"exit status {status}"
     try:

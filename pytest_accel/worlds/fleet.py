@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from pytest_accel.worlds import files
-from pytest_accel.worlds.autopsy import SERVER_ENDED, describe_exit, tail
+from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -26,7 +25,9 @@ from pytest_accel.worlds.messages import (
     StartWorld,
     WorldStarted,
 )
+from pytest_accel.worlds.reach import call_rank
 from pytest_accel.worlds.roster import PooledWorld
+from pytest_accel.worlds.scout import Scout, Scouts
 from pytest_accel.worlds.servers import Servers
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.starter import Spawn, Starter, spawn_here
@@ -115,10 +116,9 @@ class Fleet:
     def retire(self, world: PooledWorld) -> None:
         """Have its pytest sessions end; what is left after a while is killed."""
         world.state = "retiring"
-        for rank in range(world.spec.ranks):
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
-                call.connect(files.socket_path(self.directory, world.spec.world, rank))
-                Connection(call.detach()).send(Retire())
+        for rank, pid in enumerate(world.pids):
+            with contextlib.suppress(OSError):
+                Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
         self._end(world, RETIRE_PATIENCE)
 
     def _end(self, world: PooledWorld, after: float) -> None:
@@ -133,7 +133,7 @@ class Fleet:
             return
         for _, tell in world.watchers:
             tell(None)
-        files.remove_rank_files(self.directory, world.spec)
+        Scouts(self.directory, world.spec).remove_files()
         self._owner.on_gone(world)
         self._changed.notify_all()
 
@@ -175,7 +175,7 @@ class Fleet:
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         """Say of a rank what no test could say."""
-        log = tail(files.log_path(self.directory, world.spec.world, rank))
+        log = Scouts(self.directory, world.spec).ask(Scout.logs, {rank: None}).get(rank)
         text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
         self.complaints.append(f"{text}\n{log}" if log else text)
 
@@ -225,12 +225,12 @@ class Fleet:
         with self._lock:
             if self._starter is None:
                 return
-            worlds = list(self.worlds.values())
+            worlds, lost = list(self.worlds.values()), self._starter.lost
             if not self.closing:
                 self._starter, self._preload = None, False
                 for world in worlds:
                     if world.state == "leased":
-                        self._all_dead(world)  # First: their drivers wait for it.
+                        self._all_dead(world, lost)  # First: their drivers wait for it.
             kill_marked(self.directory)
             for world in worlds:
                 if self.closing and world.state == "retiring":
@@ -241,8 +241,10 @@ class Fleet:
                 if not self.closing and world.state == "starting":
                     self._owner.on_lost(world)
 
-    def _all_dead(self, world: PooledWorld) -> None:
-        world.exits |= {rank: SERVER_ENDED for rank in range(world.spec.ranks) if rank not in world.exits}
+    def _all_dead(self, world: PooledWorld, lost: frozenset[int]) -> None:
+        for rank in range(world.spec.ranks):
+            status = MACHINE_LOST if world.spec.server_of(rank) in lost else SERVER_ENDED
+            world.exits.setdefault(rank, status)
         for rank, tell in world.watchers:
             tell(world.exits[rank])
         world.watchers.clear()

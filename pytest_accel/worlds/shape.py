@@ -29,6 +29,8 @@ class WorldShape:
     visible: Literal["world", "rank"] = "world"
     env: tuple[tuple[str, str], ...] = ()
     fresh: bool = False
+    nodes: int = 1
+    """On how many machines the ranks must be, at least."""
     server: int = 0
     """The fork server that a world without a group comes from."""
 
@@ -108,6 +110,7 @@ def shape_of(
         visible=ranks.visible,
         env=ranks.env,
         fresh=fresh,
+        nodes=ranks.nodes,
     )
 
 
