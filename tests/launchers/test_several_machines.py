@@ -282,7 +282,7 @@ def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
     )
     assert "accel: torchrun, 4 ranks on 2 nodes: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
     assert "needs 3 nodes; torchrun has started ranks on 2" in run.text
-    assert "rank 2: failed at test_it.py:41" in run.failure("test_fails_on_one")
+    assert "rank 2: failed at test_it.py:38: assert 2 != 2" in run.failure("test_fails_on_one")
     assert run.code == 1
 
 
@@ -314,7 +314,8 @@ def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, t
     two.cut()
     run = session.finish()
 
-    run.expect({"test_endless": "FAILED"})
+    # What the far rank had passed before, nobody may have asked it in time.
+    assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"})
     assert "rank 1: lost with its node, which does not answer any more" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: nothing was heard of it for 10 s" in run.text
     assert run.code == 1
