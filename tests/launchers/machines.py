@@ -35,6 +35,14 @@ class Machines:
         script = " && ".join([*steps, 'exec "$@"'])
         return (*("ip", "netns", "exec", self.spaces[machine]), *("unshare", "-u", "-m", "sh", "-c", script, "sh"))
 
+    def remote_shell(self, path: Path) -> Path:
+        """A program in the place of ssh: the host's name among its arguments says which machine the rest is run on."""
+        cases = [f'{name}) shift; exec {shlex.join(self.on(at))} sh -c "$*";;' for at, name in enumerate(NAMES)]
+        lines = ["#!/bin/sh", 'while [ $# -gt 0 ]; do case "$1" in', *cases, "*) shift;;", "esac; done", "exit 1", ""]
+        path.write_text("\n".join(lines))
+        path.chmod(0o700)
+        return path
+
     def cut(self) -> None:
         """The link between them is down; nobody is told."""
         _ip("-n", self.spaces[1], "link", "set", self.links[1], "down")

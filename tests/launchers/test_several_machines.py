@@ -6,6 +6,7 @@ Where a test is not about a launcher, plain processes with the variables that sr
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launchers.machines import ADDRESSES, Machines, machines
+from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.launchers.under import launched, suites
 from tests.worlds.conftest import PYTEST, Run, Suite, eventually
 
@@ -222,6 +223,29 @@ def test_what_goes_wrong_on_the_far_machine_is_told_as_on_the_near_one(suite: Su
     assert "threading.py" in run.failure("test_hangs")
     assert "rank 1: skipped: not here" in run.failure("test_differs")
     assert run.code == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
+    program = shutil.which(f"mpirun.{flavour}")
+    if program is None:
+        pytest.skip(f"there is no mpirun.{flavour} here")
+    shell = str(two.remote_shell(tmp_path / "shell"))
+    meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+    if flavour == "mpich":
+        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(NAMES), "-ppn", "1"]
+        flags += [word for name, value in meeting.items() for word in ("-genv", name, value)]
+    else:
+        flags = ["--mca", "plm_rsh_agent", shell, "--host", ",".join(f"{name}:1" for name in NAMES), "-npernode", "1"]
+        flags += [word for name, value in meeting.items() for word in ("-x", f"{name}={value}")]
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+    suite.write("test_it.py", TOGETHER)
+
+    command = (*two.on(0), program, *flags, "-n", "2", *PYTEST)
+    run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
+
+    expect_together(suite, run, "mpirun")
 
 
 @pytest.mark.long
