@@ -73,11 +73,13 @@ class FarKeeper:
         return self._token
 
     def _run(self) -> None:
-        self.silent = self._bridge.run()
-        self.lost = True
-        for server, _ in self._servers:
-            self._end(server)
-        self._on_lost()
+        try:
+            self.silent = self._bridge.run()
+        finally:
+            self.lost = True
+            for server, _ in self._servers:
+                self._end(server)
+            self._on_lost()
 
     def _end(self, server: KeptServer) -> None:
         server.lost = self.silent is not None

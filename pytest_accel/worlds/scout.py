@@ -18,6 +18,7 @@ from pytest_accel.worlds import progress
 from pytest_accel.worlds.autopsy import tail, take_stacks
 from pytest_accel.worlds.files import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
 from pytest_accel.worlds.flight import take_records
+from pytest_accel.worlds.memory import oom_kills
 from pytest_accel.worlds.messages import WorldSpec
 from pytest_accel.worlds.native import native_frames
 from pytest_accel.worlds.patience import is_at_work
@@ -51,6 +52,10 @@ class Scout:
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
         """The end of what they have written, as `tail`."""
         return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
+
+    def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
+        """As `oom_kills`: there is one number for all of a machine."""
+        return dict.fromkeys(ranks, oom_kills())
 
     def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
         """As `is_at_work`."""

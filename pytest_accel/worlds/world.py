@@ -16,10 +16,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from pytest_accel.worlds import linux
-from pytest_accel.worlds.autopsy import describe_exit
 from pytest_accel.worlds.examine import NOTHING, Examiner
 from pytest_accel.worlds.lending import Call, Lending
-from pytest_accel.worlds.memory import describe_death, oom_kills
+from pytest_accel.worlds.memory import describe_death
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -88,8 +87,8 @@ class World:
         self._ready: set[int] = set()
         self._told: set[int] = set()
         """Ranks whose end has been given out as an outcome. Any other death is for the pool to complain of."""
-        self._oom_kills = oom_kills()
         self._scouts = Scouts(grant.directory, grant.spec)
+        self._oom_kills = self._count_oom_kills()
         self._examiner = Examiner(self._scouts, grouped=grant.spec.grouped)
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
@@ -365,12 +364,13 @@ class World:
             self.findings = self._examiner.at_death(_pids(others))
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
         text = "lost its connection to the driver (exit status unknown)"
-        if status is not None and self.grant.spec.is_far(rank.rank):
-            text = describe_exit(status)
-        elif status is not None:
-            before, self._oom_kills = self._oom_kills, oom_kills()
-            text = describe_death(status, before, self._oom_kills)
+        if status is not None:
+            before, self._oom_kills = self._oom_kills, self._count_oom_kills()
+            text = describe_death(status, before.get(rank.rank), self._oom_kills.get(rank.rank))
         self._close(rank, "died", text, at=at)
+
+    def _count_oom_kills(self) -> dict[int, int | None]:
+        return self._scouts.ask(Scout.oom_kills, dict.fromkeys(range(self.size)))
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""
