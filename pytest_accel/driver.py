@@ -13,6 +13,7 @@ from pytest_accel.leases.locks import Holder
 from pytest_accel.terminal import lent
 from pytest_accel.worlds.lending import Lending
 from pytest_accel.worlds.roster import Grant, PoolError
+from pytest_accel.worlds.scout import Scouts
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.streaming import Streams
 from pytest_accel.worlds.world import LostWorld, World
@@ -68,6 +69,7 @@ class Driver:
         if (
             following is not None
             and not self.streams
+            and world.grant.spec.near
             and marked.is_sure_to_run
             and following.is_sure_to_run
             and self._stays(world, following)
@@ -134,7 +136,7 @@ class Driver:
         if not self.streams:
             return None
         kept = self.settings.logs is not None
-        return Streams(grant.directory, grant.spec.world, grant.spec.ranks, _show, kept=kept)
+        return Streams(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
     def _look_ahead(self, world: World) -> None:
         """Find out whether the ranks have gone on to the test that they were told of."""

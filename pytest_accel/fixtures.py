@@ -90,7 +90,15 @@ def rank(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def local_rank(request: pytest.FixtureRequest) -> int:
     """This process's number on its machine."""
-    return _in_rank(request, grouped=True).rank
+    context = _in_rank(request, grouped=True)
+    return context.spec.neighbours(context.rank).index(context.rank)
+
+
+@pytest.fixture(scope="session")
+def node_rank(request: pytest.FixtureRequest) -> int:
+    """The number of this process's machine among those of the world."""
+    context = _in_rank(request, grouped=True)
+    return context.spec.node_rank(context.rank)
 
 
 @pytest.fixture(scope="session")
@@ -169,6 +177,16 @@ def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A folder that is the same on every rank of the test; `tmp_path` is each rank's own."""
-    path = _in_rank(request, grouped=True).shared_directory
+    from pytest_accel.worlds import group
+
+    context = _in_rank(request, grouped=True)
+    if apart := group.apart(context):
+        pytest.fail(
+            "the fixture 'shared_tmp_path' needs a folder that all nodes of the test share, and the session's "
+            f"temporary folder is not there on {' and '.join(apart)}: give pytest a --basetemp in a folder that all "
+            "nodes share",
+            pytrace=False,
+        )
+    path = context.shared_directory
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path

@@ -23,6 +23,8 @@ class RankNeed:
     """What ``@pytest.mark.distributed`` asks for."""
 
     world_size: int
+    nodes: int = 1
+    """On how many machines the ranks must be, at least."""
     backend: str | None = None
     """None: torch's default for the ranks' device."""
     device: str | None = None
@@ -132,6 +134,7 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
 
 _NEAR: tuple[str, ...] = get_args(Near)
 _VISIBLE = ("world", "rank")
+_DEFAULT_SIZE = 2
 _KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
 _FRESH = _Argument(False, "True or False", _switch)
 
@@ -148,7 +151,8 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "fresh": _FRESH,
     },
     "distributed": {
-        "world_size": _Argument(2, "an int >= 1 or a non-empty list of them", _sizes),
+        "world_size": _Argument(_DEFAULT_SIZE, "an int >= 1 or a non-empty list of them", _sizes),
+        "nodes": _Argument(None, "an int >= 1", _count),
         "backend": _Argument(None, "a non-empty str", _text),
         "device": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
@@ -209,7 +213,17 @@ def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:
     sizes = checked.get("world_size")
     if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
         raise MarkError(f"{head}(world_size={sizes!r}): world_size must name each size once, got {sizes!r}")
+    if (nodes := checked.get("nodes", 1)) > (fewest := min(_sizes_of(checked))):
+        raise MarkError(
+            f"{head}(nodes={nodes!r}): nodes must be an int >= 1 and at most world_size, which is {fewest}, "
+            f"got {nodes!r}"
+        )
     return checked
+
+
+def _sizes_of(checked: Mapping[str, Any]) -> list[int]:
+    sizes = checked.get("world_size", _DEFAULT_SIZE)
+    return sizes if isinstance(sizes, list) else [sizes]
 
 
 def check(mark: pytest.Mark) -> None:
@@ -238,7 +252,7 @@ def requirement(marks: Marks, world_size_param: int | None = None) -> Requiremen
     if marks.distributed is None:
         return Requirement(_device_need(of_devices), None, fresh=of_devices.get("fresh", False))
 
-    size = _one_world_size(of_ranks.get("world_size", 2), world_size_param)
+    size = _one_world_size(of_ranks.get("world_size", _DEFAULT_SIZE), world_size_param)
     if marks.devices is not None:
         kind = _agreed(of_devices, "kind", of_ranks, "device")
         count = _agreed(of_devices, "n", of_ranks, "devices_per_rank")
@@ -246,6 +260,7 @@ def requirement(marks: Marks, world_size_param: int | None = None) -> Requiremen
         of_ranks |= {"device": kind, "devices_per_rank": count or 1}
     ranks = RankNeed(
         world_size=size,
+        nodes=of_ranks.get("nodes", 1),
         backend=of_ranks.get("backend"),
         device=of_ranks.get("device"),
         devices_per_rank=of_ranks.get("devices_per_rank", 1),

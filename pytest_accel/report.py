@@ -23,7 +23,7 @@ class ReportHooks:
 
         outer = self._session.outer
         return [
-            *([] if outer is None else [f"accel: {outer.world.about}"]),
+            *([] if outer is None else [f"accel: {outer.about}"]),
             describe(self._session.machine.session),
         ]
 

@@ -7,9 +7,7 @@ import math
 import os
 import pickle
 import random
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
-    from pytest_accel.worlds.shape import Traits
+    from pytest_accel.worlds.shape import Traits, WorldShape
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
 """The parameter over which a list of world sizes parametrizes a test."""
@@ -102,7 +100,7 @@ class AccelSession:
 
     def _servers(self) -> dict[str, Any]:
         """Where ranks come from, under a launcher."""
-        return {} if self.outer is None else {"servers": self.outer.servers}
+        return {} if self.outer is None else {"servers": self.outer.servers, "layout": self.outer.layout}
 
     @property
     def outer(self) -> OuterSession | None:
@@ -172,7 +170,9 @@ class AccelSession:
             requirement = replace(requirement, devices=without_figures(requirement.devices))
         shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
         if self.outer is not None and self.settings.spread and not shape.grouped:
-            shape = replace(shape, server=next(self._turns) % self.outer.world.size)
+            # Devices are leased on this machine.
+            near = self.outer.layout.near
+            shape = replace(shape, server=near[next(self._turns) % len(near)])
         marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
         marked.install()
         item.stash[MARKED] = marked
@@ -184,8 +184,8 @@ class AccelSession:
         from pytest_accel.worlds.shape import WorldShape
 
         assert isinstance(shape, WorldShape)
-        if self.outer is not None and shape.grouped and shape.ranks > self.outer.world.size:
-            return f"needs {shape.ranks} ranks; {self.outer.world.launcher} has started {self.outer.world.size}"
+        if shape.grouped and (short := self._shortage(shape)) is not None:
+            return short
         if shape.launcher is not None:
             missing = self._launcher_missing(shape.launcher)
             if missing is not None:
@@ -204,6 +204,23 @@ class AccelSession:
         if self.outer is not None:
             return f"its ranks are started by {launcher}, which a session under {self.outer.world.launcher} does not do"
         return missing(launcher)
+
+    def _shortage(self, shape: WorldShape) -> str | None:
+        """Why the launcher's processes, or this machine alone, are not where the ranks have to be."""
+        from pytest_accel.worlds.layout import HERE
+
+        if self.outer is None:
+            return HERE.shortage(shape.ranks, shape.nodes, None)
+        layout = self.outer.layout
+        short = layout.shortage(shape.ranks, shape.nodes, self.outer.world.launcher)
+        if short is not None or shape.need is None:
+            return short
+        if any(seat.node for seat in layout.seats(shape.ranks, shape.nodes)):
+            return (
+                f"needs {shape.need.count} {shape.kind} device(s) of several nodes; only those of rank 0's are leased "
+                '(device="cpu" runs on all)'
+            )
+        return None
 
     def _traits(self, kind: str) -> Traits:
         from pytest_accel.hardware.device import Share
@@ -275,6 +292,7 @@ def cpu_slots() -> int:
 
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     from pytest_accel.shims import base_temporary_directory
+    from pytest_accel.worlds.files import private_directory
     from pytest_accel.worlds.messages import SessionSpec
 
     option = config.option
@@ -291,7 +309,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         args.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         args.append(f"--randomly-seed={seed}")
-    directory = _private_directory()
+    directory = private_directory()
     basetemp = base_temporary_directory(config)
     return SessionSpec(
         args=tuple(args),
@@ -310,15 +328,3 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
         streams=streams,
     )
-
-
-_LONGEST_DIRECTORY = 80
-"""Characters: a socket's path has at most 104 on macOS and 108 on Linux (unix(7))."""
-
-
-def _private_directory() -> str:
-    directory = tempfile.mkdtemp(prefix="accel-")
-    if len(directory) <= _LONGEST_DIRECTORY:
-        return directory
-    shutil.rmtree(directory)
-    return tempfile.mkdtemp(prefix="accel-", dir="/tmp")

@@ -23,7 +23,9 @@ REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "mar
 GIB = 1024**3
 KINDS = ", ".join(kinds())
 DEVICES_ARGUMENTS = "n, kind, memory, capability, name, share, near, fresh"
-DISTRIBUTED_ARGUMENTS = "world_size, backend, device, devices_per_rank, init, timeout, fresh, visible, env, launcher"
+DISTRIBUTED_ARGUMENTS = (
+    "world_size, nodes, backend, device, devices_per_rank, init, timeout, fresh, visible, env, launcher"
+)
 MEMORY = 'a positive size such as "40GiB", a positive int of bytes or None'
 SHARE = 'a fraction > 0 and <= 1, a positive size such as "8GiB" or None'
 SIZES = "an int >= 1 or a non-empty list of them"
@@ -83,6 +85,9 @@ def test_fresh_devices() -> None:
         (distributed(), RankNeed(2)),
         (distributed(4), RankNeed(4)),
         (distributed(world_size=1), RankNeed(1)),
+        (distributed(4, nodes=2), RankNeed(4, nodes=2)),
+        (distributed(nodes=2), RankNeed(2, nodes=2)),
+        (distributed(nodes=None), RankNeed(2)),
         (distributed(backend="gloo"), RankNeed(2, backend="gloo")),
         (distributed(device="cpu"), RankNeed(2, device="cpu")),
         (distributed(devices_per_rank=2), RankNeed(2, devices_per_rank=2)),
@@ -184,6 +189,7 @@ def test_bad_argument_of_devices(argument: str, allowed: str, value: object) -> 
     ("argument", "allowed", "value"),
     [
         *values("world_size", SIZES, 0, -2, True, 2.0, "2", None, [], (), [2, 0], [2, True], [[2]], {2}),
+        *values("nodes", "an int >= 1 or None", 0, -1, True, 2.0, "2", [1]),
         *values("backend", "a non-empty str or None", "", " ", 1),
         *values("device", f"one of {KINDS} or None", "cuda:0", "gpu", 0),
         *values("devices_per_rank", "an int >= 1", 0, -1, False, 2.0, None),
@@ -232,6 +238,14 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
         (
             Marks(None, distributed([2, 4, 2])),
             "@pytest.mark.distributed(world_size=[2, 4, 2]): world_size must name each size once, got [2, 4, 2]",
+        ),
+        (
+            Marks(None, distributed(nodes=3)),
+            "@pytest.mark.distributed(nodes=3): nodes must be an int >= 1 and at most world_size, which is 2, got 3",
+        ),
+        (
+            Marks(None, distributed([1, 4], nodes=2)),
+            "@pytest.mark.distributed(nodes=2): nodes must be an int >= 1 and at most world_size, which is 1, got 2",
         ),
     ],
 )
@@ -286,8 +300,8 @@ def test_registration_lines_give_the_signatures() -> None:
         "devices(n=1, *, kind=None, memory=None, capability=None, name=None, share=None, near=None, fresh=False): "
     )
     assert distributed_line.startswith(
-        "distributed(world_size=2, *, backend=None, device=None, devices_per_rank=1, init=True, timeout=None, "
-        "fresh=False, visible='world', env=None, launcher=None): "
+        "distributed(world_size=2, *, nodes=None, backend=None, device=None, devices_per_rank=1, init=True, "
+        "timeout=None, fresh=False, visible='world', env=None, launcher=None): "
     )
 
 

@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import socket
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer, Welcome
@@ -22,7 +23,7 @@ LOST = 1
 """Exit status of a keeper whose driver has gone without a word."""
 _LOOK = 0.2
 """Seconds between two looks at processes of which the kernel does not tell."""
-_PATIENCE = 30.0
+PATIENCE = 30.0
 """Seconds that a driver may take from its last word to its end, and a fork server from the loss of its driver."""
 
 
@@ -35,6 +36,12 @@ def keep(connection: Connection) -> int:
         return keeper.obey()
     finally:
         keeper.close()
+
+
+def changed(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with `changes`; None: removed."""
+    environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    return {name: value for name, value in environment.items() if changes.get(name, "") is not None}
 
 
 class _Keeper:
@@ -74,14 +81,8 @@ class _Keeper:
                 return message.status
 
     def _start(self, message: StartServer, descriptor: int) -> None:
-        environment = dict(os.environ)
-        for name, value in message.environment.items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
         with socket.socket(fileno=descriptor) as end:
-            self._server, self._number = OwnServer(message.spec, end, environment), message.number
+            self._server, self._number = OwnServer(message.spec, end, changed(message.environment)), message.number
         self._server_end = linux.end_of(self._server.process.pid)
         self._folder = message.spec.directory
 
@@ -98,7 +99,7 @@ class _Keeper:
     def _wait_for_driver(self) -> None:
         """Its exit status is the first: a launcher that sees one that is not 0 ends all that it has started."""
         if self._driver is not None:
-            select.select([self._driver], [], [], _PATIENCE)
+            select.select([self._driver], [], [], PATIENCE)
 
     def _be_lost(self) -> None:
         """The driver's fork server removes the folder; what a rank of this one's has written meanwhile is left."""
@@ -111,5 +112,5 @@ class _Keeper:
         self._end_server()
 
     def _end_server(self) -> None:
-        if self._server is not None and not self._server.wait(_PATIENCE):
+        if self._server is not None and not self._server.wait(PATIENCE):
             self._server.kill_tree()

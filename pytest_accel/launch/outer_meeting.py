@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,15 +33,23 @@ def meeting_path(outer: Outer) -> str:
     return path if len(path) <= _LONGEST else f"/tmp/accel-{name}/{outer.key}.sock"
 
 
-def gather(outer: Outer, patience: float = PATIENCE) -> list[tuple[Hello, Connection]]:
-    """As rank 0: the others, by rank. :class:`MeetingError` names those who did not come in time."""
+def gather(
+    outer: Outer, patience: float = PATIENCE, expected: Collection[int] | None = None
+) -> list[tuple[Hello, Connection]]:
+    """As rank 0: the others, by rank. :class:`MeetingError` names those who did not come in time.
+
+    `expected` are those of this machine; None: all.
+    """
+    expected = range(1, outer.size) if expected is None else expected
+    if not expected:
+        return []
     path = meeting_path(outer)
     _prepare(os.path.dirname(path))
     deadline = time.monotonic() + patience
     found: dict[int, tuple[Hello, Connection]] = {}
     with _listen(path, outer) as listener:
         try:
-            while len(found) < outer.size - 1:
+            while len(found) < len(expected):
                 listener.settimeout(max(0.001, deadline - time.monotonic()))
                 connection = Connection(listener.accept()[0].detach())
                 if not connection.poll(max(0.0, deadline - time.monotonic())):
@@ -49,15 +58,19 @@ def gather(outer: Outer, patience: float = PATIENCE) -> list[tuple[Hello, Connec
                     hello: Hello = connection.recv()
                     found[hello.rank] = (hello, connection)
         except TimeoutError:
-            missing = ", ".join(str(rank) for rank in range(1, outer.size) if rank not in found)
-            raise MeetingError(
-                f"{outer.launcher} has started {outer.size} processes, and rank {missing} did not come within "
-                f"{patience:g} s: each has to run pytest with this plugin (--accel-launcher none: each runs all tests "
-                "by itself)"
-            ) from None
+            raise missing(outer, [rank for rank in expected if rank not in found], patience) from None
         finally:
             os.unlink(path)
     return [found[rank] for rank in sorted(found)]
+
+
+def missing(outer: Outer, ranks: Sequence[int], patience: float) -> MeetingError:
+    """What is to be said when `ranks` did not come."""
+    return MeetingError(
+        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not come "
+        f"within {patience:g} s: each has to run pytest with this plugin (--accel-launcher none: each runs all tests "
+        "by itself)"
+    )
 
 
 def join(outer: Outer, hello: Hello, patience: float = PATIENCE) -> Connection:

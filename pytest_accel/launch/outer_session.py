@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import platform
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 
+from pytest_accel.accounts import ranks_text
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.launch import outer_keeper
+from pytest_accel.launch import outer_far_keeper, outer_keeper, outer_machines
 from pytest_accel.launch.outer import Outer, of_a_rank, without_local_rank
+from pytest_accel.launch.outer_far import FarKeeper
+from pytest_accel.launch.outer_kept import Keeper
+from pytest_accel.launch.outer_machines import Far, Rendezvous
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join
-from pytest_accel.launch.outer_messages import End, Hello, KillServer, ServerEnded, StartServer, Welcome
-from pytest_accel.worlds import descriptors
-from pytest_accel.worlds.messages import SessionSpec
-from pytest_accel.worlds.starter import ServerProcess, Spawn, spawn_here
+from pytest_accel.launch.outer_messages import Hello
+from pytest_accel.worlds.starter import Spawn, spawn_here
 
 _KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
 """Those that have masks."""
-_END_PATIENCE = 10.0
 _STOPPED = 0.5
 """Seconds in which it is heard that another process has ended, when the launcher has said that this one is to end."""
 
@@ -36,21 +34,26 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
     `args` is pytest's own list of what it has still to read. ``pytest.UsageError`` where the processes do not agree.
     """
     args[:] = without_local_rank(args)
+    where_to_meet = None
     if world.local_size != world.size:
-        _refuse(
-            world,
-            f"{world.launcher} has started {world.size} processes, {world.local_size} of them on this "
-            "machine: several machines are not supported yet (--accel-launcher none: each runs all tests by itself)",
-        )
+        try:
+            where_to_meet = outer_machines.rendezvous(os.environ, world)
+        except MeetingError as error:
+            _refuse(world, str(error))
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
-    hello = Hello(world.rank, os.getpid(), given, where, str(early_config.rootpath), _masks())
+    root = str(early_config.rootpath)
+    hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), outer_machines.identity())
     for name in of_a_rank(os.environ):
         del os.environ[name]  # Of the worlds to come each has its own, and this process is none's.
     try:
         if world.rank != 0:
-            raise SystemExit(outer_keeper.keep(join(world, hello)))
-        session = OuterSession(world, gather(world))
+            raise SystemExit(_keep(world, hello, where_to_meet))
+        far: list[Far] = []
+        near = list(range(1, world.size))
+        if where_to_meet is not None:
+            far, near = outer_machines.receive(world, where_to_meet, hello)
+        session = OuterSession(world, hello, gather(world, expected=near), far)
     except MeetingError as error:
         raise pytest.UsageError(str(error)) from None
     difference = differences(world.launcher, [hello, *session.hellos])
@@ -58,6 +61,14 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
     return session
+
+
+def _keep(world: Outer, hello: Hello, where_to_meet: Rendezvous | None) -> int:
+    if where_to_meet is not None:
+        met = outer_machines.call(world, where_to_meet, hello)
+        if met is not None:
+            return outer_far_keeper.keep(*met)
+    return outer_keeper.keep(join(world, hello))
 
 
 def _refuse(world: Outer, why: str) -> None:
@@ -76,7 +87,8 @@ def differences(launcher: str, hellos: Sequence[Hello]) -> str | None:
     first = hellos[0]
     for other in hellos[1:]:
         for what, show in _COMPARED.items():
-            if show(first) != show(other):
+            far = other.node != first.node
+            if _about(first, show, far=far) != _about(other, show, far=far):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
                     f"{other.rank} has {show(other)}; give them the same, or --accel-launcher none"
@@ -88,22 +100,39 @@ _COMPARED: Mapping[str, Callable[[Hello], str]] = {
     "arguments": lambda hello: " ".join(hello.args) or "none",
     "working directory": lambda hello: hello.directory,
     "root directory": lambda hello: hello.rootdir,
-    "visible devices": lambda hello: " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask",
+    "visible devices": lambda hello: _masked(hello),
 }
+
+
+def _masked(hello: Hello) -> str:
+    return " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask"
+
+
+def _about(hello: Hello, show: Callable[[Hello], str], *, far: bool) -> object:
+    """What must be equal: of devices on another machine their number, since each machine has its own."""
+    if far and show is _COMPARED["visible devices"]:
+        return {name: len(value.split(",")) for name, value in hello.masks.items()}
+    return show(hello)
 
 
 class OuterSession:
     """The driver's knowledge of the other processes."""
 
-    def __init__(self, world: Outer, found: Sequence[tuple[Hello, Connection]]) -> None:
+    def __init__(self, world: Outer, own: Hello, found: Sequence[tuple[Hello, Connection]], far: Sequence[Far]) -> None:
+        """`own` is this process's; `found` are the others of this machine, `far` those of other machines."""
         self.world = world
-        self.hellos = [hello for hello, _ in found]
+        self.hellos = [*(hello for hello, _ in found), *(one.hello for one in far)]
+        self.layout = outer_machines.layout_of(own, [hello.rank for hello, _ in found], far)
         self.on_lost: Callable[[str], None] | None = None
         """Gets what is to be said of a process that has ended before its time, in a thread of this object's."""
         self._before = dict(os.environ)
         self._ended = False
         self._lost = threading.Event()
-        self._keepers = [Keeper(hello, connection, self._lose, self._changes) for hello, connection in found]
+        keepers: list[Keeper | FarKeeper] = [
+            *(Keeper(hello, connection, self._lose, self._changes) for hello, connection in found),
+            *(FarKeeper(one, self._lose, self._changes) for one in far),
+        ]
+        self._keepers = sorted(keepers, key=lambda keeper: keeper.hello.rank)
 
     @property
     def servers(self) -> tuple[Spawn, ...]:
@@ -113,11 +142,31 @@ class OuterSession:
     @property
     def lost(self) -> str | None:
         """What there is to say of processes that have ended before their time."""
-        gone = [keeper.hello for keeper in self._keepers if keeper.lost]
-        if not gone:
-            return None
-        named = ", ".join(f"rank {hello.rank} (pid {hello.pid})" for hello in gone)
-        return f"{self.world.launcher} has lost {named}"
+        gone = [keeper for keeper in self._keepers if keeper.lost]
+        silent = {keeper.hello.node: keeper.silent for keeper in gone if isinstance(keeper, FarKeeper)}
+        named = [
+            f"rank {keeper.hello.rank} (pid {keeper.hello.pid}{self._on_node(keeper.hello.rank)})"
+            for keeper in gone
+            if not silent.get(keeper.hello.node)
+        ]
+        for node, why in silent.items():
+            if why is not None:
+                ranks = [keeper.hello.rank for keeper in self._keepers if keeper.hello.node == node]
+                named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
+        return f"{self.world.launcher} has lost {', '.join(named)}" if named else None
+
+    @property
+    def about(self) -> str:
+        """The launched processes in a few words."""
+        nodes = self.layout.nodes
+        where = ", ".join(f"{node.name} ({ranks_text(node.servers)})" for node in nodes)
+        return self.world.about if len(nodes) == 1 else f"{self.world.about} on {len(nodes)} nodes: {where}"
+
+    def _name(self, rank: int) -> str:
+        return next(node.name for node in self.layout.nodes if rank in node.servers)
+
+    def _on_node(self, rank: int) -> str:
+        return "" if rank in self.layout.near else f" on {self._name(rank)}"
 
     def heed_signals(self) -> None:
         """Have the session end with what there is to tell, when the launcher ends it.
@@ -150,79 +199,3 @@ class OuterSession:
     def _changes(self) -> dict[str, str | None]:
         names = {name for name in self._before.keys() | os.environ if self._before.get(name) != os.environ.get(name)}
         return {name: os.environ.get(name) for name in names if not name.startswith("PYTEST_CURRENT_TEST")}
-
-
-class Keeper:
-    """Another launched process, as the driver reaches it."""
-
-    def __init__(
-        self,
-        hello: Hello,
-        connection: Connection,
-        on_lost: Callable[[], None],
-        changes: Callable[[], dict[str, str | None]],
-    ) -> None:
-        """`changes` gives what the environment of its fork servers is to differ in from its own."""
-        self.hello = hello
-        self.lost = False
-        self._connection = connection
-        self._on_lost = on_lost
-        self._changes = changes
-        self._sending = threading.Lock()
-        self._servers: list[KeptServer] = []
-        self._send(Welcome(os.getpid()))
-        threading.Thread(target=self._listen, name=f"accel-keeper-{hello.rank}", daemon=True).start()
-
-    def spawn(self, spec: SessionSpec, end: socket.socket) -> ServerProcess:
-        """Have it start a fork server."""
-        server = KeptServer(partial(self._send, KillServer(len(self._servers))))
-        message = StartServer(len(self._servers), spec, self._changes())
-        self._servers.append(server)
-        with self._sending:
-            try:
-                self._connection.send(message)
-                descriptors.send(self._connection, [end.fileno()])
-            except OSError:
-                server.ended.set()
-        if self.lost:
-            server.ended.set()
-        return server
-
-    def end(self, status: int) -> None:
-        """Have it end with `status`."""
-        self._send(End(status))
-
-    def _send(self, message: object) -> None:
-        with self._sending, contextlib.suppress(OSError):  # It is gone, which the thread finds.
-            self._connection.send(message)
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                message: Any = self._connection.recv()
-            except (EOFError, OSError):
-                break
-            if isinstance(message, ServerEnded):
-                self._servers[message.number].ended.set()
-        self.lost = True
-        for server in self._servers:
-            server.ended.set()
-        self._on_lost()
-
-
-class KeptServer:
-    """A fork server that is a keeper's child."""
-
-    def __init__(self, have_killed: Callable[[], None]) -> None:
-        self.ended = threading.Event()
-        self._have_killed = have_killed
-
-    def kill(self) -> None:
-        self._have_killed()
-
-    def kill_tree(self) -> None:
-        self._have_killed()
-
-    def wait(self, patience: float | None) -> bool:
-        # A keeper that somebody has stopped says nothing.
-        return self.ended.wait(_END_PATIENCE if patience is None else patience)

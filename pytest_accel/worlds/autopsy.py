@@ -19,8 +19,10 @@ _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 
 SERVER_ENDED = -(1 << 16)
 """Stands for the exit status of ranks that went down with their fork server. No signal has this number."""
+MACHINE_LOST = -(1 << 17)
+"""Stands for that of ranks on a machine that has been cut off."""
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
-JOB_ENDED = -(1 << 17)
+JOB_ENDED = -(1 << 18)
 """Stands for the exit status of ranks that were ended with the MPI job that they belong to."""
 LOST_WITH_JOB = "ended with its MPI job, since a rank has called MPI_Abort or has died"
 
@@ -31,6 +33,8 @@ def describe_exit(status: int) -> str:
         return LOST_WITH_SERVER
     if status == JOB_ENDED:
         return LOST_WITH_JOB
+    if status == MACHINE_LOST:
+        return "lost with its node, which does not answer any more"
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_accel.worlds.autopsy import take_stacks, where
+from pytest_accel.worlds.autopsy import where
 from pytest_accel.worlds.collectives import account, read_record
-from pytest_accel.worlds.files import flight_path, stack_path
-from pytest_accel.worlds.flight import take_records
-from pytest_accel.worlds.native import native_frames
-from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.worlds.scout import Scout, Scouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +26,15 @@ NOTHING = Findings()
 
 
 class Examiner:
-    """Examines the ranks of world number `world` of the session in `directory`."""
+    """Examines the ranks of a world."""
 
-    def __init__(self, directory: str, world: int, *, grouped: bool) -> None:
-        self._directory = directory
-        self._world = world
+    def __init__(self, scouts: Scouts, *, grouped: bool) -> None:
+        self._scouts = scouts
         self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """As `take_stacks`, of the processes `pids` by rank."""
-        paths = {rank: stack_path(self._directory, self._world, rank) for rank in pids}
-        return take_stacks(dict(pids), paths, STACK_SIGNAL)
+        return self._scouts.ask(Scout.stacks, pids)
 
     def hung(
         self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
@@ -52,10 +47,9 @@ class Examiner:
         stacks = self.stacks(hung)
         collectives: list[str] = []
         if self._grouped:
-            paths = {rank: flight_path(self._directory, self._world, rank) for rank in alive}
-            records = {rank: read_record(record) for rank, record in take_records(alive, paths).items()}
+            records = {rank: read_record(record) for rank, record in self._scouts.ask(Scout.records, alive).items()}
             collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
-        return stacks, Findings(tuple(collectives), native_frames(hung) if thoroughly else {})
+        return stacks, Findings(tuple(collectives), self._scouts.ask(Scout.native, hung) if thoroughly else {})
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """What the ranks that are `alive` are at, without those of whom only a library's frames are seen."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-
-from pytest_accel.worlds.messages import WorldSpec
+import shutil
+import tempfile
 
 HEADING = "===== test: "
 """What the line begins with that stands before each test's output in a log that is kept."""
@@ -19,6 +18,11 @@ def kept_log_path(folder: str, world: int, rank: int) -> str:
 def server_log_path(directory: str, server: int) -> str:
     """What a fork server has written."""
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")
+
+
+def bridge_path(directory: str, server: int) -> str:
+    """Where the bridge to a fork server on another machine listens for calls."""
+    return os.path.join(directory, f"far-{server}.sock")
 
 
 def socket_path(directory: str, world: int, rank: int) -> str:
@@ -49,10 +53,14 @@ def flight_path(directory: str, world: int, rank: int) -> str:
 RANK_FILES = (socket_path, log_path, stack_path, progress_path, flight_path)
 """Everything in the session's folder that belongs to one rank."""
 
+_LONGEST_DIRECTORY = 80
+"""Characters: a socket's path has at most 104 on macOS and 108 on Linux (unix(7))."""
 
-def remove_rank_files(directory: str, spec: WorldSpec) -> None:
-    """What a world leaves in the session's folder."""
-    for rank in range(spec.ranks):
-        for path in RANK_FILES:
-            with contextlib.suppress(OSError):
-                os.unlink(path(directory, spec.world, rank))
+
+def private_directory() -> str:
+    """A new folder for a session, whose path is short enough for sockets."""
+    directory = tempfile.mkdtemp(prefix="accel-")
+    if len(directory) <= _LONGEST_DIRECTORY:
+        return directory
+    shutil.rmtree(directory)
+    return tempfile.mkdtemp(prefix="accel-", dir="/tmp")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from pytest_accel.worlds import files
-from pytest_accel.worlds.autopsy import SERVER_ENDED, describe_exit, tail
+from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -27,7 +26,9 @@ from pytest_accel.worlds.messages import (
     WorldStarted,
 )
 from pytest_accel.worlds.mpi import MpiJob
+from pytest_accel.worlds.reach import call_rank
 from pytest_accel.worlds.roster import PooledWorld
+from pytest_accel.worlds.scout import Scout, Scouts
 from pytest_accel.worlds.servers import Servers
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.starter import Spawn, Starter, spawn_here
@@ -129,10 +130,9 @@ class Fleet:
     def retire(self, world: PooledWorld) -> None:
         """Have its pytest sessions end; what is left after a while is killed."""
         world.state = "retiring"
-        for rank in range(world.spec.ranks):
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
-                call.connect(files.socket_path(self.directory, world.spec.world, rank))
-                Connection(call.detach()).send(Retire())
+        for rank, pid in enumerate(world.pids):
+            with contextlib.suppress(OSError):
+                Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
         self._end(world, RETIRE_PATIENCE)
 
     def _end(self, world: PooledWorld, after: float) -> None:
@@ -150,7 +150,7 @@ class Fleet:
             job.end()
         for _, tell in world.watchers:
             tell(None)
-        files.remove_rank_files(self.directory, world.spec)
+        Scouts(self.directory, world.spec).remove_files()
         self._owner.on_gone(world)
         self._changed.notify_all()
 
@@ -197,7 +197,7 @@ class Fleet:
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         """Say of a rank what no test could say."""
-        log = tail(files.log_path(self.directory, world.spec.world, rank))
+        log = Scouts(self.directory, world.spec).ask(Scout.logs, {rank: None}).get(rank)
         text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
         self.complaints.append(f"{text}\n{log}" if log else text)
 
@@ -247,12 +247,12 @@ class Fleet:
         with self._lock:
             if self._starter is None:
                 return
-            worlds = list(self.worlds.values())
+            worlds, lost = list(self.worlds.values()), self._starter.lost
             if not self.closing:
                 self._starter, self._preload = None, False
                 for world in worlds:
                     if world.state == "leased":
-                        self._all_dead(world)  # First: their drivers wait for it.
+                        self._all_dead(world, lost)  # First: their drivers wait for it.
             kill_marked(self.directory)
             for world in worlds:
                 if self.closing and world.state == "retiring":
@@ -274,8 +274,10 @@ class Fleet:
         if starting:
             self._owner.on_not_started(world, f"the MPI job of the ranks has ended:\n{job.log}")
 
-    def _all_dead(self, world: PooledWorld) -> None:
-        world.exits |= {rank: SERVER_ENDED for rank in range(world.spec.ranks) if rank not in world.exits}
+    def _all_dead(self, world: PooledWorld, lost: frozenset[int]) -> None:
+        for rank in range(world.spec.ranks):
+            status = MACHINE_LOST if world.spec.server_of(rank) in lost else SERVER_ENDED
+            world.exits.setdefault(rank, status)
         for rank, tell in world.watchers:
             tell(world.exits[rank])
         world.watchers.clear()
@@ -284,7 +286,10 @@ class Fleet:
         with self._lock:
             now = time.monotonic()
             stuck = [world for world in self.worlds.values() if world.state == "starting"]
-            if self._starter is not None and any(now - world.idle_since > START_PATIENCE for world in stuck):
+            overdue = [world.spec.world for world in stuck if now - world.idle_since > START_PATIENCE]
+            for job in [self._jobs[number] for number in overdue if number in self._jobs]:
+                job.end()
+            if self._starter is not None and not self._jobs.keys() >= set(overdue):
                 self._starter.kill()
             self._owner.on_tick()
 

@@ -35,7 +35,7 @@ from typing import NoReturn
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
-from pytest_accel.worlds.kill import MARK, kill_descendants, kill_group, kill_tree
+from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
     KillWorld,
     Preload,
@@ -47,6 +47,7 @@ from pytest_accel.worlds.messages import (
     WorldSpec,
     WorldStarted,
 )
+from pytest_accel.worlds.places import HOST
 from pytest_accel.worlds.preloading import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 
 _LOOK = 0.5
@@ -138,13 +139,14 @@ class _Server:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         store = None
         try:
-            pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
+            if spec.near:
+                pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
                 listener = listeners[rank] = socket.socket(socket.AF_UNIX)
                 listener.bind(socket_path(self.spec.directory, spec.world, rank))
                 listener.listen()
             if spec.grouped and port is None:
-                store = reserve_port()
+                store = reserve_port(spec.addresses[0] if spec.addresses else HOST)
                 port = store.getsockname()[1]
             meeting = None if port is None else Meeting(port, store)
             for rank in listeners:
@@ -270,10 +272,10 @@ class _Server:
             os._exit(_UNFIT)
 
 
-def reserve_port() -> socket.socket:
-    """A listening socket on a free loopback port: held from now until the world ends, so nothing can take the port."""
-    held = socket.socket()
-    held.bind(("127.0.0.1", 0))
+def reserve_port(address: str) -> socket.socket:
+    """A listening socket on a free port of `address`: held from now until the world ends, so nothing can take it."""
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    held.bind((address, 0))
     held.listen(1024)
     return held
 
@@ -341,22 +343,22 @@ def _unmeasured() -> Iterator[None]:
 def clean_up(spec: SessionSpec) -> None:
     """Leave nothing of the session behind; the folder is for the driver's own server to remove, who reads in it."""
     kill_descendants()
-    if spec.server == 0:
+    if spec.server == 0 or spec.far:
         shutil.rmtree(spec.directory, ignore_errors=True)
 
 
-def main(descriptor: int, controller: int, parent: int | None = None) -> None:
-    """Serve `controller` on the socket `descriptor`; the first message is the :class:`SessionSpec`.
+def main(descriptor: int, controller: int) -> None:
+    """Serve `controller` on the socket `descriptor`; the :class:`SessionSpec` is in the file that is standard input."""
+    spec: SessionSpec = pickle.load(sys.stdin.buffer)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    work(descriptor, spec, controller, controller)
 
-    `parent` is this process's, where that is not the controller.
-    """
-    parent = parent or controller
+
+def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
+    """Serve `controller` on the socket `descriptor`. `parent` is this process's, which need not be the controller."""
     connection = Connection(descriptor)
-    try:
-        spec: SessionSpec = pickle.loads(connection.recv_bytes())
-    except (EOFError, OSError):
-        shutil.rmtree(os.environ[MARK], ignore_errors=True)
-        return
     linux.become_subreaper()
     # As gc.freeze's documentation advises for a process that others are forked from. Importing torch takes a seventh
     # less time, too.

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from pytest_accel.hardware import shares
-from pytest_accel.launch.outer import OWN_RUN
 from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import flight_path
-from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.places import host_of
 from pytest_accel.worlds.shape import backend_names
 
 if TYPE_CHECKING:
@@ -27,47 +26,17 @@ if TYPE_CHECKING:
 
     from pytest_accel.worlds.rank import RankContext
 
-HOST = "127.0.0.1"
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
 
 
 class Meeting(NamedTuple):
-    """Where a world's ranks meet."""
+    """Where a world's ranks meet: a port of the machine of rank 0."""
 
     port: int
     listening: socket.socket | None
     """The socket that is bound to it, for rank 0; others may have it too, where they come from the same fork server."""
-
-
-def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
-    """The ``env://`` variables, and torchrun's, which code reads.
-
-    `TORCHELASTIC_USE_AGENT_STORE` says, as under torchrun, that the store at `MASTER_PORT` is served already.
-    """
-    size = str(spec.ranks)
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": size,
-        # Under a mask of its own a rank's device is number 0, as under torchrun's --virtual-local-rank.
-        "LOCAL_RANK": "0" if spec.visible == "rank" else str(rank),
-        "LOCAL_WORLD_SIZE": size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
-        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo"),
-    }
 
 
 def prepare(context: RankContext, meeting: Meeting) -> None:
@@ -77,18 +46,21 @@ def prepare(context: RankContext, meeting: Meeting) -> None:
 
     spec, rank = context.spec, context.rank
     port, listening = meeting
+    host = host_of(spec)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()  # It was read when torch was imported, in the fork server.
     if rank == 0:
         assert listening is not None
         store = dist.TCPStore(
-            HOST, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
+            host, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
         )
     else:
         if listening is not None:
             listening.close()
-        store = dist.TCPStore(HOST, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
+        store = dist.TCPStore(host, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
+    if spec.addresses:
+        context.store.set(f"shares/{rank}", "" if context.session.shared else socket.gethostname())
     device = torch.device(context.torch_device)
     # Not every module has a device to choose (mps has one).
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
@@ -188,7 +160,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
                 return
             calls[context.tests] += 1
             watch(context)
-            store = dist.TCPStore(HOST, port, size, False, timeout, wait_for_workers=False)
+            store = dist.TCPStore(host_of(context.spec), port, size, False, timeout, wait_for_workers=False)
             yield dist.PrefixStore(f"init/{context.tests}/{calls[context.tests]}", store), rank, size
 
         return handler
@@ -211,6 +183,13 @@ def test_store(context: RankContext, use: str) -> Store:
 
     assert context.store is not None
     return dist.PrefixStore(f"{use}/{context.tests}", context.store)
+
+
+def apart(context: RankContext) -> list[str]:
+    """The machines that share no file system with the driver's, as the ranks there have found."""
+    assert context.store is not None
+    ranks = range(context.spec.ranks) if context.spec.addresses else ()
+    return sorted({name for rank in ranks if (name := context.store.get(f"shares/{rank}").decode())})
 
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:

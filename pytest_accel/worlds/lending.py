@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
 """The driver's terminal, free while the context lasts, for the process of this id: descriptors to read and to write."""
 
+Call = Callable[[], socket.socket]
+"""Makes a connection to a rank; OSError where it is gone."""
+
 
 class Lending:
     """The debuggers of one world's ranks."""
@@ -34,24 +37,24 @@ class Lending:
         """A debugger wants to start in `rank`, which waits for the answer."""
         self._asking.append((rank, method))
 
-    def serve(self, place: Callable[[int], tuple[int, str]], wait: Callable[[], bool]) -> bool:
+    def serve(self, place: Callable[[int], tuple[int | None, Call]], wait: Callable[[], bool]) -> bool:
         """Answer the ranks that have asked; whether one did.
 
-        `place` gives a rank's process and socket. While a rank has the terminal, `wait` takes in what comes, and says
-        whether that rank is still there.
+        `place` gives a rank's process, None where that is on another machine, and a way to call it. While a rank has
+        the terminal, `wait` takes in what comes, and says whether that rank is still there.
         """
         if not self._asking:
             return False
         rank, method = min(self._asking, key=lambda asked: asked[0] != self._chosen(*asked))
         self._asking.remove((rank, method))
-        pid, path = place(rank)
-        if self._terminal is None or self._chosen(rank, method) != rank:
-            _answer(path, ())
+        pid, call = place(rank)
+        if self._terminal is None or pid is None or self._chosen(rank, method) != rank:
+            _answer(call, ())
             return True
         self._first = rank
         with self._terminal(pid) as (source, target):
             self.holder = rank
-            if _answer(path, (source, target)):
+            if _answer(call, (source, target)):
                 while wait():
                     pass
             self.holder = None
@@ -67,10 +70,9 @@ class Lending:
         return rank if self._first is None else self._first
 
 
-def _answer(path: str, descriptors: tuple[int, ...]) -> bool:
-    """Tell the rank that listens at `path`; whether it was there."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as call:
-        call.connect(path)
+def _answer(reach: Call, descriptors: tuple[int, ...]) -> bool:
+    """Tell the rank; whether it was there."""
+    with contextlib.suppress(OSError), reach() as call:
         if descriptors:
             socket.send_fds(call, [b"y"], descriptors)
         else:

@@ -48,6 +48,12 @@ class SessionSpec:
     """Whether the driver shows what the ranks write while they write it."""
     server: int = 0
     """The fork server that this is given to: the driver's own is number 0, and removes the folder in the end."""
+    far: bool = False
+    """Whether it is on another machine than the driver: it then has a folder to itself."""
+    clock: float = 0.0
+    """Seconds to add to `time.monotonic()` for the driver's, which is another machine's where `far`."""
+    shared: bool = True
+    """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +79,43 @@ class WorldSpec:
     """What each rank has of each of its devices; None: all."""
     servers: tuple[int, ...] = ()
     """The fork server of each rank; empty: the driver's own for all."""
+    nodes: tuple[int, ...] = ()
+    """The machine of each rank, of which the driver's is number 0; empty: that for all."""
+    addresses: tuple[str, ...] = ()
+    """That of each rank's machine, as the others reach it; empty: all are on one."""
 
     def server_of(self, rank: int) -> int:
         """The fork server that `rank` comes from."""
         return self.servers[rank] if self.servers else 0
 
+    def is_far(self, rank: int) -> bool:
+        """Whether `rank` is on another machine than the driver."""
+        return bool(self.nodes and self.nodes[rank])
+
+    @property
+    def near(self) -> bool:
+        """Whether all ranks are on the driver's machine, and so can be given ways to each other (`peers`)."""
+        return not any(self.nodes)
+
     @property
     def parted(self) -> bool:
-        """Whether its ranks come from several fork servers, which are given the ranks' ways to each other (`peers`)."""
-        return len(set(self.servers)) > 1
+        """Whether its ranks come from several fork servers, which are given the ranks' ways to each other."""
+        return self.near and len(set(self.servers)) > 1
+
+    @property
+    def node_count(self) -> int:
+        """How many machines its ranks are on."""
+        return len(set(self.nodes)) or 1
+
+    def node_rank(self, rank: int) -> int:
+        """The number of `rank`'s machine among those of the world."""
+        return sorted(set(self.nodes)).index(self.nodes[rank]) if self.nodes else 0
+
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        """The ranks on the machine of `rank`, itself included: its place among them is its local rank."""
+        if not self.nodes:
+            return tuple(range(self.ranks))
+        return tuple(other for other in range(self.ranks) if self.nodes[other] == self.nodes[rank])
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
         """The devices that are `rank`'s own."""

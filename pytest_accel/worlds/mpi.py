@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import select
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -35,6 +37,7 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Open MPI's, and that of Hydra: MPICH's and Intel MPI's process manager."""
 START_PATIENCE = 120.0
 """Seconds that a job's processes may take to come."""
+_LENGTH = struct.Struct("<I")
 _LOOK = 0.1
 _END_PATIENCE = 5.0
 """Seconds that ``mpirun`` may take to end when its processes have."""
@@ -176,6 +179,8 @@ class _Launched:
     """A fork server that is ``mpirun``'s child."""
 
     pid: int
+    lost = False
+    """It is on this machine."""
 
     def kill(self) -> None:
         with contextlib.suppress(psutil.Error):
@@ -202,7 +207,9 @@ class _Launched:
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _Launched:
     """Give a process of the job its end of the connection to the pool."""
     with contextlib.suppress(OSError):  # It has ended, and so has the connection.
-        socket.send_fds(call, [b"."], [end.fileno()])
+        data = pickle.dumps(spec)
+        socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])
+        call.sendall(data)
     return _Launched(pid)
 
 
@@ -216,9 +223,10 @@ def serve(path: str, controller: int) -> None:
     with socket.socket(socket.AF_UNIX) as call:
         call.connect(path)
         call.sendall(f"{rank} {os.getpid()}\n".encode())
-        _, descriptors, _, _ = socket.recv_fds(call, 1, 1)
-    if descriptors:
-        forkserver.main(descriptors[0], controller, parent)
+        length, descriptors, _, _ = socket.recv_fds(call, _LENGTH.size, 1)
+        data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
+    if data:
+        forkserver.work(descriptors[0], pickle.loads(data), controller, parent)
 
 
 def _nothing() -> None:

@@ -15,7 +15,8 @@ from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder, LockFolderError
 from pytest_accel.leases.supply import Supply
 from pytest_accel.worlds.fleet import Fleet
-from pytest_accel.worlds.messages import SessionSpec
+from pytest_accel.worlds.layout import HERE, Layout
+from pytest_accel.worlds.messages import SessionSpec, WorldSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.starter import Spawn, spawn_here
@@ -38,11 +39,12 @@ class Pool:
         *,
         waits_for_busy: bool = False,
         servers: Sequence[Spawn] = (spawn_here,),
+        layout: Layout = HERE,
     ) -> None:
         """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
 
         ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds. `waits_for_busy` is
-        ``--accel-busy wait``. `servers` start the fork servers of which ranks come, one from each in their order.
+        ``--accel-busy wait``. `servers` start the fork servers of which ranks come, and `layout` says where those are.
         """
         self._machine = machine
         self._slots = slots
@@ -50,7 +52,7 @@ class Pool:
         self._lock = threading.RLock()
         self._supply = Supply(machine, slots, self._lease_wanted, waits_for_busy=waits_for_busy)
         self._fleet = Fleet(spec, self._lock, self, servers)
-        self._servers = len(servers)
+        self._layout = layout
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
@@ -258,11 +260,19 @@ class Pool:
         self._numbers += 1
         argument = self._machine.argument(shape.kind)
         spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
-        if self._servers > 1:
-            spec = replace(spec, servers=tuple(range(spec.ranks)) if shape.grouped else (shape.server,))
+        if self._layout.size > 1:
+            spec = self._seated(spec, shape)
         world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
         self._fleet.start(world)
+
+    def _seated(self, spec: WorldSpec, shape: WorldShape) -> WorldSpec:
+        if not shape.grouped:
+            return replace(spec, servers=(shape.server,))
+        seats = self._layout.seats(shape.ranks, shape.nodes)
+        nodes = tuple(seat.node for seat in seats)
+        addresses = tuple(self._layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
+        return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
 
     def _release_slots(self, world: PooledWorld) -> None:
         slots, world.slots = world.slots, None

@@ -17,7 +17,7 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import flight, group, linux, output, serving
+from pytest_accel.worlds import flight, group, linux, output, places, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
@@ -143,7 +143,7 @@ def _set_environment(context: RankContext, meeting: group.Meeting | None) -> Non
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
         assert meeting is not None
-        changes |= group.environment(spec, rank, meeting.port)
+        changes |= places.environment(spec, rank, meeting.port)
         if context.session.debug:
             changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:

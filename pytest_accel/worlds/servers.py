@@ -66,6 +66,11 @@ class Servers:
             made = Starter(one, partial(self._event, number), partial(self._end, number), tick, spawn)
             self._starters[number] = made
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """The numbers of those whose machines have been cut off."""
+        return frozenset().union(*(starter.lost for starter in self._starters.values()))
+
     def send(self, message: object) -> None:
         """Raises nothing: where a server has ended, `on_end` says so."""
         if isinstance(message, StartWorld):

@@ -306,7 +306,7 @@ class RankPlugin:
             self._spoke = True
             self._send(ExtraReport(self._serial, data))
             return
-        now = time.monotonic()
+        now = time.monotonic() + self.context.session.clock
         self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
         if not report.passed:

@@ -31,6 +31,8 @@ class WorldShape:
     fresh: bool = False
     launcher: str | None = None
     """The program that starts the ranks' processes; None: they come from a fork server of the session's."""
+    nodes: int = 1
+    """On how many machines the ranks must be, at least."""
     server: int = 0
     """The fork server that a world without a group comes from."""
 
@@ -111,6 +113,7 @@ def shape_of(
         env=ranks.env,
         fresh=fresh,
         launcher=ranks.launcher,
+        nodes=ranks.nodes,
     )
 
 

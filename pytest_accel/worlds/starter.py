@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -23,6 +24,9 @@ _END_PATIENCE = 10.0
 
 class ServerProcess(Protocol):
     """The process of a fork server, which may be another process's child."""
+
+    lost: bool
+    """Whether its machine has been cut off."""
 
     def kill(self) -> None:
         """End it at once."""
@@ -41,13 +45,17 @@ Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
 class OwnServer:
     """A fork server that is this process's child."""
 
+    lost = False
+
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
         source = f"from pytest_accel.worlds.forkserver import main; main({end.fileno()}, {os.getpid()})"
-        with open(server_log_path(spec.directory, spec.server), "wb") as log:
+        with open(server_log_path(spec.directory, spec.server), "wb") as log, tempfile.TemporaryFile() as given:
+            given.write(pickle.dumps(spec))
+            given.seek(0)
             self.process = subprocess.Popen(
                 interpreter(spec, source),
                 pass_fds=[end.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=log,
                 stderr=log,
                 env={**environment, MARK: spec.directory},
@@ -98,12 +106,17 @@ class Starter:
         with theirs:
             self._process = spawn(spec, theirs)
         self._connection = Connection(ours.detach())
+        self._number = spec.server
         self._used = False
         self._sending = threading.Lock()
-        self._connection.send_bytes(pickle.dumps(spec))
         self._callbacks = (on_event, on_end, on_tick)
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Its number where its machine has been cut off."""
+        return frozenset({self._number} if self._process.lost else ())
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Raises nothing: where the server has ended, `on_end` says so. `descriptors` go with the message."""

@@ -7,12 +7,11 @@ memory.
 from __future__ import annotations
 
 import codecs
-import contextlib
-import os
 import re
 from collections.abc import Callable
 
-from pytest_accel.worlds.files import HEADING, log_path
+from pytest_accel.worlds.files import HEADING
+from pytest_accel.worlds.scout import RankLog, Scouts
 
 _CHUNK = 1 << 16
 """Bytes read at once; a line that is longer is cut."""
@@ -25,10 +24,10 @@ _HEADINGS = re.compile(rb"(?m)^" + re.escape(HEADING.encode()) + rb".*\n")
 class _RankOutput:
     """One rank's log, read as it grows."""
 
-    def __init__(self, path: str, prefix: str) -> None:
+    def __init__(self, log: RankLog, prefix: str) -> None:
         """`prefix` stands before each line; where it is empty, what comes is passed on as it is."""
-        self.path = path
-        self.offset = _size(path)
+        self.log = log
+        self.offset = log.size()
         self._prefix = prefix
         self._rest = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -36,17 +35,12 @@ class _RankOutput:
     def read(self) -> str:
         """What is new, at most a chunk; empty where there is nothing."""
         note = self._skip()
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                file.seek(self.offset)
-                data = file.read(_CHUNK)
-        except OSError:
-            return ""
+        data = self.log.read(self.offset, _CHUNK)
         self.offset += len(data)
         return note + self._lines(_HEADINGS.sub(b"", data)) if data else ""
 
     def _skip(self) -> str:
-        left_out = _size(self.path) - _BACKLOG - self.offset
+        left_out = self.log.size() - _BACKLOG - self.offset
         if left_out <= 0:
             return ""
         self.offset += left_out + _BACKLOG - _CHUNK
@@ -70,14 +64,13 @@ class _RankOutput:
 class Streams:
     """The output of all ranks of a world."""
 
-    def __init__(self, directory: str, world: int, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
+    def __init__(self, scouts: Scouts, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
         """`kept`: the logs are a person's too. Otherwise they are cut to nothing after each test."""
         self._kept = kept
         self._show = show
         self._begun = False
         self._ranks = [
-            _RankOutput(log_path(directory, world, rank), f"[rank {rank}] " if ranks > 1 else "")
-            for rank in range(ranks)
+            _RankOutput(RankLog(scouts, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
         ]
 
     def show(self) -> bool:
@@ -88,7 +81,7 @@ class Streams:
     def drain(self) -> None:
         """Show all whole lines that are there now; a rank that goes on writing is not followed any further."""
         for rank in self._ranks:
-            end = _size(rank.path)
+            end = rank.log.size()
             before = -1
             while before < rank.offset < end:  # It does not move where a test has removed the file, or cut it.
                 before = rank.offset
@@ -100,8 +93,7 @@ class Streams:
         for rank in self._ranks:
             self._put(rank.end())
             if not self._kept:
-                with contextlib.suppress(OSError):
-                    os.truncate(rank.path, 0)
+                rank.log.cut()
                 rank.offset = 0
         self._begun = False
 
@@ -112,10 +104,3 @@ class Streams:
         if text:
             self._show(text)
         return bool(text)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

@@ -10,16 +10,15 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
-from pytest_accel.worlds import progress
-from pytest_accel.worlds.autopsy import tail
+from pytest_accel.worlds import linux
 from pytest_accel.worlds.examine import NOTHING, Examiner
-from pytest_accel.worlds.files import log_path, progress_path, socket_path
-from pytest_accel.worlds.lending import Lending
-from pytest_accel.worlds.memory import describe_death, oom_kills
+from pytest_accel.worlds.lending import Call, Lending
+from pytest_accel.worlds.memory import describe_death
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -36,10 +35,12 @@ from pytest_accel.worlds.messages import (
     When,
 )
 from pytest_accel.worlds.outcome import Ending, RankOutcome, RankState
-from pytest_accel.worlds.patience import GRACE, START_PATIENCE, beginning, grace_end, is_at_work
+from pytest_accel.worlds.patience import GRACE, START_PATIENCE, beginning, grace_end
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
+from pytest_accel.worlds.reach import call_rank
 from pytest_accel.worlds.roster import Grant
+from pytest_accel.worlds.scout import Scout, Scouts
 from pytest_accel.worlds.streaming import Streams
 
 _STALLED = 30
@@ -86,8 +87,9 @@ class World:
         self._ready: set[int] = set()
         self._told: set[int] = set()
         """Ranks whose end has been given out as an outcome. Any other death is for the pool to complain of."""
-        self._oom_kills = oom_kills()
-        self._examiner = Examiner(grant.directory, grant.spec.world, grouped=grant.spec.grouped)
+        self._scouts = Scouts(grant.directory, grant.spec)
+        self._oom_kills = self._count_oom_kills()
+        self._examiner = Examiner(self._scouts, grouped=grant.spec.grouped)
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         for rank, pid in enumerate(grant.pids):
@@ -102,19 +104,16 @@ class World:
         return self.grant.spec.ranks
 
     def _connect(self, rank: int, pid: int) -> _Rank:
-        call = socket.socket(socket.AF_UNIX)
-        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
         try:
-            call.connect(socket_path(self.grant.directory, self.number, rank))
+            call = call_rank(self.grant.directory, self.grant.spec, rank, pid)
         except OSError:
             # It is dead: the connection ends at once, and the death is found where all deaths are found.
-            call.close()
             call, other = socket.socketpair()
             other.close()
+        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
         connection = Connection(call.detach())
-        pidfd = None
-        with contextlib.suppress(OSError, AttributeError):
-            pidfd = os.pidfd_open(pid)
+        # On another machine the bridge looks at the process, and ends the connection with it.
+        pidfd = None if self.grant.spec.is_far(rank) else linux.end_of(pid)
         found = _Rank(rank=rank, pid=pid, connection=connection, pidfd=pidfd)
         self._selector.register(connection, selectors.EVENT_READ, found)
         if pidfd is not None:
@@ -214,13 +213,15 @@ class World:
         look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
         if self._pump(min(limit, time.monotonic() + look_again)):
             return
-        if sum(self._catch_up(rank) for rank in self._ranks):
+        if self._catch_up(self._ranks):
             return  # Those who are waited for may be others now.
         if time.monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
 
-    def _place(self, rank: int) -> tuple[int, str]:
-        return self._ranks[rank].pid, socket_path(self.grant.directory, self.number, rank)
+    def _place(self, rank: int) -> tuple[int | None, Call]:
+        pid = self._ranks[rank].pid
+        spec = self.grant.spec
+        return None if spec.is_far(rank) else pid, partial(call_rank, self.grant.directory, spec, rank, pid)
 
     def _wait_for_debugger(self) -> bool:
         self._pump(math.inf)
@@ -255,18 +256,20 @@ class World:
 
     # Events
 
-    def _catch_up(self, rank: _Rank) -> bool:
-        """Take what a rank has passed without having said so yet; whether there was something."""
-        serial, passed, at = progress.read(progress_path(self.grant.directory, self.number, rank.rank))
-        if serial != self._serial or at < self._began:
-            return False  # Of another test, maybe of another driver's: each counts from one.
-        return rank.has_passed(serial, passed, at)
+    def _catch_up(self, ranks: Sequence[_Rank]) -> bool:
+        """Take what ranks have passed without having said so yet; whether there was something."""
+        news = False
+        for number, (serial, passed, at) in self._scouts.ask(Scout.progress, {one.rank: None for one in ranks}).items():
+            # Else of another test, maybe of another driver's: each counts from one.
+            if serial == self._serial and at >= self._began:
+                news |= self._ranks[number].has_passed(serial, passed, at)
+        return news
 
     def _grace_end(self) -> float:
         return grace_end(self._ranks, self._lending.ended, self._is_any_at_work)
 
     def _is_any_at_work(self) -> bool:
-        return any(is_at_work(rank.pid) for rank in self._ranks if not rank.done)
+        return any(self._scouts.ask(Scout.at_work, _pids(rank for rank in self._ranks if not rank.done)).values())
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
@@ -330,8 +333,8 @@ class World:
     # Endings
 
     def _close(self, rank: _Rank, ending: Ending, text: str, stack: str = "", at: float | None = None) -> None:
-        self._catch_up(rank)
-        log = tail(log_path(self.grant.directory, self.number, rank.rank)) if ending != "hung" else ""
+        self._catch_up([rank])
+        log = self._scouts.ask(Scout.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
         rank.end = RankOutcome(rank.rank, ending, time.monotonic() if at is None else at, None, text, stack, log)
         self._deafen(rank)
         self.harm = self.harm or f"rank {rank.rank} {text}"
@@ -362,9 +365,12 @@ class World:
         status = self._port.exit_status(self.number, rank.rank, _EXIT_PATIENCE)
         text = "lost its connection to the driver (exit status unknown)"
         if status is not None:
-            before, self._oom_kills = self._oom_kills, oom_kills()
-            text = describe_death(status, before, self._oom_kills)
+            before, self._oom_kills = self._oom_kills, self._count_oom_kills()
+            text = describe_death(status, before.get(rank.rank), self._oom_kills.get(rank.rank))
         self._close(rank, "died", text, at=at)
+
+    def _count_oom_kills(self) -> dict[int, int | None]:
+        return self._scouts.ask(Scout.oom_kills, dict.fromkeys(range(self.size)))
 
     def _give_up(self, pending: list[_Rank]) -> None:
         """Take the stacks of ranks that do not come to an end, and count them as hung."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from pytest_accel.launch.outer import Outer, find, of_a_rank, without_local_rank
+from pytest_accel.launch.outer_machines import Rendezvous, call, receive, rendezvous
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join, meeting_path
 from pytest_accel.launch.outer_messages import Hello
 from pytest_accel.launch.outer_session import differences
@@ -121,6 +124,14 @@ def hello(rank: int, **other: object) -> Hello:
     return Hello(rank, os.getpid(), **values)  # type: ignore[arg-type]
 
 
+def test_machines_may_number_their_devices_each_in_its_own_way() -> None:
+    here, there = hello(0, masks={"A": "0,1"}), {"node": "there", "masks": {"A": "2,3"}}
+    assert differences("torchrun", [here, hello(1, **there)]) is None
+    told = differences("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
+    assert told is not None
+    assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in told
+
+
 def test_processes_that_agree() -> None:
     assert differences("torchrun", [hello(0), hello(1), hello(2)]) is None
 
@@ -197,3 +208,50 @@ def test_a_folder_that_others_could_write_is_refused(locks: Path) -> None:
 def test_a_long_path_is_not_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/" + "long/" * 30)
     assert len(meeting_path(world(0))) < 100
+
+
+def test_where_processes_on_several_machines_meet() -> None:
+    outer = Outer("mpirun", 0, 4, 0, 2, ("a",))
+    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
+    found = rendezvous(exported, outer)
+    assert (found.address, found.port, found.key) == ("node-0", 29511, None)
+    assert found == rendezvous(exported, replace(outer, rank=3, local_rank=1))
+    assert found.secret != rendezvous({**exported, "PYTEST_ACCEL_SECRET": "x"}, outer).secret
+    agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert rendezvous(agents, outer).key == "pytest-accel/2"
+    for name in exported:
+        with pytest.raises(MeetingError, match=rf"they do not know where to meet: .*{name}=''"):
+            rendezvous({**exported, name: ""}, outer)
+
+
+def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers() -> None:
+    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = Rendezvous("127.0.0.1", free.getsockname()[1], b"secret", None)
+    found: dict[str, tuple[Connection, float] | None] = {}
+
+    def come() -> None:
+        with pytest.raises(MeetingError, match=r"rank 1 on there did not reach rank 0 at 127.0.0.1"):
+            call(replace(outer, rank=1), replace(where, secret=b"guess"), there, 0.5)
+        with socket.create_connection(("127.0.0.1", where.port)) as stranger:
+            stranger.sendall(b"\0\0\0\x04ping")
+            while stranger.recv(64):
+                pass
+        found["far"] = call(replace(outer, rank=1), where, there, 30)
+        found["near"] = call(replace(outer, rank=2), where, hello(2, node="here"), 30)
+
+    there = hello(1, node="there", host="there")
+    thread = threading.Thread(target=come)
+    thread.start()
+    far, near = receive(outer, where, hello(0, node="here"), 30)
+    thread.join()
+
+    assert [one.hello for one in far] == [there]
+    assert (near, found["near"]) == ([2], None)
+    assert found["far"] is not None
+    connection, clock = found["far"]
+    assert abs(clock) < 1
+    connection.send("from there")
+    assert far[0].connection.recv() == "from there"
+    for end in (connection, far[0].connection):
+        end.close()

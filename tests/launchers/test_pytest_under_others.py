@@ -131,13 +131,3 @@ def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
         run.text
     )
     assert run.code == pytest.ExitCode.USAGE_ERROR
-
-
-@pytest.mark.long
-def test_several_machines_are_refused(suite: Suite) -> None:
-    suite.write("test_it.py", RANKS)
-
-    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='1(x2)'")).finish()
-
-    assert run.text.count("several machines are not supported yet") == 1
-    assert run.code == pytest.ExitCode.USAGE_ERROR

@@ -1,0 +1,60 @@
+"""Where a rank is and how it is reached, and the variables that say so."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from pytest_accel.launch.outer import OWN_RUN
+from pytest_accel.worlds import flight
+from pytest_accel.worlds.messages import WorldSpec
+
+HOST = "127.0.0.1"
+
+
+def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
+    """The ``env://`` variables, and torchrun's, which code reads.
+
+    `TORCHELASTIC_USE_AGENT_STORE` says, as under torchrun, that the store at `MASTER_PORT` is served already.
+    """
+    size = str(spec.ranks)
+    neighbours = spec.neighbours(rank)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        # Under a mask of its own a rank's device is number 0, as under torchrun's --virtual-local-rank.
+        "LOCAL_RANK": "0" if spec.visible == "rank" else str(neighbours.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(neighbours)),
+        "GROUP_RANK": str(spec.node_rank(rank)),
+        "GROUP_WORLD_SIZE": str(spec.node_count),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": host_of(spec),
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
+        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
+    }
+
+
+def host_of(spec: WorldSpec) -> str:
+    """Where the world's store is."""
+    return spec.addresses[0] if spec.addresses else HOST
+
+
+def interface_of(spec: WorldSpec, rank: int) -> str | None:
+    """The network interface over which `rank` is reached; None where the address is none of the machine's own."""
+    address = spec.addresses[rank] if spec.addresses else HOST
+    if address == HOST:
+        return "lo0" if os.uname().sysname == "Darwin" else "lo"
+    for name, known in psutil.net_if_addrs().items():
+        # A link-local address has its interface behind it.
+        if any(one.address.partition("%")[0] == address for one in known):
+            return name
+    return None

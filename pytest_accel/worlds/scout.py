@@ -1,0 +1,190 @@
+"""A look at the ranks of a world from outside, on whichever machine they are.
+
+A rank of another machine is looked at there: by a thread of the process that keeps its fork server, which is asked over
+the bridge to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from pytest_accel.worlds import progress
+from pytest_accel.worlds.autopsy import tail, take_stacks
+from pytest_accel.worlds.files import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
+from pytest_accel.worlds.flight import take_records
+from pytest_accel.worlds.memory import oom_kills
+from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.native import native_frames
+from pytest_accel.worlds.patience import is_at_work
+from pytest_accel.worlds.reach import ASK, call_far
+from pytest_accel.worlds.stacks import STACK_SIGNAL
+
+_PATIENCE = 20
+"""Seconds for an answer. Native frames take the longest."""
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+class Scout:
+    """Looks at ranks of world number `world` on its own machine. Each method takes and gives something by rank.
+
+    Ranks of which nothing can be had are left out.
+    """
+
+    def __init__(self, directory: str, world: int) -> None:
+        self._directory = directory
+        self._world = world
+
+    def _paths(self, path: Callable[[str, int, int], str], ranks: Mapping[int, object]) -> dict[int, str]:
+        return {rank: path(self._directory, self._world, rank) for rank in ranks}
+
+    def progress(self, ranks: Mapping[int, None]) -> dict[int, tuple[int, int, float]]:
+        """As `progress.read`."""
+        return {rank: progress.read(path) for rank, path in self._paths(progress_path, ranks).items()}
+
+    def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
+        """The end of what they have written, as `tail`."""
+        return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
+
+    def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
+        """As `oom_kills`: there is one number for all of a machine."""
+        return dict.fromkeys(ranks, oom_kills())
+
+    def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
+        """As `is_at_work`."""
+        return {rank: is_at_work(pid) for rank, pid in pids.items()}
+
+    def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """As `take_stacks`."""
+        return take_stacks(dict(pids), self._paths(stack_path, pids), STACK_SIGNAL)
+
+    def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
+        """As `take_records`."""
+        return take_records(pids, self._paths(flight_path, pids))
+
+    def native(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """As `native_frames`."""
+        return native_frames(pids)
+
+    def sizes(self, ranks: Mapping[int, None]) -> dict[int, int]:
+        """Bytes that they have written."""
+        found = {}
+        for rank, path in self._paths(log_path, ranks).items():
+            with contextlib.suppress(OSError):
+                found[rank] = os.stat(path).st_size
+        return found
+
+    def pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
+        """What they have written, from an offset, and at most so many bytes."""
+        found = {}
+        for rank, path in self._paths(log_path, wanted).items():
+            offset, limit = wanted[rank]
+            with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+                file.seek(offset)
+                found[rank] = file.read(limit)
+        return found
+
+    def cut(self, ranks: Mapping[int, None]) -> dict[int, None]:
+        """Throw away what they have written."""
+        for path in self._paths(log_path, ranks).values():
+            with contextlib.suppress(OSError):
+                os.truncate(path, 0)
+        return {}
+
+    def remove(self, ranks: Mapping[int, None]) -> dict[int, None]:
+        """Remove their files, when they have ended."""
+        for path in RANK_FILES:
+            for one in self._paths(path, ranks).values():
+                with contextlib.suppress(OSError):
+                    os.unlink(one)
+        return {}
+
+
+class Scouts:
+    """All ranks of a world, each looked at on its machine."""
+
+    def __init__(self, directory: str, spec: WorldSpec) -> None:
+        """`directory` is the driver's."""
+        self._directory = directory
+        self._spec = spec
+        self._here = Scout(directory, spec.world)
+
+    def ask(
+        self, look: Callable[[Scout, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
+    ) -> dict[int, Found]:
+        """What a `look`, a method of :class:`Scout`, finds of ranks that are `given`; all machines look at once."""
+        far: dict[int, dict[int, Given]] = {}
+        for rank, value in given.items():
+            if self._spec.is_far(rank):
+                far.setdefault(self._spec.server_of(rank), {})[rank] = value
+        calls = [self._begin(server, look.__name__, part) for server, part in far.items()]
+        near = {rank: value for rank, value in given.items() if not self._spec.is_far(rank)}
+        found = look(self._here, near) if near else {}
+        for call in calls:
+            if call is not None:
+                found |= _answer(call)
+        return found
+
+    def remove_files(self) -> None:
+        """The ranks have ended. Other machines are not waited for."""
+        ranks = dict.fromkeys(range(self._spec.ranks))
+        self._here.remove(ranks)
+        for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_far(rank)}:
+            call = self._begin(server, Scout.remove.__name__, ranks)
+            if call is not None:
+                call.close()
+
+    def _begin(self, server: int, name: str, given: Mapping[int, object]) -> Connection | None:
+        try:
+            call = call_far(bridge_path(self._directory, server), ASK)
+        except OSError:
+            return None
+        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE, 0))
+        connection = Connection(call.detach())
+        try:
+            connection.send((name, self._spec.world, dict(given)))
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+
+def _answer(call: Connection) -> dict[int, Any]:
+    with call, contextlib.suppress(EOFError, OSError):  # The other machine is lost, which is found elsewhere.
+        found: dict[int, Any] = call.recv()
+        return found
+    return {}
+
+
+def answer(call: Connection, directory: str) -> None:
+    """Do what the driver asks for, in a thread on a machine that is not the driver's."""
+    with call, contextlib.suppress(EOFError, OSError):
+        name, world, given = call.recv()
+        call.send(getattr(Scout(directory, world), name)(given))
+
+
+class RankLog:
+    """What one rank writes, read as it grows."""
+
+    def __init__(self, scouts: Scouts, rank: int) -> None:
+        self._scouts = scouts
+        self._rank = rank
+
+    def size(self) -> int:
+        """Bytes that are there."""
+        return self._scouts.ask(Scout.sizes, {self._rank: None}).get(self._rank, 0)
+
+    def read(self, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes from `offset`; empty where there are none."""
+        return self._scouts.ask(Scout.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
+
+    def cut(self) -> None:
+        """Throw it away."""
+        self._scouts.ask(Scout.cut, {self._rank: None})

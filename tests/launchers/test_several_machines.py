@@ -1,0 +1,504 @@
+"""pytest under launchers over two machines, which are network namespaces with host names and mounts of their own.
+
+Where a test is not about a launcher, plain processes with the variables that srun(1) documents stand in for it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
+from tests.launchers.under import launched, suites
+from tests.worlds.conftest import PYTEST, Run, Suite, eventually
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        made.write("pytest.ini", "[pytest]\naccel = none\nfilterwarnings = error\n")
+        yield made
+
+
+@pytest.fixture
+def two(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
+    """The machines. A process that is left on one of them fails the test."""
+    with machines(tmp_path) as made:
+        yield made
+        eventually("all processes of both machines to end", lambda: not made.pids(), patience=15)
+
+
+def both(far: Sequence[str], near: Sequence[str]) -> tuple[str, ...]:
+    """A program that runs one of them on each machine, and has the near one's exit status."""
+    script = f'{" ".join(far)} "$@" & {" ".join(near)} "$@"; code=$?; wait; exit $code'
+    return ("/bin/sh", "-c", script, "both")
+
+
+def torchrun(two: Machines, per_node: int) -> tuple[str, ...]:
+    def agent(machine: int) -> list[str]:
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
+        words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--rdzv-id=one"]
+        words += [f"--local-addr={ADDRESSES[machine]}", "-m", "pytest"]
+        return [shlex.join([*two.on(machine), *words])]
+
+    return both(agent(1), agent(0))
+
+
+def srun(two: Machines, *, private: Sequence[str] = (), meet: bool = True) -> tuple[str, ...]:
+    """One process on each machine, as srun would start them; folders that are `private` are not shared."""
+
+    def task(machine: int) -> list[str]:
+        variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)"]
+        variables += [f"SLURM_NODEID={machine}", f"SLURM_PROCID={machine}", "SLURM_LOCALID=0"]
+        variables += [f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"] if meet else []
+        return [shlex.join([*two.on(machine, private=private if machine else ()), "env", *variables, *PYTEST])]
+
+    return both(task(1), task(0))
+
+
+TOGETHER = """
+    import os
+    import socket
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, nodes=2)
+    def test_both(rank, local_rank, node_rank, world_size, gather):
+        import torch
+        import torch.distributed as dist
+
+        values = torch.full((2,), rank + 1.0)
+        dist.all_reduce(values)
+        assert values.tolist() == [3.0, 3.0]
+        assert gather(socket.gethostname()) == ["near-node", "far-node"]
+        assert (local_rank, node_rank, world_size) == (0, rank, 2)
+        told = [os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")]
+        assert told == ["0", "1", str(rank), "2"]
+        assert os.environ["MASTER_ADDR"] == "10.77.0.1"
+
+
+    @pytest.mark.distributed(2, nodes=2, init=False)
+    def test_own_group():
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+    @pytest.mark.distributed(1)
+    def test_alone(node_rank, gather):
+        assert (gather(socket.gethostname()), node_rank) == (["near-node"], 0)
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+
+
+    @pytest.mark.distributed(3, nodes=3)
+    def test_more_ranks():
+        pass
+
+
+    @pytest.mark.distributed(2, nodes=2)
+    def test_a_folder(shared_tmp_path, tmp_path, rank, gather):
+        import torch.distributed as dist
+
+        if rank == 0:
+            (shared_tmp_path / "weights").write_text("1 2 3")
+        dist.barrier()
+        assert (shared_tmp_path / "weights").read_text() == "1 2 3"
+        assert len(set(gather(tmp_path))) == 2
+
+
+    def test_plain():
+        assert "RANK" not in os.environ
+"""
+TOGETHER_ENDS = {
+    "test_both": "PASSED",
+    "test_own_group": "PASSED",
+    "test_alone": "PASSED",
+    "test_more_ranks": "SKIPPED",
+    "test_a_folder": "PASSED",
+    "test_plain": "PASSED",
+}
+
+
+def expect_together(suite: Suite, run: Run, launcher: str) -> None:
+    """All that `TOGETHER` gives, said once."""
+    run.expect(TOGETHER_ENDS)
+    assert run.text.count("test session starts") == 1
+    assert f"accel: {launcher}, 2 ranks on 2 nodes: near-node (rank 0), far-node (rank 1)\n" in run.text
+    assert f"needs 3 ranks; {launcher} has started 2" in run.text
+    assert run.code == 0
+    cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
+    assert sorted(str(case.get("name")) for case in cases) == sorted(TOGETHER_ENDS)
+
+
+def test_one_session_under_torchrun(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", TOGETHER)
+
+    run = suite.start("--junitxml=report.xml", program=torchrun(two, 1)).finish()
+
+    expect_together(suite, run, "torchrun")
+
+
+def test_what_goes_wrong_on_the_far_machine_is_told_as_on_the_near_one(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import signal
+        import threading
+
+        import pytest
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.distributed(2, nodes=2)
+
+
+        def test_fails(rank):
+            assert rank == 0
+
+
+        def test_exits(rank):
+            if rank == 1:
+                os._exit(0)
+            dist.barrier()
+
+
+        def test_dies(rank, capfd):
+            with capfd.disabled():
+                os.write(2, b"a last word of rank %d\\n" % rank)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, nodes=2, timeout=1)
+        def test_hangs(rank):
+            if rank == 1:
+                threading.Event().wait()
+            dist.barrier()
+
+
+        def test_differs(rank):
+            if rank == 1:
+                pytest.skip("not here")
+
+
+        def test_leaves_a_process(rank):
+            if rank == 1 and not os.fork():
+                threading.Event().wait()
+
+
+        def test_passes(gather):
+            assert gather(1) == [1, 1]
+        """,
+    )
+
+    run = suite.start(program=srun(two)).finish()
+
+    run.expect(
+        {
+            "test_fails": "FAILED",
+            "test_exits": "FAILED",
+            "test_dies": "FAILED",
+            "test_hangs": "FAILED",
+            "test_differs": "FAILED",
+            "test_leaves_a_process": "PASSED ERROR",
+            "test_passes": "PASSED",
+        }
+    )
+    assert "rank 1: failed at test_it.py:13: assert 1 == 0" in run.failure("test_fails")
+    assert "rank 1 died in the call phase: exit status 0" in run.failure("test_exits")
+    assert "rank 1 died in the call phase: killed by SIGKILL" in run.failure("test_dies")
+    assert "a last word of rank 1" in run.failure("test_dies")
+    assert "rank 1 has not come to barrier" in run.failure("test_hangs")
+    assert "threading.py" in run.failure("test_hangs")
+    assert "rank 1: skipped: not here" in run.failure("test_differs")
+    assert run.code == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
+    program = shutil.which(f"mpirun.{flavour}")
+    if program is None:
+        pytest.skip(f"there is no mpirun.{flavour} here")
+    shell = str(two.remote_shell(tmp_path / "shell"))
+    meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+    if flavour == "mpich":
+        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(NAMES), "-ppn", "1"]
+        flags += [word for name, value in meeting.items() for word in ("-genv", name, value)]
+    else:
+        flags = ["--mca", "plm_rsh_agent", shell, "--host", ",".join(f"{name}:1" for name in NAMES), "-npernode", "1"]
+        flags += [word for name, value in meeting.items() for word in ("-x", f"{name}={value}")]
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
+    suite.write("test_it.py", TOGETHER)
+
+    command = (*two.on(0), program, *flags, "-n", "2", *PYTEST)
+    run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
+
+    expect_together(suite, run, "mpirun")
+
+
+@pytest.mark.long
+def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import socket
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(4)
+        def test_all(rank, local_rank, node_rank, gather):
+            values = torch.ones(1)
+            dist.all_reduce(values)
+            assert values.item() == 4
+            assert gather((socket.gethostname(), node_rank, local_rank)) == [
+                ("near-node", 0, 0), ("near-node", 0, 1), ("far-node", 1, 0), ("far-node", 1, 1)
+            ]
+            assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+
+
+        @pytest.mark.distributed(2)
+        def test_as_few_nodes_as_do(gather):
+            assert gather(socket.gethostname()) == ["near-node", "near-node"]
+
+
+        @pytest.mark.distributed(2, nodes=2)
+        def test_one_on_each(gather):
+            assert gather(socket.gethostname()) == ["near-node", "far-node"]
+
+
+        @pytest.mark.distributed(3, nodes=3)
+        def test_more_nodes():
+            pass
+
+
+        @pytest.mark.distributed(3)
+        def test_fails_on_one(rank):
+            assert rank != 2
+        """,
+    )
+
+    run = suite.start(program=torchrun(two, 2)).finish()
+
+    run.expect(
+        {
+            "test_all": "PASSED",
+            "test_as_few_nodes_as_do": "PASSED",
+            "test_one_on_each": "PASSED",
+            "test_more_nodes": "SKIPPED",
+            "test_fails_on_one": "FAILED",
+        }
+    )
+    assert "accel: torchrun, 4 ranks on 2 nodes: near-node (ranks 0-1), far-node (ranks 2-3)\n" in run.text
+    assert "needs 3 nodes; torchrun has started ranks on 2" in run.text
+    assert "rank 2: failed at test_it.py:38: assert 2 != 2" in run.failure("test_fails_on_one")
+    assert run.code == 1
+
+
+ENDLESS = """
+    import threading
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, nodes=2)
+    def test_endless(rank):
+        Path(__file__).with_name(f"rank-{rank}").write_text("here\\n")
+        threading.Event().wait()
+
+
+    def test_next():
+        pass
+"""
+
+
+@pytest.mark.long
+def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two))
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    two.cut()
+    run = session.finish()
+
+    # What the far rank had passed before, nobody may have asked it in time.
+    assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"})
+    assert "rank 1: lost with its node, which does not answer any more" in run.failure("test_endless")
+    assert "srun has lost the node far-node with rank 1: nothing was heard of it for 10 s" in run.text
+    assert run.code == 1
+
+
+@pytest.mark.long
+def test_a_launched_process_of_the_far_machine_that_is_killed_is_named(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two))
+    suite.read("rank-0")
+    suite.read("rank-1")
+    keeper = launched(suite, "SLURM_PROCID", "1")
+
+    keeper.kill()
+    run = session.finish()
+
+    assert f"srun has lost rank 1 (pid {keeper.pid} on far-node)" in run.text
+    assert "test_next" not in run.words
+    assert run.code == 1
+
+
+@pytest.mark.long
+def test_nothing_is_left_on_the_far_machine_where_the_process_of_rank_0_is_killed(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two))
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    launched(suite, "SLURM_PROCID", "0").kill()
+
+    assert session.finish().code == 128 + signal.SIGKILL
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = suite.start(program=srun(two))
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    launched(suite, "SLURM_PROCID", "0").send_signal(signal.SIGINT)
+    run = session.finish()
+
+    assert "KeyboardInterrupt" in run.text
+    assert run.code == pytest.ExitCode.INTERRUPTED
+
+
+@pytest.mark.long
+def test_a_fork_server_of_the_far_machine_that_dies_is_replaced(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import threading
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, nodes=2)
+        def test_loses_its_server(rank):
+            Path(__file__).with_name(f"rank-{rank}").write_text("here\\n")
+            threading.Event().wait()
+
+
+        @pytest.mark.distributed(2, nodes=2)
+        def test_next(gather):
+            assert gather(1) == [1, 1]
+        """,
+    )
+    session = suite.start(program=srun(two))
+    suite.read("rank-0")
+    suite.read("rank-1")
+
+    (server,) = (child for child in launched(suite, "SLURM_PROCID", "1").children())
+    server.kill()
+    run = session.finish()
+
+    run.expect({"test_loses_its_server": "FAILED", "test_next": "PASSED"})
+    assert "ended with the fork server, which is gone" in run.failure("test_loses_its_server")
+    assert run.code == 1
+
+
+@pytest.mark.long
+def test_a_folder_that_the_machines_do_not_share_is_an_error_that_says_what_to_do(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", TOGETHER)
+
+    run = suite.start("-k", "both or folder", program=srun(two, private=[str(suite.temporary)])).finish()
+
+    run.expect({"test_both": "PASSED", "test_a_folder": "ERROR"})
+    assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
+    assert run.code == 1
+
+    # The suite's folder is shared, as a checkout on a cluster is.
+    options = ("-k", "both or folder", f"--basetemp={suite.path / 'tmp'}")
+    run = suite.start(*options, program=srun(two, private=[str(suite.temporary)])).finish()
+
+    run.expect({"test_both": "PASSED", "test_a_folder": "PASSED"})
+    assert run.code == 0
+
+
+@pytest.mark.long
+def test_what_far_ranks_write_is_shown_and_their_debuggers_are_passed_by(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, nodes=2)
+        def test_writes(rank):
+            print(f"from rank {rank}")
+            if rank == 1:
+                breakpoint()
+        """,
+    )
+
+    run = suite.start("-s", program=srun(two)).finish()
+
+    run.expect({})
+    assert "[rank 0] from rank 0\n" in run.text
+    assert "[rank 1] from rank 1\n" in run.text
+    assert "1 passed" in run.text
+    assert run.code == 0
+
+
+@pytest.mark.long
+def test_devices_are_those_of_the_near_machine(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import socket
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_on_devices():
+            pass
+
+
+        @pytest.mark.devices(1)
+        @pytest.mark.parametrize("number", range(2))
+        def test_near(number):
+            assert socket.gethostname() == "near-node"
+        """,
+    )
+
+    run = suite.start("--accel=sim:4", "--accel-spread", program=srun(two)).finish()
+
+    run.expect({"test_on_devices": "SKIPPED", "test_near[0]": "PASSED", "test_near[1]": "PASSED"})
+    assert "needs 2 sim device(s) of several nodes; only those of rank 0's are leased" in run.text
+    assert run.code == 0
+
+
+@pytest.mark.long
+def test_where_to_meet_must_be_said(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", TOGETHER)
+
+    run = suite.start(program=srun(two, meet=False)).finish()
+
+    assert run.text.count("they do not know where to meet: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 1
+    assert run.code == pytest.ExitCode.USAGE_ERROR

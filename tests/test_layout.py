@@ -1,0 +1,55 @@
+"""From which fork servers, on which machines, a world's ranks come."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.worlds.layout import HERE, Layout, Node
+
+
+def layout(*servers: tuple[int, ...]) -> Layout:
+    """Machines with these fork servers, the driver's first."""
+    return Layout(tuple(Node(f"node-{number}", f"10.0.0.{number}", each) for number, each in enumerate(servers)))
+
+
+TWO = layout((0, 1), (2, 3))
+UNEVEN = layout((0,), (1, 2, 3), (4, 5))
+IN_TURN = layout((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("machines", "ranks", "nodes", "servers"),
+    [
+        pytest.param(TWO, 1, 1, (0,), id="the driver's"),
+        pytest.param(TWO, 2, 1, (0, 1), id="as few as do"),
+        pytest.param(TWO, 2, 2, (0, 2), id="one on each"),
+        pytest.param(TWO, 3, 1, (0, 1, 2), id="more than one has"),
+        pytest.param(TWO, 4, 2, (0, 1, 2, 3), id="all"),
+        pytest.param(layout((0, 1, 2), (3, 4, 5)), 4, 2, (0, 1, 3, 4), id="evenly"),
+        pytest.param(layout((0, 1, 2), (3,)), 4, 2, (0, 1, 2, 3), id="as evenly as there is room"),
+        pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger one, alone"),
+        pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="larger ones, so that they are fewer"),
+        pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="three"),
+        pytest.param(IN_TURN, 4, 1, (0, 2, 1, 3), id="dealt out by the launcher in turn"),
+    ],
+)
+def test_seats(machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...]) -> None:
+    seats = machines.seats(ranks, nodes)
+
+    assert tuple(seat.server for seat in seats) == servers
+    assert all(seat.server in machines.nodes[seat.node].servers for seat in seats)
+    assert len({seat.node for seat in seats}) >= nodes
+
+
+@pytest.mark.parametrize(
+    ("machines", "ranks", "nodes", "launcher", "text"),
+    [
+        (TWO, 4, 2, "mpirun", None),
+        (TWO, 5, 1, "mpirun", "needs 5 ranks; mpirun has started 4"),
+        (TWO, 3, 3, "mpirun", "needs 3 nodes; mpirun has started ranks on 2"),
+        (HERE, 8, 1, None, None),
+        (HERE, 2, 2, None, "needs 2 nodes; without a launcher over several there is 1"),
+    ],
+)
+def test_what_is_missing(machines: Layout, ranks: int, nodes: int, launcher: str | None, text: str | None) -> None:
+    assert machines.shortage(ranks, nodes, launcher) == text
