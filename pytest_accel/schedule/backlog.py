@@ -13,6 +13,8 @@ from pytest_accel.schedule.plan import Offer
 
 GUESS = 1.0
 """Expected seconds of a test of which nothing is known, as long as none has been seen."""
+RISKY = 3.0
+"""Tests without a remembered time may last long where one has taken so many times the average of its need."""
 _SHORT = 0.1
 _STEP = 1.2
 """Tests shorter than `_SHORT` seconds, or less than this factor apart, count as equally long."""
@@ -65,6 +67,8 @@ class _Bucket:
     seen: int = 0
     seconds: float = 0.0
     """What `seen` tests without a remembered time have taken in this session."""
+    peak: float = 0.0
+    """The longest of them."""
 
 
 class Backlog:
@@ -147,6 +151,7 @@ class Backlog:
         if task.expected is None:
             bucket = self._buckets[task.need]
             bucket.seen, bucket.seconds = bucket.seen + 1, bucket.seconds + seconds
+            bucket.peak = max(bucket.peak, seconds)
             self._seen, self._seconds = self._seen + 1, self._seconds + seconds
 
     def expected(self, task: Task) -> float:
@@ -165,6 +170,7 @@ class Backlog:
     def offers(self) -> list[Offer]:
         """What may start next: one offer a need."""
         found = []
+        surprises = any(bucket.peak > RISKY * bucket.seconds / bucket.seen for bucket in self._buckets if bucket.seen)
         for key, bucket in enumerate(self._buckets):
             if bucket.count:
                 unknown = self._unknown(bucket)
@@ -172,7 +178,8 @@ class Backlog:
                 if bucket.unknown:
                     times = [max(times[0], unknown), min(times[1], unknown)] if bucket.known else [unknown, unknown]
                 need = bucket.need
-                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1]))
+                risky = surprises and 2 * bucket.unknown > bucket.count
+                found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1], risky))
         return found
 
     def totals(self) -> list[tuple[Need, float]]:

@@ -6,6 +6,10 @@ The rules:
   than what is to be put into them next, and the end of a run is made of small tests, which fill all devices.
 - A test that takes about as long as all that remains is *urgent*: it goes before larger ones, except for those that
   cannot run beside it. They would have to wait for its end, and go first.
+- Tests that may last many times as long as is expected go from the smallest to the largest, but for those that run one
+  after the other in any order, since they take the larger half of the devices. So most of them have begun, and the
+  long ones are known, while there is enough left to run beside these. Not where workers are scarce: a worker is
+  better used by a large one.
 - The first that does not fit keeps what it waits for. It starts at the latest when, as far as is known, enough
   of the running tests have ended; until then others get what it will not need, or are short enough to be gone.
 - Tests that need no device fill the workers that would otherwise wait.
@@ -38,6 +42,8 @@ class Offer:
     longest: float
     """Expected seconds of the longest."""
     shortest: float
+    risky: bool = False
+    """Whether one of them may well take many times as long as is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +87,17 @@ def choose(
     horizon: float,
     warm: Collection[int] = (),
     hands: int = 0,
+    *,
+    try_first: bool = True,
 ) -> Start | None:
     """The test to start on a worker that is free; None: nothing that remains can start now.
 
     `horizon` is the least number of seconds that everything that remains and runs can take. `warm` are the offers that
     a free worker has run a test of last: of several that are of one size they go first. `hands` are the other free
     workers, where workers are as scarce as devices: nothing starts that leaves them too few devices, if there is
-    something else to start.
+    something else to start. `try_first`: there are workers enough to find out early which tests last long.
     """
-    ranked = _ranked(offers, horizon, warm)
+    ranked = _ranked(offers, horizon, warm, try_first)
     if hands:
         room = sum(free.values()) / WHOLE - hands * min((offer.devices for offer in offers), default=0.0)
         ranked = [offer for offer in ranked if offer.devices <= room + _ROUNDING] or ranked
@@ -105,7 +113,7 @@ def choose(
     return None
 
 
-def _ranked(offers: Sequence[Offer], horizon: float, warm: Collection[int]) -> list[Offer]:
+def _ranked(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_first: bool) -> list[Offer]:
     urgent = {offer.key: offer.size for offer in offers if offer.longest >= URGENT * horizon}
     widest = max(urgent.values(), default=0.0)
 
@@ -114,7 +122,11 @@ def _ranked(offers: Sequence[Offer], horizon: float, warm: Collection[int]) -> l
             return 0, -offer.size, offer.key not in warm, -offer.longest
         if offer.key in urgent:
             return 1, -offer.longest, False, -offer.size
-        return 2, -offer.size, offer.key not in warm, -offer.longest
+        if offer.size > 0.5:
+            return 2, -offer.size, offer.key not in warm, -offer.longest
+        if try_first and offer.risky and offer.request is not None:
+            return 3, offer.size, offer.key not in warm, -offer.longest
+        return 4, -offer.size, offer.key not in warm, -offer.longest
 
     return sorted(offers, key=rank)
 

@@ -24,6 +24,8 @@ _BATCH = 0.25
 """Tests of fewer than `_SHORT` seconds are sent together, for about so many seconds."""
 _SCARCE = 0.8
 """Workers are scarce if what remains takes them at least this part of the time that it takes the devices."""
+_PLENTIFUL = 0.7
+"""And there are enough of them to try what may last long if it is less than this part."""
 
 
 class Node(Protocol):
@@ -191,7 +193,8 @@ class DeviceScheduling:
                 free[device] += parts
         devices, work = self._bounds(running)
         hands = hands if work > _SCARCE * devices else 0
-        return choose(backlog.offers(), running, free, slots, max(devices, work), warm, hands)
+        try_first = work < _PLENTIFUL * devices
+        return choose(backlog.offers(), running, free, slots, max(devices, work), warm, hands, try_first=try_first)
 
     def _bounds(self, running: Iterable[Running]) -> tuple[float, float]:
         """The least number of seconds that all that remains can take, as far as is known: by devices, by workers."""

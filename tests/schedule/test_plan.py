@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -146,6 +146,46 @@ def test_but_not_before_those_that_cannot_run_beside_it() -> None:
 def test_of_one_size_those_go_first_of_which_a_world_is_warm() -> None:
     assert chosen((2, 5), (2, 1), warm={1}) == 1
     assert chosen((2, 5), (2, 1)) == 0
+
+
+def risky_first(*sizes: int, try_first: bool = True) -> int | None:
+    """The size of what starts, where any of them may last many times as long as is expected."""
+    asked = [replace(offer, risky=True) for offer in offers(*((size, 1.0) for size in sizes))]
+    start = choose(asked, (), FREE, 0, 100.0, try_first=try_first)
+    return None if start is None else sizes[start.key]
+
+
+def test_what_may_last_long_goes_from_the_smallest_to_the_largest() -> None:
+    assert risky_first(0, 1, 2) == 1
+    assert risky_first(0, 2) == 2
+
+
+def test_but_for_what_runs_one_after_the_other_in_any_case() -> None:
+    assert risky_first(1, 2, 3, 4) == 4
+    assert risky_first(1, 2, 3) == 3
+
+
+def test_and_not_where_workers_are_scarce() -> None:
+    assert risky_first(1, 2, try_first=False) == 2
+
+
+def test_one_that_lasted_long_makes_the_others_risky() -> None:
+    backlog = Backlog([need(1), need(2)], [Task(index, index % 2, "a") for index in range(12)])
+    for index in (0, 2, 4):
+        backlog.take(0, None)
+        backlog.saw(index, 1.0)
+    assert [offer.risky for offer in backlog.offers()] == [False, False]
+    backlog.take(0, None)
+    backlog.saw(6, 60.0)
+    assert [offer.risky for offer in backlog.offers()] == [True, True]
+
+
+def test_what_is_remembered_is_not_risky() -> None:
+    known = [Task(index, 1, "a", 1.0) for index in range(4, 8)]
+    backlog = Backlog([need(1), need(2)], [*(Task(index, 0, "a") for index in range(4)), *known])
+    for index, seconds in enumerate((1.0, 1.0, 1.0, 60.0)):
+        backlog.saw(index, seconds)
+    assert [offer.risky for offer in backlog.offers()] == [True, False]
 
 
 HELD = Running(9, (("d0", WHOLE), ("d1", WHOLE)), 0, 10.0)

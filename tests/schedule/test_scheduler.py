@@ -119,8 +119,8 @@ def test_but_no_more_than_was_asked_for() -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_close_to_what_is_possible(mix: str) -> None:
     assert max(ratios(mix, "ours, with history", 2)) <= 1.03
-    if mix != "heavy-tailed":  # Where it cannot be known which test is the long one.
-        assert max(ratios(mix, "ours, without", 2)) <= 1.10
+    # Of the heavy-tailed ones it cannot be known which is the long one.
+    assert max(ratios(mix, "ours, without", 2)) <= (1.25 if mix == "heavy-tailed" else 1.10)
 
 
 @pytest.mark.parametrize("workers", [4, 8])
