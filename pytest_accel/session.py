@@ -25,7 +25,7 @@ from pytest_accel.stash import MARKED, OUTER
 
 if TYPE_CHECKING:
     from pytest_accel.driver import Driver
-    from pytest_accel.hardware.inventory import Machine
+    from pytest_accel.hardware.inventory import Inventory, Machine
     from pytest_accel.items import MarkedItem
     from pytest_accel.launch.outer_session import OuterSession
     from pytest_accel.worlds.messages import SessionSpec
@@ -100,7 +100,9 @@ class AccelSession:
 
     def _servers(self) -> dict[str, Any]:
         """Where ranks come from, under a launcher."""
-        return {} if self.outer is None else {"servers": self.outer.servers, "layout": self.outer.layout}
+        if self.outer is None:
+            return {}
+        return {"servers": self.outer.servers, "layout": self.outer.layout, "far": self.outer.supplies}
 
     @property
     def outer(self) -> OuterSession | None:
@@ -178,22 +180,23 @@ class AccelSession:
         item.stash[MARKED] = marked
         return marked
 
-    def _missing(self, shape: object) -> str | None:
-        """Why the machine can never serve `shape`."""
+    def _missing(self, shape: WorldShape) -> str | None:
+        """Why the machine, or the launcher's processes on several, can never serve `shape`."""
         from pytest_accel.hardware.needs import shortfall
-        from pytest_accel.worlds.shape import WorldShape
+        from pytest_accel.worlds.layout import HERE
 
-        assert isinstance(shape, WorldShape)
-        if shape.grouped and (short := self._shortage(shape)) is not None:
+        layout, launcher = HERE, None
+        if self.outer is not None:
+            layout, launcher = self.outer.layout, self.outer.world.launcher
+        short = layout.shortage(shape.ranks, shape.nodes, launcher) if shape.grouped else None
+        if short is None and shape.launcher is not None:
+            short = self._launcher_missing(shape.launcher)
+        if short is not None or shape.need is None:
             return short
-        if shape.launcher is not None:
-            missing = self._launcher_missing(shape.launcher)
-            if missing is not None:
-                return missing
-        if shape.need is None:
-            return None
-        inventory = self.machine.session if shape.kind == "none" else self.machine.of(shape.kind)
-        missing = shortfall(shape.need, inventory)
+        nodes = [seat.node for seat in layout.seats(shape.ranks, shape.nodes)] if shape.grouped and self.outer else [0]
+        if len(layout.nodes) > 1 and any(nodes):
+            return self._missing_on_several(shape, nodes)
+        missing = shortfall(shape.need, self._inventory(shape.kind))
         if missing is not None and shape.grouped and shape.need.share is not None and shape.need.sets == 1:
             missing += "; ranks share a device under backend='gloo' only"
         return missing
@@ -205,21 +208,24 @@ class AccelSession:
             return f"its ranks are started by {launcher}, which a session under {self.outer.world.launcher} does not do"
         return missing(launcher)
 
-    def _shortage(self, shape: WorldShape) -> str | None:
-        """Why the launcher's processes, or this machine alone, are not where the ranks have to be."""
-        from pytest_accel.worlds.layout import HERE
+    def _inventory(self, kind: str) -> Inventory:
+        return self.machine.session if kind == "none" else self.machine.of(kind)
 
-        if self.outer is None:
-            return HERE.shortage(shape.ranks, shape.nodes, None)
-        layout = self.outer.layout
-        short = layout.shortage(shape.ranks, shape.nodes, self.outer.world.launcher)
-        if short is not None or shape.need is None:
-            return short
-        if any(seat.node for seat in layout.seats(shape.ranks, shape.nodes)):
-            return (
-                f"needs {shape.need.count} {shape.kind} device(s) of several nodes; only those of rank 0's are leased "
-                '(device="cpu" runs on all)'
-            )
+    def _missing_on_several(self, shape: WorldShape, nodes: Sequence[int]) -> str | None:
+        from pytest_accel.hardware.needs import shortfall
+        from pytest_accel.worlds.far_supply import FarSupplyError
+
+        assert self.outer is not None
+        if 0 not in nodes:
+            return f"needs {shape.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
+        for node, need in shape.needs(nodes).items():
+            try:
+                there = self.outer.supplies[node].inventory(shape.kind, self.settings) if node else None
+            except FarSupplyError as error:
+                return str(error)
+            missing = shortfall(need, self._inventory(shape.kind) if there is None else there)
+            if missing is not None:
+                return f"{missing} (on {self.outer.layout.nodes[node].name})"
         return None
 
     def _traits(self, kind: str) -> Traits:

@@ -15,6 +15,7 @@ from pytest_accel.launch.outer_kept import KeptServer
 from pytest_accel.launch.outer_machines import Far
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.worlds.bridge import Bridge, Opened
+from pytest_accel.worlds.far_supply import FarSupply
 from pytest_accel.worlds.files import bridge_path, server_log_path
 from pytest_accel.worlds.messages import SessionSpec
 from pytest_accel.worlds.reach import SERVER
@@ -27,8 +28,10 @@ _LAST_WORD = 2.0
 class FarKeeper:
     """Has the face of a `Keeper`."""
 
-    def __init__(self, met: Far, on_lost: Callable[[], None], changes: Callable[[], dict[str, str | None]]) -> None:
-        """`changes` gives what the environment of its fork servers is to differ in from its own."""
+    def __init__(
+        self, met: Far, node: str, on_lost: Callable[[], None], changes: Callable[[], dict[str, str | None]]
+    ) -> None:
+        """`node` is the machine's name. `changes`: as a `Keeper`'s."""
         self.hello = met.hello
         self.lost = False
         self.silent: str | None = None
@@ -40,6 +43,8 @@ class FarKeeper:
         link = socket.socket(fileno=os.dup(met.connection.fileno()))
         met.connection.close()
         self._bridge = Bridge(link, first=0, open_stream=_nothing_here, take=self._take)
+        self.supply = FarSupply(node, self._bridge.send)
+        """The devices of its machine. One keeper of a machine is asked for them."""
         # Where a test forks this process, and the copy lives on, the other end would never see this one's end.
         os.register_at_fork(after_in_child=self._bridge.leave_to_parent)
         threading.Thread(target=self._run, name=f"accel-keeper-{met.hello.rank}", daemon=True).start()
@@ -77,6 +82,7 @@ class FarKeeper:
             self.silent = self._bridge.run()
         finally:
             self.lost = True
+            self.supply.lose()
             for server, _ in self._servers:
                 self._end(server)
             self._on_lost()
@@ -86,6 +92,8 @@ class FarKeeper:
         server.ended.set()
 
     def _take(self, message: Any) -> None:
+        if self.supply.take(message):
+            return
         if isinstance(message, ServerEnded):
             server, spec = self._servers[message.number]
             with contextlib.suppress(OSError), open(server_log_path(spec.directory, spec.server), "w") as log:

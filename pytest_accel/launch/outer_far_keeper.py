@@ -14,11 +14,14 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pytest_accel.config import Settings
+from pytest_accel.hardware.inventory import Machine
 from pytest_accel.launch.outer_keeper import LOST, PATIENCE, changed
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.worlds import linux
 from pytest_accel.worlds.autopsy import tail
 from pytest_accel.worlds.bridge import Bridge, Opened
+from pytest_accel.worlds.far_supply import Agent
 from pytest_accel.worlds.files import private_directory, server_log_path, socket_path
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import SessionSpec
@@ -50,6 +53,7 @@ class _FarKeeper:
         self._number = 0
         self._spec: SessionSpec | None = None
         self._status = LOST
+        self._agent = Agent(self._bridge.send, _machine)
 
     def obey(self) -> int:
         self._bridge.run()
@@ -68,6 +72,8 @@ class _FarKeeper:
             self._status = message.status
             # The driver's exit status is the first: a launcher that sees one that is not 0 ends what it has started.
             self._bridge.expire(PATIENCE)
+        else:
+            self._agent.take(message)
 
     def _start(self, message: StartServer) -> None:
         self._remove_folder()
@@ -122,12 +128,19 @@ class _FarKeeper:
         if self._server is not None and not self._server.wait(PATIENCE):
             self._server.kill_tree()
             self._server.wait(None)
+        self._agent.close()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
         if self._spec is not None:
             kill_marked(self._spec.directory)
             shutil.rmtree(self._spec.directory, ignore_errors=True)
+
+
+def _machine(settings: Settings) -> Machine:
+    from pytest_accel.session import machine_for
+
+    return machine_for(settings)
 
 
 def _when_ended(server: OwnServer, bridge: Bridge, call: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from pytest_accel.launch.outer_kept import Keeper
 from pytest_accel.launch.outer_machines import Far, Rendezvous
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join
 from pytest_accel.launch.outer_messages import Hello
+from pytest_accel.worlds.far_supply import FarSupply
 from pytest_accel.worlds.starter import Spawn, spawn_here
 
 _KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
@@ -130,7 +131,7 @@ class OuterSession:
         self._lost = threading.Event()
         keepers: list[Keeper | FarKeeper] = [
             *(Keeper(hello, connection, self._lose, self._changes) for hello, connection in found),
-            *(FarKeeper(one, self._lose, self._changes) for one in far),
+            *(FarKeeper(one, self._name(one.hello.rank), self._lose, self._changes) for one in far),
         ]
         self._keepers = sorted(keepers, key=lambda keeper: keeper.hello.rank)
 
@@ -138,6 +139,13 @@ class OuterSession:
     def servers(self) -> tuple[Spawn, ...]:
         """The ways to start each rank's fork server."""
         return (spawn_here, *(keeper.spawn for keeper in self._keepers))
+
+    @property
+    def supplies(self) -> dict[int, FarSupply]:
+        """The devices of the other machines, by number; each machine's first keeper is asked."""
+        keepers = {keeper.hello.rank: keeper for keeper in self._keepers if isinstance(keeper, FarKeeper)}
+        firsts = {number: min(node.servers) for number, node in enumerate(self.layout.nodes)}
+        return {number: keepers[rank].supply for number, rank in firsts.items() if rank in keepers}
 
     @property
     def lost(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,6 +63,10 @@ class Layout:
                 if taken[node] < len(self.nodes[node].servers) and sum(taken.values()) < ranks:
                     taken[node] += 1
         return tuple(Seat(node, server) for node in chosen for server in self.nodes[node].servers[: taken[node]])
+
+    def order(self, nodes: Iterable[int]) -> list[int]:
+        """Machines in an order that is the same in all sessions, whichever of them is the driver's."""
+        return sorted(nodes, key=lambda node: (self.nodes[node].name, self.nodes[node].address))
 
     @property
     def near(self) -> tuple[int, ...]:

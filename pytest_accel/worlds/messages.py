@@ -88,6 +88,10 @@ class WorldSpec:
         """The fork server that `rank` comes from."""
         return self.servers[rank] if self.servers else 0
 
+    def node_of(self, rank: int) -> int:
+        """The machine of `rank`, by its number in the session."""
+        return self.nodes[rank] if self.nodes else 0
+
     def is_far(self, rank: int) -> bool:
         """Whether `rank` is on another machine than the driver."""
         return bool(self.nodes and self.nodes[rank])
@@ -123,8 +127,10 @@ class WorldSpec:
         return self.devices[first : first + self.devices_per_rank]
 
     def seen_by(self, rank: int) -> tuple[Device, ...]:
-        """The devices that `rank`'s mask shows: its own, or the world's."""
-        return tuple(dict.fromkeys(self.devices)) if self.visible == "world" else self.devices_of(rank)
+        """The devices that `rank`'s mask shows: its own, or the world's that are on its machine."""
+        if self.visible == "rank":
+            return self.devices_of(rank)
+        return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))
 
 
 # Controller to fork server

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 
+from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder, LockFolderError
 from pytest_accel.leases.supply import Supply
+from pytest_accel.worlds.far_supply import FarLease, FarSupply
 from pytest_accel.worlds.fleet import Fleet
+from pytest_accel.worlds.gang import Gang, Near, Part, Source
 from pytest_accel.worlds.layout import HERE, Layout
 from pytest_accel.worlds.messages import SessionSpec, WorldSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
@@ -40,11 +45,13 @@ class Pool:
         waits_for_busy: bool = False,
         servers: Sequence[Spawn] = (spawn_here,),
         layout: Layout = HERE,
+        far: Mapping[int, FarSupply] = MappingProxyType({}),
     ) -> None:
         """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
 
         ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds. `waits_for_busy` is
         ``--accel-busy wait``. `servers` start the fork servers of which ranks come, and `layout` says where those are.
+        `far` are the devices of the machines there that are not this one, by number.
         """
         self._machine = machine
         self._slots = slots
@@ -53,6 +60,9 @@ class Pool:
         self._supply = Supply(machine, slots, self._lease_wanted, waits_for_busy=waits_for_busy)
         self._fleet = Fleet(spec, self._lock, self, servers)
         self._layout = layout
+        self._far = far
+        for node, source in far.items():
+            source.on_wanted = partial(self._far_lease_wanted, node)
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
@@ -89,6 +99,8 @@ class Pool:
             if ticket is None:
                 return
             ticket.cancelled = True
+            if ticket.gang is not None:
+                ticket.gang.cancel()
             if ticket.request is not None:
                 self._supply.broker(ticket.broker).cancel(ticket.request)
 
@@ -96,6 +108,9 @@ class Pool:
         """Answer with an error if the ticket still waits for devices; one that has them gets its world."""
         with self._lock:
             ticket = self._tickets.get(ticket_id)
+            if ticket is not None and ticket.gang is not None:
+                self.cancel(ticket.id)
+                self._answer(ticket, PoolError(why))
             if ticket is None or ticket.request is None:
                 return
             obstacles = self._supply.obstacles(ticket.broker, ticket.request)
@@ -188,6 +203,12 @@ class Pool:
                 elif world.state == "leased" and world.ticket is not None:
                     self._on_wanted(world.ticket.driver, world.spec.world)
 
+    def _far_lease_wanted(self, node: int, number: int) -> None:
+        with self._lock:
+            for world in list(self._fleet.worlds.values()):
+                if node in world.far and world.far[node].number == number and world.lease is not None:
+                    self._lease_wanted(world.shape.kind, world.lease.id)
+
     def _request(self, ticket: Ticket) -> None:
         """A warm world for `ticket`, or a place in the queue for what a new one needs."""
         shape, holder = ticket.shape, ticket.holder
@@ -203,11 +224,27 @@ class Pool:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
+        needs = shape.needs([seat.node for seat in self._layout.seats(shape.ranks, shape.nodes)] if self._far else [0])
+        if len(needs) > 1:
+            self._request_of_several(ticket, needs)
+            return
         lost = self._supply.lost(shape.kind, shape.need)
         if lost is not None:
             self._answer(ticket, PoolError(lost))
             return
         ticket.request = self._supply.submit(shape.kind, shape.need, holder, granted, partial(self._fail, ticket))
+
+    def _request_of_several(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
+        sources: dict[int, Source] = {0: Near(self._supply), **self._far}
+        parts = [Part(node, sources[node], needs[node]) for node in self._layout.order(needs)]
+        granted, failed = partial(self._granted_of_several, ticket), partial(self._fail, ticket)
+        ticket.gang = Gang(self._lock, ticket.shape.kind, parts, ticket.holder, granted, failed)
+        ticket.gang.ask()
+
+    def _granted_of_several(self, ticket: Ticket, leases: dict[int, Any]) -> None:
+        ticket.gang = None
+        near = leases.pop(0)
+        self._start(ticket, near, None, leases)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
@@ -253,16 +290,24 @@ class Pool:
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         self._answer(ticket, PoolError(str(error)))
 
-    def _start(self, ticket: Ticket, lease: Lease | None, slots: Lease | None) -> None:
+    def _start(
+        self,
+        ticket: Ticket,
+        lease: Lease | None,
+        slots: Lease | None,
+        far: Mapping[int, FarLease] = MappingProxyType({}),
+    ) -> None:
         shape = ticket.shape
         ids = lease.devices if lease else ()
         by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if ids else {}
         self._numbers += 1
         argument = self._machine.argument(shape.kind)
-        spec = shape.spec(self._numbers, tuple(by_id[name] for name in ids), argument)
+        devices = [by_id[name] for name in ids]
+        devices += [device for node in sorted(far) for device in far[node].devices]
+        spec = shape.spec(self._numbers, tuple(devices), argument)
         if self._layout.size > 1:
             spec = self._seated(spec, shape)
-        world = PooledWorld(spec, shape, "starting", ticket, lease, slots, idle_since=time.monotonic())
+        world = PooledWorld(spec, shape, "starting", ticket, lease, dict(far), slots, idle_since=time.monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
         self._fleet.start(world)
 
@@ -292,9 +337,18 @@ class Pool:
             self._fleet.kill(world)
             return
         if world.lease is not None:
-            processes = [(pid, created) for pid in world.pids if (created := _created(pid)) is not None]
-            self._supply.broker(world.shape.kind).describe(world.lease.id, processes=processes)
+            self._describe(world, world.lease)
         self._hand_over(world, ticket)
+
+    def _describe(self, world: PooledWorld, lease: Lease) -> None:
+        """Say on each machine which processes use its devices."""
+        by_node: dict[int, list[int]] = {}
+        for rank, pid in enumerate(world.pids):
+            by_node.setdefault(world.spec.node_of(rank), []).append(pid)
+        processes = [(pid, created) for pid in by_node[0] if (created := _created(pid)) is not None]
+        self._supply.broker(world.shape.kind).describe(lease.id, processes=processes)
+        for node, there in world.far.items():
+            self._far[node].describe(there, tuple(by_node[node]))
 
     def on_not_started(self, world: PooledWorld, why: str) -> None:
         """Its ticket gets the reason in its place."""
@@ -318,6 +372,8 @@ class Pool:
         self._release_slots(world)
         if world.lease is not None:
             self._supply.give_back(world.shape.kind, world.lease, killed=world.state == "killed")
+        for node, lease in world.far.items():
+            self._far[node].give_back(world.shape.kind, lease, killed=world.state == "killed")
 
     def on_tick(self) -> None:
         """Devices that nobody uses are given back, and who waits for some that were set aside is told."""

@@ -8,6 +8,8 @@ from typing import Literal
 
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
+from pytest_accel.worlds.far_supply import FarLease
+from pytest_accel.worlds.gang import Gang
 from pytest_accel.worlds.messages import WorldSpec
 from pytest_accel.worlds.shape import WorldShape
 
@@ -38,6 +40,8 @@ class Ticket:
     driver: object
     request: int | None = None
     """Its number at the broker, while it waits there."""
+    gang: Gang | None = None
+    """What it waits for in place of a `request`, where its world needs devices of several machines."""
     cancelled: bool = False
     retried: bool = False
     """Whether the fork server has already ended once while starting its world."""
@@ -58,6 +62,8 @@ class PooledWorld:
     ticket: Ticket | None = None
     lease: Lease | None = None
     """The lease on its devices, which lasts as long as its processes do."""
+    far: dict[int, FarLease] = field(default_factory=dict)
+    """As `lease`, of other machines."""
     slots: Lease | None = None
     """The lease on CPU slots, which lasts as long as a test runs in it."""
     pids: tuple[int, ...] = ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -57,6 +58,17 @@ class WorldShape:
             env=self.env,
             share=self.need.share if self.need else None,
         )
+
+    def needs(self, nodes: Sequence[int]) -> dict[int, DeviceNeed]:
+        """What is leased on each machine for ranks that are on `nodes`, by rank; nothing where no lease is needed."""
+        counts = Counter(nodes)
+        return {
+            node: replace(
+                self.need, count=ranks * self.devices_per_rank, sets=ranks if self.need.sets > 1 else self.need.sets
+            )
+            for node, ranks in counts.items()
+            if self.need is not None
+        }
 
 
 class Traits(NamedTuple):

@@ -466,17 +466,44 @@ def test_what_far_ranks_write_is_shown_and_their_debuggers_are_passed_by(suite: 
 
 
 @pytest.mark.long
-def test_devices_are_those_of_the_near_machine(suite: Suite, two: Machines) -> None:
+def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
         """
+        import os
         import socket
+        from pathlib import Path
 
         import pytest
 
+        LOCKS = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"])
+
 
         @pytest.mark.distributed(2)
-        def test_on_devices():
+        def test_one_each(accel, devices, gather):
+            assert (accel.ids, len(devices)) == (("sim-0",), 1)
+            assert os.environ["SIM_VISIBLE_DEVICES"] == "sim-0"
+            # Its machine's lock, which no other machine sees.
+            held = (LOCKS / "sim-0.lock").read_text()
+            assert str(os.getpid()) in held
+            assert len(set(gather(held))) == 2
+
+
+        @pytest.mark.devices(4)
+        @pytest.mark.distributed(2, nodes=2)
+        def test_all_of_each(accel):
+            # The world of the test before had one of them, and has been ended for its sake.
+            assert accel.ids == ("sim-0", "sim-1", "sim-2", "sim-3")
+
+
+        @pytest.mark.distributed(2, nodes=2, visible="rank")
+        def test_own_only(accel, devices):
+            assert (len(accel.ids), len(devices)) == (1, 1)
+
+
+        @pytest.mark.devices(5)
+        @pytest.mark.distributed(2, nodes=2)
+        def test_too_many():
             pass
 
 
@@ -487,10 +514,20 @@ def test_devices_are_those_of_the_near_machine(suite: Suite, two: Machines) -> N
         """,
     )
 
-    run = suite.start("--accel=sim:4", "--accel-spread", program=srun(two)).finish()
+    program = srun(two, private=[str(suite.temporary)])
+    run = suite.start("--accel=sim:4", "--accel-spread", "--accel-wait=20", program=program).finish()
 
-    run.expect({"test_on_devices": "SKIPPED", "test_near[0]": "PASSED", "test_near[1]": "PASSED"})
-    assert "needs 2 sim device(s) of several nodes; only those of rank 0's are leased" in run.text
+    run.expect(
+        {
+            "test_one_each": "PASSED",
+            "test_all_of_each": "PASSED",
+            "test_own_only": "PASSED",
+            "test_too_many": "SKIPPED",
+            "test_near[0]": "PASSED",
+            "test_near[1]": "PASSED",
+        }
+    )
+    assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
     assert run.code == 0
 
 

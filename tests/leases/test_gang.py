@@ -1,0 +1,190 @@
+"""Devices of several machines for one world, and of another machine than the driver's."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.config import Settings
+from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.hardware.inventory import Machine
+from pytest_accel.leases.locks import VARIABLE, Holder
+from pytest_accel.session import machine_for
+from pytest_accel.worlds.far_supply import Agent, FarLease, FarSupply, FarSupplyError
+from pytest_accel.worlds.gang import Gang, Part
+
+SETTINGS = Settings(accel="sim:4")
+HOLDER = Holder.here("a test")
+
+
+class There:
+    """Another machine: what the driver's side of it says is heard by its keeper in a thread, and in turn."""
+
+    def __init__(self, make_machine: Callable[[Any], Machine] = machine_for) -> None:
+        self._said: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.supply = FarSupply("there", self._said.put)
+        self.agent = Agent(self._answer, make_machine)
+        self._thread = threading.Thread(target=self._hear)
+        self._thread.start()
+        self.granted: queue.SimpleQueue[FarLease] = queue.SimpleQueue()
+        self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def _answer(self, message: object) -> None:
+        assert self.supply.take(message)
+
+    def _hear(self) -> None:
+        while (message := self._said.get()) is not None:
+            self.agent.take(message)
+
+    def ask(self, count: int) -> int:
+        need = DeviceNeed(count, "sim")
+        return self.supply.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
+
+    def ask_all(self) -> FarLease:
+        self.ask(4)
+        return self.granted.get(timeout=30)
+
+    def close(self) -> None:
+        self._said.put(None)
+        self._thread.join()
+        self.agent.close()
+
+
+def here() -> Iterator[There]:
+    """A machine with the locks that are the environment's now."""
+    made = There()
+    assert len(made.supply.inventory("sim", SETTINGS).devices) == 4
+    made.supply.give_back("sim", made.ask_all(), killed=False)  # Their folder is looked up for the first lease.
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def there() -> Iterator[There]:
+    yield from here()
+
+
+def ids(lease: FarLease) -> list[str]:
+    return [device.id for device in lease.devices]
+
+
+def test_a_lease_is_given_and_given_back(there: There) -> None:
+    wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+    there.supply.on_wanted = wanted.put
+    there.ask(3)
+    first = there.granted.get(timeout=30)
+    assert ids(first) == ["sim-0", "sim-1", "sim-2"]
+
+    there.ask(2)
+    assert wanted.get(timeout=30) == first.number
+    assert there.granted.empty()
+
+    there.supply.give_back("sim", first, killed=False)
+    assert ids(there.granted.get(timeout=30)) == ["sim-0", "sim-1"]
+
+
+def test_a_request_that_is_withdrawn_holds_nothing(there: There) -> None:
+    there.ask(4)
+    all_four = there.granted.get(timeout=30)
+    there.supply.cancel("sim", there.ask(4))
+    there.supply.give_back("sim", all_four, killed=False)
+    # Withdrawn when it may have been granted already.
+    there.supply.cancel("sim", there.ask(4))
+
+    there.ask(4)
+    assert len(there.granted.get(timeout=30).devices) == 4
+    assert there.granted.empty()
+
+
+def test_what_cannot_be_had_is_told_with_the_machines_name(there: There) -> None:
+    there.ask(5)
+    assert str(there.failed.get(timeout=30)).endswith("(on there)")
+
+
+def test_devices_that_cannot_be_looked_up_are_told_with_the_machines_name() -> None:
+    def fail(settings: object) -> Machine:
+        raise ValueError("no such kind")
+
+    there = There(fail)
+    with pytest.raises(FarSupplyError, match="the sim devices of there cannot be looked up: no such kind"):
+        there.supply.inventory("sim", SETTINGS)
+    there.close()
+
+
+def test_nobody_waits_for_a_machine_that_is_lost(there: There) -> None:
+    there.ask(4)
+    there.granted.get(timeout=30)
+    there.ask(4)
+    there.supply.lose()
+    assert "the node there is lost" in str(there.failed.get(timeout=30))
+    there.ask(1)
+    assert "the node there is lost" in str(there.failed.get(timeout=30))
+    with pytest.raises(FarSupplyError, match="cannot be looked up: it is lost"):
+        there.supply.inventory("cpu", SETTINGS)
+
+
+class Asked:
+    """A gang that asks for devices of two machines, first of `one`."""
+
+    def __init__(self, one: There, two: There, count: int) -> None:
+        self.leases: queue.SimpleQueue[dict[int, FarLease]] = queue.SimpleQueue()
+        self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        lock = threading.RLock()
+        parts = [Part(1, one.supply, DeviceNeed(1, "sim")), Part(0, two.supply, DeviceNeed(count, "sim"))]
+        self.gang = Gang(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
+        with lock:
+            self.gang.ask()
+
+
+@pytest.fixture
+def two(there: There, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
+    """A second machine, with locks of its own."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "locks"))
+    yield from here()
+
+
+def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
+    first = there.ask_all()
+    asked = Asked(there, two, 2)
+    # As long as the first has none, nothing is taken of the second.
+    second = two.ask_all()
+
+    two.supply.give_back("sim", second, killed=False)
+    there.supply.give_back("sim", first, killed=False)
+
+    leases = asked.leases.get(timeout=30)
+    assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 0: ["sim-0", "sim-1"]}
+    asked.gang.cancel()
+    assert there.granted.empty()
+    there.ask(4)
+    two.ask(4)
+    there.supply.give_back("sim", leases[1], killed=False)
+    two.supply.give_back("sim", leases[0], killed=False)
+    assert len(there.granted.get(timeout=30).devices) == len(two.granted.get(timeout=30).devices) == 4
+
+
+def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> None:
+    second = two.ask_all()
+    asked = Asked(there, two, 1)
+    there.ask(4)
+
+    asked.gang.cancel()
+    two.supply.give_back("sim", second, killed=False)
+
+    assert len(there.granted.get(timeout=30).devices) == 4
+    assert len(two.ask_all().devices) == 4
+    assert asked.leases.empty()
+    assert asked.errors.empty()
+
+
+def test_where_one_machine_fails_the_other_gets_its_own_back(there: There, two: There) -> None:
+    asked = Asked(there, two, 5)
+
+    assert str(asked.errors.get(timeout=30)).endswith("(on there)")
+    assert len(there.ask_all().devices) == 4
+    assert asked.leases.empty()
