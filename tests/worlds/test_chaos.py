@@ -51,6 +51,8 @@ def traced(request):
 
 
 def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        note("workers", os.getpid())
     config.addinivalue_line("markers", "own(word): the verdict of the test when nothing is killed")
     if not hasattr(config, "workerinput") and "RANK" not in os.environ and "ACCEL" not in os.environ:
         config.pluginmanager.register(Controller())
@@ -173,8 +175,8 @@ class Killer(threading.Thread):
                 except psutil.NoSuchProcess:
                     self.kills.pop()
 
-    def _lines(self) -> list[str]:
-        path = self._suite.path / "trace"
+    def _lines(self, name: str = "trace") -> list[str]:
+        path = self._suite.path / name
         return path.read_text().splitlines() if path.exists() else []
 
     def _find(self, what: str) -> list[psutil.Process]:
@@ -183,7 +185,9 @@ class Killer(threading.Thread):
         if what == "server":
             return servers
         if what == "worker":
-            return [child for child in children if "import sys;exec(eval(sys.stdin.readline()))" in command_line(child)]
+            # One that execnet is still starting takes the whole session down with it (execnet.gateway_bootstrap).
+            begun = {pid for (pid,) in map(json.loads, self._lines("workers"))}
+            return [child for child in children if child.pid in begun and command_line(child)]
         ranks: list[psutil.Process] = []
         for server in servers:
             with contextlib.suppress(psutil.Error):
