@@ -1,15 +1,17 @@
-"""A Slurm of one node, as Debian has it, in a network namespace of its own: its ports are nobody else's."""
+"""A Slurm, as Debian has it, whose nodes are network namespaces: its ports are nobody else's."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,15 +19,15 @@ from tests.worlds.conftest import eventually
 
 _SETTINGS = """
 ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={nodes[0].name}({nodes[0].address})
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}
-SlurmdSpoolDir={folder}
+SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -35,9 +37,18 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
+{lines}
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+
+
+class Node(NamedTuple):
+    """A machine of Slurm's."""
+
+    name: str
+    address: str
+    enter: tuple[str, ...]
+    """What stands before a command that is to run there."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +68,44 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Slurm]:
-    """Skips where it is not installed, or cannot have a namespace."""
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun", "unshare") if shutil.which(name) is None]
+def alone(folder: Path) -> Iterator[Slurm]:
+    """One node, in a namespace of its own. Skips where Slurm is not installed, or there can be none."""
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("network namespaces need root and util-linux")
+    # Names are not looked up where there is no address but the loopback's (getaddrinfo(3), AI_ADDRCONFIG).
+    up = ["sh", "-c", "ip link set lo up && ip addr add 192.0.2.1/32 dev lo && echo up && exec sleep infinity"]
+    with _running(["unshare", "--net", *up], subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != b"up\n":
+            pytest.skip("no network namespace can be made here")
+        enter = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
+        with on([Node(socket.gethostname(), "127.0.0.1", enter)], folder) as made:
+            yield made
+
+
+@contextlib.contextmanager
+def on(nodes: Sequence[Node], folder: Path) -> Iterator[Slurm]:
+    """The daemons on all `nodes`, its controller on the first. Skips where Slurm is not installed."""
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"there is no {' nor '.join(missing)} here")
-    if os.getuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no network namespace can be made here")
+    (folder / "key").write_bytes(os.urandom(1024))
+    (folder / "key").chmod(0o600)
+    cpus = len(os.sched_getaffinity(0))
+    lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus}" for node in nodes)
+    for node in nodes:
+        (folder / node.name).mkdir()
+    (folder / "slurm.conf").write_text(_SETTINGS.format(nodes=nodes, lines=lines, folder=folder))
+    slurm = Slurm(nodes[0].enter, {"SLURM_CONF": str(folder / "slurm.conf")})
+    files = [f"--{name}={folder}/{file}" for name, file in _MUNGE.items()]
+    daemons = [(nodes[0], ["munged", "--foreground", "--force", *files]), (nodes[0], ["slurmctld", "-D"])]
+    daemons += [(node, ["slurmd", "-D", "-N", node.name]) for node in nodes]
     with contextlib.ExitStack() as stack:
-        # Names are not looked up where there is no address but the loopback's (getaddrinfo(3), AI_ADDRCONFIG).
-        up = ["sh", "-c", "ip link set lo up && ip addr add 192.0.2.1/32 dev lo && echo up && exec sleep infinity"]
-        holder = stack.enter_context(_running(["unshare", "--net", *up], subprocess.PIPE))
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"up\n"
-        slurm = Slurm(("nsenter", f"--net=/proc/{holder.pid}/ns/net"), {"SLURM_CONF": str(folder / "slurm.conf")})
-        (folder / "key").write_bytes(os.urandom(1024))
-        (folder / "key").chmod(0o600)
-        cpus = len(os.sched_getaffinity(0))
-        settings = _SETTINGS.format(host=socket.gethostname(), folder=folder, cpus=cpus)
-        (folder / "slurm.conf").write_text(settings)
-        files = [f"--{name}={folder}/{file}" for name, file in _MUNGE.items()]
-        for command in (["munged", "--foreground", "--force", *files], ["slurmctld", "-D"], ["slurmd", "-D"]):
-            log = stack.enter_context(open(folder / f"{command[0]}.log", "wb"))
-            stack.enter_context(_running([*slurm.enter, *command], log, slurm.environment))
-        look = [*slurm.enter, "sinfo", "--noheader", "--format=%t"]
-        eventually("a node of Slurm's", lambda: _said(look, slurm.environment) == "idle")
+        for node, command in daemons:
+            log = stack.enter_context(open(folder / f"{command[0]}-{node.name}.log", "wb"))
+            stack.enter_context(_running([*node.enter, *command], log, slurm.environment))
+        look = [*slurm.enter, "sinfo", "--noheader", "--Node", "--format=%t"]
+        eventually("the nodes of Slurm's", lambda: _said(look, slurm.environment).split() == ["idle"] * len(nodes))
         yield slurm
 
 
@@ -109,7 +133,9 @@ def _running(
         try:
             yield process
         finally:
-            process.terminate()
+            # Not the process alone: unshare that has forked pays no heed.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
 
 def _said(command: Sequence[str], environment: dict[str, str]) -> str:

@@ -92,7 +92,7 @@ def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) ->
 def test_srun(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "slurm"
     folder.mkdir()
-    with slurm.running(folder) as running:
+    with slurm.alone(folder) as running:
         running.put_on_path(folder)
         monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
         examine(launch, "srun")

@@ -100,7 +100,7 @@ def test_mpich(suite: Suite) -> None:
 
 
 def test_srun(suite: Suite, tmp_path: Path) -> None:
-    with slurm.running(tmp_path) as running:
+    with slurm.alone(tmp_path) as running:
         examine(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 

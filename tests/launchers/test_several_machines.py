@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launchers import slurm
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.launchers.under import launched, suites
 from tests.worlds.conftest import PYTEST, Run, Suite, eventually
@@ -246,6 +247,18 @@ def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, f
     run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
     expect_together(suite, run, "mpirun")
+
+
+def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> None:
+    nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
+    suite.write("test_it.py", TOGETHER)
+
+    with slurm.on(nodes, tmp_path) as running:
+        environment = {**running.environment, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+        command = (*running.enter, "srun", "--nodes=2", "--ntasks=2", *PYTEST)
+        run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
+
+    expect_together(suite, run, "srun")
 
 
 @pytest.mark.long
