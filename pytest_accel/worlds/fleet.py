@@ -239,7 +239,10 @@ class Fleet:
                     self._forget(world)
             for world in worlds:
                 if not self.closing and world.state == "starting":
-                    self._owner.on_lost(world)
+                    if lost:
+                        self._owner.on_not_started(world, "a node of this session is lost, it does not answer any more")
+                    else:
+                        self._owner.on_lost(world)
 
     def _all_dead(self, world: PooledWorld, lost: frozenset[int]) -> None:
         for rank in range(world.spec.ranks):
