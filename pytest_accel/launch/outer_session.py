@@ -44,7 +44,8 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), outer_machines.identity())
+    node = outer_machines.identity() if where_to_meet is not None else ""
+    hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # Of the worlds to come each has its own, and this process is none's.
     try:

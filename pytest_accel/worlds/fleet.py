@@ -261,7 +261,10 @@ class Fleet:
                     self._forget(world)
             for world in worlds:
                 if not self.closing and world.state == "starting":
-                    self._owner.on_lost(world)
+                    if lost:
+                        self._owner.on_not_started(world, "a node of this session is lost, it does not answer any more")
+                    else:
+                        self._owner.on_lost(world)
 
     def _job_ended(self, job: MpiJob) -> None:
         """In the job's thread, with the lock."""

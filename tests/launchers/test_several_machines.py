@@ -52,14 +52,29 @@ def torchrun(two: Machines, per_node: int) -> tuple[str, ...]:
     return both(agent(1), agent(0))
 
 
-def srun(two: Machines, *, private: Sequence[str] = (), meet: bool = True) -> tuple[str, ...]:
-    """One process on each machine, as srun would start them; folders that are `private` are not shared."""
+def srun(
+    two: Machines, *, private: Sequence[str] = (), meet: bool = True, of_far: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """One process on each machine, as srun would start them; folders that are `private` are not shared.
+
+    `of_far` is what the far one has more on its command line.
+    """
 
     def task(machine: int) -> list[str]:
         variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)"]
         variables += [f"SLURM_NODEID={machine}", f"SLURM_PROCID={machine}", "SLURM_LOCALID=0"]
         variables += [f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"] if meet else []
-        return [shlex.join([*two.on(machine, private=private if machine else ()), "env", *variables, *PYTEST])]
+        return [
+            shlex.join(
+                [
+                    *two.on(machine, private=private if machine else ()),
+                    "env",
+                    *variables,
+                    *PYTEST,
+                    *(of_far if machine else ()),
+                ]
+            )
+        ]
 
     return both(task(1), task(0))
 
@@ -542,6 +557,41 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
     )
     assert "needs 5 sim devices; there are 4: 4 x sim (on near-node)" in run.text
     assert run.code == 0
+
+
+@pytest.mark.long
+def test_a_failure_on_the_far_machine_is_the_last_test_where_one_is_enough(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, nodes=2)
+
+
+        def test_fails(rank):
+            assert rank == 0
+
+
+        def test_next():
+            pass
+        """,
+    )
+
+    run = suite.start("-x", program=srun(two)).finish()
+
+    run.expect({"test_fails": "FAILED"})
+    assert run.code == 1
+
+
+@pytest.mark.long
+def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", TOGETHER)
+
+    run = suite.start(program=srun(two, of_far=["-k", "both"])).finish()
+
+    assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
+    assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
