@@ -87,6 +87,7 @@ def main() -> int:
         help="install pytest-isolate in an environment of its own, and measure it",
     )
     options = parser.parse_args()
+    groups["makespan"] = partial(makespan.figures, isolate=options.with_isolate)
     groups["peers"] = partial(peers.figures, isolate=options.with_isolate)
     effort = QUICK if options.quick else FULL
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {load()}", flush=True)

@@ -8,18 +8,22 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.measure import ROOT, Effort, Figure
+from benchmarks.peers import isolate_python
 from benchmarks.virtual import Machine, Test
 from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.policy import decide
 from pytest_accel.schedule.backlog import Backlog, Need, Task
 from pytest_accel.schedule.bounds import lower_bound
 from pytest_accel.schedule.scheduler import DeviceScheduling
+from pytest_accel.schedule.virtual import Worker
 
 DEVICES = 8
 WORKERS = 16
@@ -131,6 +135,29 @@ class FirstCome:
             node.machine.wake(node)
 
 
+class Polling(Machine):
+    """Devices as pytest-isolate 0.0.17 gives them out (its ``resource_management.py``).
+
+    A test looks every 0.1 s whether there is enough for it, and takes it. Nobody queues, and nothing is kept for a
+    gang; a whole device is one of which nobody has a part. Its limit of 300 s for the waiting is left out, by which
+    gangs fail.
+    """
+
+    interval = 0.1
+
+    def run(self, worker: Worker, index: int) -> None:
+        request = self.jobs[index].request
+        grant = None if request is None else next(iter(decide([request], self._free, 0)), None)
+        if request is not None and grant is None:
+            self.at(self.interval, lambda: self.run(worker, index))
+            return
+        devices = () if grant is None else grant.devices
+        parts = WHOLE if request is None or not request.parts else request.parts[0]
+        for device in devices:
+            self._free[device] -= parts
+        self._begin(worker, index, tuple((device, parts) for device in devices), 0)
+
+
 def xdists(name: str, machine: Machine) -> Any:
     """One of xdist's own schedulers."""
     from xdist import scheduler
@@ -149,6 +176,7 @@ SCHEDULERS: dict[str, Callable[[Machine, random.Random], Any]] = {
     "ours, without": lambda machine, draw: ours(machine, [None] * len(machine.tests)),
     "xdist's load": lambda machine, draw: xdists("LoadScheduling", machine),
     "xdist's worksteal": lambda machine, draw: xdists("WorkStealingScheduling", machine),
+    "pytest-isolate, xdist's load": lambda machine, draw: xdists("LoadScheduling", machine),
     "first come": lambda machine, draw: FirstCome(len(machine.tests)),
 }
 
@@ -159,7 +187,8 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
     for seed in range(seeds):
         tests = MIXES[mix](random.Random(seed))
         bound = lower_bound([(test.size, test.seconds) for test in tests], DEVICES, workers)
-        machine = Machine(tests, DEVICES, workers)
+        kind = Polling if scheduler.startswith("pytest-isolate") else Machine
+        machine = kind(tests, DEVICES, workers)
         found.append(machine.play(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
     return found
 
@@ -178,6 +207,7 @@ def thought(count: int) -> list[float]:
 
 
 _SUITE = """
+import os
 import time
 
 import pytest
@@ -187,8 +217,7 @@ TESTS = {tests}
 
 def _marked(number):
     seconds, devices, share = TESTS[number]
-    mark = pytest.mark.devices(devices, share=share if share < 1 else None) if devices else ()
-    return pytest.param(number, seconds, marks=mark)
+    return pytest.param(number, seconds, marks={mark} if devices else ())
 
 
 @pytest.mark.parametrize(("number", "seconds"), map(_marked, range(len(TESTS))), ids=range(len(TESTS)))
@@ -196,17 +225,36 @@ def test_holds(number, seconds):
     begun = time.time()
     time.sleep(seconds)
     with open("stamps", "a") as file:
-        file.write(f"{{begun}} {{time.time()}}\\n")
+        file.write(f"{{number}} {{begun}} {{time.time()}} {{os.environ.get('{mask}') if TESTS[number][1] else ''}}\\n")
 """
 
 
-def real(folder: Path, mix: str, workers: int) -> tuple[float, float]:
-    """Seconds of a session with real processes, whose times are remembered, and those of the virtual clock."""
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A session with real processes."""
+
+    seconds: float
+    """From the begin of the first test that has a device to the end of the last test."""
+    virtual: float
+    """The same by the virtual clock, with our scheduler."""
+    before: float
+    """Seconds from the begin of the first test to that of the first that has a device."""
+    between: float
+    """Median of the seconds from the end of a test on a device to the begin of the next one on it."""
+
+
+def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Real:
+    """A session whose times are remembered; or one under `isolate`, an interpreter that has pytest-isolate."""
     tests = [replace(test, module=0) for test in random.Random(mix).sample(MIXES[mix](random.Random(mix)), _REAL_TESTS)]
     folder.mkdir(parents=True)
-    text = _SUITE.format(tests=[(test.seconds, test.devices, test.share) for test in tests])
-    (folder / "test_holds.py").write_text(text)
-    (folder / "pytest.ini").write_text("[pytest]\naccel = sim:8\n")
+    mark, mask = "pytest.mark.devices(devices, share=share if share < 1 else None)", "SIM_VISIBLE_DEVICES"
+    plugins = ["-p", "accel"]
+    if isolate is not None:
+        mark, mask = "pytest.mark.isolate(resources={'gpu': devices * share})", "CUDA_VISIBLE_DEVICES"
+        plugins = ["-p", "no:accel", "-p", "pytest_isolate"]
+    facts = [(test.seconds, test.devices, test.share) for test in tests]
+    (folder / "test_holds.py").write_text(_SUITE.format(tests=facts, mark=mark, mask=mask))
+    (folder / "pytest.ini").write_text("[pytest]\n" if isolate else "[pytest]\naccel = sim:8\n")
     times = {
         f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [test.seconds]}
         for number, test in enumerate(tests)
@@ -214,24 +262,57 @@ def real(folder: Path, mix: str, workers: int) -> tuple[float, float]:
     remembered = folder / ".pytest_cache" / "v" / "accel" / "durations"
     remembered.parent.mkdir(parents=True)
     remembered.write_text(json.dumps(times))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "accel", f"-n{workers}"]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    command = [isolate or sys.executable, "-m", "pytest", "-q", "-p", "xdist", *plugins, f"-n{workers}"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    if isolate is None:
+        environment["PYTHONPATH"] = str(ROOT)
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(DEVICES)))
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    stamps = [tuple(map(float, line.split())) for line in (folder / "stamps").read_text().splitlines()]
     machine = Machine(tests, DEVICES, workers)
-    virtual = machine.play(ours(machine, [test.seconds for test in tests]))
-    return max(end for _, end in stamps) - min(begin for begin, _ in stamps), virtual
+    return _timed((folder / "stamps").read_text(), machine.play(ours(machine, [test.seconds for test in tests])))
 
 
-def figures(folder: Path, effort: Effort) -> list[Figure]:
+def _timed(stamps: str, virtual: float) -> Real:
+    by_device: dict[str, list[tuple[float, float]]] = {}
+    begins, ends = [], []
+    for line in stamps.splitlines():
+        _, begin, end, *devices = line.split()
+        begins.append(float(begin))
+        ends.append(float(end))
+        for device in devices[0].split(",") if devices else ():
+            by_device.setdefault(device, []).append((float(begin), float(end)))
+    first = min(spans[0][0] for spans in map(sorted, by_device.values()))
+    gaps = [
+        after[0] - before[1]
+        for spans in map(sorted, by_device.values())
+        for before, after in pairwise(spans)
+        if after[0] > before[1]  # Not where two share it.
+    ]
+    return Real(max(ends) - first, virtual, first - min(begins), median(gaps))
+
+
+def _isolated(folder: Path, mix: str) -> Figure:
+    name = f"{mix}: real processes, pytest-isolate and xdist's load"
+    try:
+        one = real(folder, mix, DEVICES, isolate_python())
+    except subprocess.CalledProcessError as error:
+        return Figure(name, float("nan"), "", note=f"not run: {' '.join(error.cmd[-3:])} failed")
+    return Figure(name, one.seconds / one.virtual, "", note=f"of ours by the virtual clock; {one.seconds:.1f} s")
+
+
+def figures(folder: Path, effort: Effort, *, isolate: bool = False) -> list[Figure]:
     """Medians over the seeds, and the worst."""
     seeds = SEEDS if effort.runs > 1 else 3
     found = []
     for mix in ("everything", "half of them shared") if effort.runs > 1 else ():
-        seconds, virtual = real(folder / mix.replace(" ", "-"), mix, DEVICES)
-        about = f"{seconds:.1f} s, {virtual:.1f} s by the virtual clock"
-        most = 1 + _AGREEMENT
-        found.append(Figure(f"{mix}: real processes", seconds / virtual, "", most, f"{most:g} of virtual", note=about))
+        if isolate:
+            found.append(_isolated(folder / f"isolate-{mix.replace(' ', '-')}", mix))
+        one = real(folder / mix.replace(" ", "-"), mix, DEVICES)
+        about = f"{one.seconds:.1f} s, {one.virtual:.1f} s by the virtual clock; {one.before:.1f} s before that, "
+        about += f"{one.between * 1e3:.0f} ms between two tests on a device"
+        most, target = 1 + _AGREEMENT, f"{1 + _AGREEMENT:g} of virtual"
+        found.append(Figure(f"{mix}: real processes", one.seconds / one.virtual, "", most, target, note=about))
     for count in (5_000, 50_000) if effort.runs > 1 else (1_000,):
         times = [seconds * 1e3 for seconds in thought(count)]
         found.append(Figure(f"{count} tests, 64 workers: all decisions, for each test", sum(times) / count, "ms"))

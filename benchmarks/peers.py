@@ -19,8 +19,11 @@ _SLOW_TESTS = 3
 """In a suite whose tests take seconds."""
 
 
-def _isolate_python() -> str:
-    """An interpreter with pytest-isolate and a pytest that it supports, and with this one's torch."""
+def isolate_python() -> str:
+    """An interpreter with pytest-isolate and a pytest that it supports, and with this one's torch.
+
+    Raises subprocess.CalledProcessError where pip cannot install them.
+    """
     home = _CACHE / f"isolate-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / "bin" / "python"
     if not (home / "ready").exists():
@@ -78,7 +81,7 @@ def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
 def _isolate(folder: Path, effort: Effort, runs: int) -> Figure:
     name = "pytest-isolate, one forked process and no group"
     try:
-        python = _isolate_python()
+        python = isolate_python()
     except subprocess.CalledProcessError as error:
         return Figure(name, float("nan"), "ms", note=f"not run: {' '.join(error.cmd[-3:])} failed")
     suite = suites.write(folder / "isolate", suites.PLAIN, effort.few)
