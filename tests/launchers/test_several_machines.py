@@ -241,8 +241,7 @@ def test_what_goes_wrong_on_the_far_machine_is_told_as_on_the_near_one(suite: Su
     assert run.code == 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.long)])
 def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
@@ -270,7 +269,14 @@ def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> 
 
     with slurm.on(nodes, tmp_path) as running:
         environment = {**running.environment, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
-        command = (*running.enter, "srun", "--nodes=2", "--ntasks=2", *PYTEST)
+        command = (
+            *running.enter,
+            "srun",
+            "--distribution=arbitrary",
+            f"--nodelist={','.join(NAMES)}",
+            "--ntasks=2",
+            *PYTEST,
+        )
         run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
     expect_together(suite, run, "srun")
@@ -356,7 +362,6 @@ ENDLESS = """
 """
 
 
-@pytest.mark.long
 def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
