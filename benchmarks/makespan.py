@@ -75,6 +75,34 @@ def mixed(draw: random.Random) -> list[Test]:
     ]
 
 
+_EXAMPLES = (
+    *(
+        (4, 1.14),
+        (2, 1.16),
+        (2, 0.17),
+        (2, 0.035),
+        (2, 0.34),
+        (2, 0.0028),
+        (1, 0.15),
+        (2, 0.029),
+        (4, 0.056),
+        (2, 0.0098),
+    ),
+    *((2, 0.62), (4, 0.54)),
+)
+"""Devices and seconds of the tests in `examples/`, file by file, as a session on ``sim:8`` with one worker has recorded
+them (`accel/durations` in pytest's cache), of two sessions the shorter time."""
+
+
+def as_the_examples(draw: random.Random) -> list[Test]:
+    """Twenty suites like the examples, on machines that are not equally fast."""
+    tests = []
+    for suite in range(20):
+        slowness = draw.uniform(0.5, 2)
+        tests += [Test(seconds * slowness, devices, module=suite) for devices, seconds in _EXAMPLES]
+    return tests
+
+
 MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
     "many small, few large": many_small,
     "large ones collected last": large_last,
@@ -82,6 +110,7 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
     "gangs of 3": threes,
     "half of them shared": half_shared,
     "everything": mixed,
+    "as the examples": as_the_examples,
 }
 
 
