@@ -69,7 +69,12 @@ def pytest_load_initial_conftests(
         from pytest_accel.launch import outer_session
 
         early_config.stash[OUTER] = outer_session.enter(early_config, args, world)
-    return (yield)
+    try:
+        return (yield)
+    except BaseException:
+        if OUTER in early_config.stash:  # There will be no session that ends them.
+            early_config.stash[OUTER].end(int(pytest.ExitCode.USAGE_ERROR))
+        raise
 
 
 @pytest.hookimpl(tryfirst=True)

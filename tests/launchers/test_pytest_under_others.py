@@ -119,6 +119,18 @@ def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
+def test_a_conftest_that_cannot_be_imported_ends_all_processes_alike(suite: Suite) -> None:
+    suite.write("conftest.py", "import no_such_module\n")
+    program = srun("SLURM_STEP_TASKS_PER_NODE='2'")
+    program = (*program[:2], program[2].replace("wait;", "wait $!; echo rank 1 ended with $?;"), *program[3:])
+
+    run = suite.start(program=program).finish()
+
+    assert run.text.count("No module named 'no_such_module'") == 1
+    assert "rank 1 ended with 4\n" in run.text
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+
+
 @pytest.mark.long
 def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
