@@ -54,7 +54,9 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize("launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun")])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
+)
 def test_coverage_of_what_ranks_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_rank_of_mpirun_that_dies(
     assert marked(mark) == []
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "python"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long), "python"])
 def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, launcher: str) -> None:
     nproc = None if launcher == "python" else 2
     path = script(HANG)

@@ -190,7 +190,7 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
         assert any("the last line" in line for line in seen)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
 def test_a_killed_test_process_leaves_no_trainer(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool

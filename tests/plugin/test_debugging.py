@@ -210,6 +210,7 @@ def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     assert flag in run.text + run.errors
 
 
+@pytest.mark.long
 def test_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)
