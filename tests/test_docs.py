@@ -102,6 +102,13 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_what_the_documentation_names_as_proof_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "reference" / "launchers.md").read_text(encoding="utf-8")))
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
+    assert named - there - {file.stem for file in files} == set()
+
+
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them: letters, digits, hyphens and underscores stay, spaces become hyphens."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

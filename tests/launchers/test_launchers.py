@@ -20,6 +20,27 @@ TIMEOUT = 240.0
 """Seconds after which a launcher counts as hung; none takes a tenth of it."""
 
 
+SPAWNS = """
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def work(rank, size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
+    values = torch.tensor([rank + 1.0])
+    dist.all_reduce(values)
+    print(f"rank-{rank}-of-{size}:{values.item()}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2, os.path.abspath(__file__) + ".met"), nprocs=2, join=True)
+"""
+
+
 def told(text: str) -> dict[str, Any]:
     """What a rank of `all_reduce.py` has printed."""
     (line,) = (line for line in text.splitlines() if line.startswith('{"total"'))
@@ -104,6 +125,14 @@ def test_python(launch: Launch) -> None:
     assert one["arguments"] == ["--epochs", "1"]
     assert sees_no_gpu(one["environment"])
     assert "rank 0 is done" in result.rank_stderr[0]
+
+
+def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    assert sorted(launch(tmp_path / "spawns.py", launcher="python").stdout.split()) == [
+        "rank-0-of-2:3.0",
+        "rank-1-of-2:3.0",
+    ]
 
 
 def test_a_module_that_only_the_tests_path_has(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
