@@ -144,9 +144,10 @@ Current thread 0x00007f1 (most recent call first):
     assert where(stack) == "/home/me/test_it.py:12 in test_it"
 
 
-def test_a_library_that_is_frozen_is_no_place_of_the_tests() -> None:
+def test_what_is_frozen_or_of_the_command_line_is_no_place_of_the_tests() -> None:
     stack = """Current thread 0x00007f1 (most recent call first):
   File "<frozen os>", line 692 in __len__
   File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main
+  File "<string>", line 2 in <module>
 """
     assert where(stack) == ""

@@ -107,6 +107,6 @@ def where(stack: str) -> str:
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
-        if not any(part in frame for part in ("/site-packages/", "/lib/python", '"<frozen ', _PACKAGE)):
+        if not any(part in frame for part in ("/site-packages/", "/lib/python", '"<frozen ', '"<string>"', _PACKAGE)):
             return frame.replace('File "', "").replace('", line ', ":", 1)
     return ""

@@ -104,7 +104,7 @@ _HOW = [
 ]
 
 
-_SHORT = (("-n2",), ("-n4", "--dist=worksteal"), ("-n2", "--dist=loadgroup"))
+_SHORT = (("-n2",), ("-n4", "--dist=worksteal"))
 
 
 @pytest.mark.parametrize(

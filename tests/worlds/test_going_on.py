@@ -107,6 +107,7 @@ def test_what_goes_wrong_is_told_of_the_test_in_which_it_did(begun: Suite) -> No
     assert set(times(begun).values()) == {1}
 
 
+@pytest.mark.long
 def test_after_a_mismatch_nobody_goes_on(begun: Suite) -> None:
     begun.write(
         "test_it.py",

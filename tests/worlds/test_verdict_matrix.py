@@ -192,7 +192,7 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
     ("size", "who"),
     [
         pytest.param(1, {0}, id="all of 1"),
-        pytest.param(2, {1}, id="1 of 2"),
+        pytest.param(2, {1}, id="1 of 2", marks=pytest.mark.long),
         pytest.param(2, {0, 1}, id="all of 2", marks=pytest.mark.long),
         pytest.param(4, {2}, id="1 of 4"),
         pytest.param(4, {1, 3}, id="2 of 4", marks=pytest.mark.long),
