@@ -32,7 +32,7 @@ def work(rank, size, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
     values = torch.tensor([rank + 1.0])
     dist.all_reduce(values)
-    print(f"rank-{rank}-of-{size}:{values.item()}", flush=True)
+    os.write(1, f"rank-{rank}-of-{size}:{values.item()}\\n".encode())  # In one piece, unlike print.
     dist.destroy_process_group()
 
 
