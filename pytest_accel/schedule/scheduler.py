@@ -65,6 +65,8 @@ class _Worker:
     last: int | None = None
     """The need of the last test, and its module."""
     module: str | None = None
+    unreached: bool = False
+    """Whether it was gone before it could be sent what is in its queue."""
 
 
 class DeviceScheduling:
@@ -150,11 +152,11 @@ class DeviceScheduling:
         if not worker.queue:
             return None
         self._release(worker)
-        crashed = worker.queue.popleft()
+        crashed = None if worker.unreached else worker.queue.popleft()
         for task in worker.queue:
             self._backlog.add(task.index)
         self._settle()
-        return self.collection[crashed.index]
+        return None if crashed is None else self.collection[crashed.index]
 
     # What is sent
 
@@ -256,6 +258,7 @@ class DeviceScheduling:
             if task.index in worker.held:
                 worker.held.remove(task.index)
                 self._orders.go(worker.node, task.index)
+        begun = bool(worker.queue)
         worker.queue.extend(tasks)
         worker.next = self._following(worker)
         if worker.next is not None:
@@ -263,7 +266,11 @@ class DeviceScheduling:
             self._orders.hold(worker.node, worker.next)
             indices.append(worker.next)
         if indices:
-            worker.node.send_runtest_some(indices)
+            try:
+                worker.node.send_runtest_some(indices)
+            except OSError:  # It has died, of which xdist tells next.
+                worker.unreached = not begun
+                return
         if worker.next is None:
             worker.node.shutdown()
 

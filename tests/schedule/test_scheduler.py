@@ -70,6 +70,28 @@ def test_every_test_once_where_workers_die(tests: list[Test], workers: int, cras
     assert sorted(machine.crashed) == sorted(machine.collection[index] for index in crashing)
 
 
+class Gone(Worker):
+    """It has died, and nobody knows yet."""
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        raise OSError("cannot send (already closed?)")
+
+
+def test_a_worker_that_is_gone_when_it_is_sent_a_test_has_not_run_it() -> None:
+    machine = Machine([Test(1.0)] * 2, 4, 2)
+    scheduler = ours(machine, [1.0] * 2)
+    gone, other, replacement = Gone(machine, 2), *machine.workers
+    for node in (gone, other):
+        scheduler.add_node(node)
+        scheduler.add_node_collection(node, machine.collection)
+    scheduler.schedule()
+    assert scheduler.remove_node(gone) is None
+    scheduler.add_node(replacement)
+    scheduler.add_node_collection(replacement, machine.collection)
+    scheduler.schedule()
+    assert sorted([*other.queue, *replacement.queue]) == [0, 1]
+
+
 def test_a_worker_that_collected_other_tests_gets_none() -> None:
     machine = Machine([Test(1.0)] * 4, 4, 2)
     scheduler = ours(machine, [None] * 4)
