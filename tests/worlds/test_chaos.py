@@ -176,6 +176,7 @@ class Killer(threading.Thread):
                     victim.kill()
                 except psutil.NoSuchProcess:
                     self.kills.pop()
+                    self._left += 1
 
     def _lines(self, name: str = "trace") -> list[str]:
         path = self._suite.path / name
