@@ -258,7 +258,7 @@ def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
         assert len(deciding) == 1 or (crashed and not deciding), f"{nodeid} has {told}"
         found = {(phase, result) for phase, result, _ in told}
         if crashed or (when, outcome) not in found or ("teardown", "failed") in found:
-            spoilt[nodeid] = "\n".join(said for _, result, said in told if result == "failed")
+            spoilt[nodeid] = "\n".join(said for _, result, said in told if result != "passed")
 
     # A test that is not what it would have been says which kill did that.
     for nodeid, said in spoilt.items():
@@ -271,7 +271,7 @@ def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
     for kill in kills:
         running = None
         for moment, pid, nodeid, at in trace:
-            if pid == kill.pid and at < kill.at:
+            if pid == kill.pid and at < kill.at + 1:  # The moment is that before the signal was sent.
                 running = nodeid if moment == "begin" else None
         if kill.what == "rank" and running is not None and own_verdict(running) == ("call", "passed"):
             assert running in spoilt, f"{running} has passed without {kill}"
