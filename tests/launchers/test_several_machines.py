@@ -248,11 +248,13 @@ def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, f
         pytest.skip(f"there is no mpirun.{flavour} here")
     shell = str(two.remote_shell(tmp_path / "shell"))
     meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"{name}{':1' if flavour == 'mpich' else ' slots=1'}\n" for name in NAMES))
     if flavour == "mpich":
-        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-hosts", ",".join(NAMES), "-ppn", "1"]
+        flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", "1"]
         flags += [word for name, value in meeting.items() for word in ("-genv", name, value)]
     else:
-        flags = ["--mca", "plm_rsh_agent", shell, "--host", ",".join(f"{name}:1" for name in NAMES), "-npernode", "1"]
+        flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", "1"]
         flags += [word for name, value in meeting.items() for word in ("-x", f"{name}={value}")]
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
     suite.write("test_it.py", TOGETHER)
