@@ -37,6 +37,8 @@ class Catalogue:
         """`seed` is for generators of test cases."""
         self.errors: list[str] = []
         """What went wrong in collecting."""
+        self.activity = 0
+        """How often code of the suite has run outside of a test: in collecting, or in a teardown out of turn."""
         self._skipped: dict[str, Any] = {}
         self._seed = seed
         self._collected: list[pytest.Item] = []
@@ -77,6 +79,7 @@ class Catalogue:
         LookupError where this rank has none of that name; :class:`NotCollected` and :class:`FileSkipped` for its file.
         """
         if node.path not in self._files:
+            self.activity += 1
             self.errors.clear()
             self._skipped.clear()
             self._collected = []
@@ -133,6 +136,7 @@ class Catalogue:
         left, self._left = self._left, None
         if left is None or all(node in item.listchain() for node in left[1]):
             return None
+        self.activity += 1
         try:
             teardown_for(item)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception):

@@ -256,8 +256,19 @@ def made() -> int:
     return dist.distributed_c10d._world.group_count if dist.is_available() else 0
 
 
-def left_groups(context: RankContext) -> tuple[list[str], str | None]:
-    """The process groups that the test has left, as they are told, and why the next test cannot have this process.
+class LeftGroups(NamedTuple):
+    """The process groups that a test has left."""
+
+    lines: tuple[str, ...] = ()
+    """What is told of them."""
+    harm: str | None = None
+    """Why the next test cannot have this process; None: it can."""
+    endable: bool = False
+    """Whether there are some for :func:`end_left_groups`."""
+
+
+def left_groups(context: RankContext) -> LeftGroups:
+    """What the test has left.
 
     Nothing is told of a device mesh's, which torch gives nobody a way to destroy. `end_left_groups` ends those that
     can be ended without the other ranks, and whose names are not used once more: torch numbers some (`_world`), and
@@ -268,14 +279,15 @@ def left_groups(context: RankContext) -> tuple[list[str], str | None]:
     if context.default_group is not None and (
         not dist.is_initialized() or dist.group.WORLD is not context.default_group
     ):
-        return [], "the test destroyed or replaced the world's default process group"
+        return LeftGroups(harm="the test destroyed or replaced the world's default process group")
     left = _left(context)
+    if not left:
+        return LeftGroups()
     told = sorted(str(group.group_name) for group in left if not group.group_desc.startswith("mesh_"))
-    lines = [f"left {'process groups' if len(told) > 1 else 'the process group'} {', '.join(told)}"] if told else []
+    noun = "process groups" if len(told) > 1 else "the process group"
+    lines = (f"left {noun} {', '.join(told)}",) if told else ()
     lasting = sorted(str(group.group_name) for group in left if not _can_be_ended(group))
-    if lasting:
-        return lines, f"process groups were left: {', '.join(lasting)}"
-    return lines, None
+    return LeftGroups(lines, f"process groups were left: {', '.join(lasting)}" if lasting else None, endable=True)
 
 
 def _left(context: RankContext) -> list[ProcessGroup]:

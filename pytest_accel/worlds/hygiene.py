@@ -45,20 +45,26 @@ class Hygiene:
         self._context = context
         self._counts_memory = context.session.leaks != "off"
         self._settings: manners.Settings = {}
-        self._wider: set[tuple[str, object]] = set()
+        self._settled: int | None = None
+        """What :meth:`begin` was told before a test that has left everything as it was; None: the last one has not."""
+        self._told = 0
+        self._wider: set[tuple[str | bytes, object]] = set()
         """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
         self._known = strays.find()
         self._memory: dict[str, int] = {}
         self._kept_memory: dict[str, int] = {}
 
-    def begin(self) -> None:
-        """A test begins."""
+    def begin(self, activity: int) -> None:
+        """A test begins. `activity` differs from the last test's if other code than that test's has run meanwhile."""
+        self._memory = self._allocated()
+        self._kept_memory = {}
+        self._told = activity
+        if activity == self._settled:
+            return  # All is as the last test's end has found it, and to look costs more than many a test.
         if self._context.spec.grouped:
             group.end_left_groups(self._context)
         self._settings = manners.look(self._context.variables)
         self._known |= strays.find()
-        self._memory = self._allocated()
-        self._kept_memory = {}
 
     @contextlib.contextmanager
     def wider_fixture(self) -> Iterator[None]:
@@ -81,12 +87,15 @@ class Hygiene:
         """Put back and end what the test has left since it began."""
         told: list[str] = []
         harms: list[str] = []
+        self._settled = None
+        settings = manners.look(self._context.variables)
         if self.closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
-        for name, (old, new) in manners.changed(self._settings, manners.look(self._context.variables)).items():
+        different = manners.changed(self._settings, settings)
+        for name, (old, new) in different.items():
             if (name, new) in self._wider:
                 continue
-            change = f"left {name} changed from {manners.text(old)} to {manners.text(new)}"
+            change = f"left {manners.label(name)} changed from {manners.text(old)} to {manners.text(new)}"
             if manners.put_back(name, old):
                 told.append(f"{change}; it has been put back")
             else:
@@ -99,12 +108,12 @@ class Hygiene:
             group.wait_for_devices(self._context)
         except RuntimeError as error:
             return Left((), str(error))  # It has failed the test already.
-        silent = None
-        if self._context.spec.grouped:
-            left, silent = group.left_groups(self._context)
-            told += left
+        groups = group.left_groups(self._context) if self._context.spec.grouped else group.LeftGroups()
+        told += groups.lines
+        if not told and not harms and not different and not groups.endable and settings.keys() == self._settings.keys():
+            self._settled = self._told
         told += [f"{harm}; {_REPLACED}" for harm in harms]
-        return Left(tuple(told), f"the test {harms[0]}" if harms else silent)
+        return Left(tuple(told), f"the test {harms[0]}" if harms else groups.harm)
 
     def _allocated(self) -> dict[str, int]:
         return group.allocated_memory(self._context) if self._counts_memory else {}

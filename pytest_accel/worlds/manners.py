@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 _CWD = "the working directory"
@@ -15,8 +14,8 @@ _REMOVED = "(removed)"
 _ALARM = "the alarm timer"
 _ON = "on"
 
-Settings = Mapping[str, object]
-"""Values by the name of the setting, as a message has it; without torch's where torch is not imported."""
+Settings = Mapping[str | bytes, object]
+"""Values by the name of the setting, a variable's in bytes; without torch's where torch is not imported."""
 
 
 class _Setting(NamedTuple):
@@ -55,10 +54,15 @@ _TORCH = {
 }
 
 
-def look(variables: Mapping[bytes, bytes | None]) -> dict[str, object]:
+def look(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
     """The settings as they are now, and the environment `variables` that make this process the rank that it is."""
     environment = os.environb  # Which costs a third of what its decoded form does.
-    found: dict[str, object] = {_label(name): environment.get(name) for name in variables}
+    found: dict[str | bytes, object] = {}
+    for variable in variables:
+        try:
+            found[variable] = environment[variable]  # Half of what .get() takes.
+        except KeyError:
+            found[variable] = None
     found[_ALARM] = _ON if signal.getitimer(signal.ITIMER_REAL)[0] else "off"
     try:
         found[_CWD] = os.getcwd()
@@ -71,12 +75,12 @@ def look(variables: Mapping[bytes, bytes | None]) -> dict[str, object]:
     return found
 
 
-@cache
-def _label(variable: bytes) -> str:
-    return f"the environment variable {os.fsdecode(variable)}"
+def label(name: str | bytes) -> str:
+    """The name of a setting, as a message has it."""
+    return name if isinstance(name, str) else f"the environment variable {os.fsdecode(name)}"
 
 
-def changed(before: Settings, after: Settings) -> dict[str, tuple[object, object]]:
+def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:
     """Each setting that is in both and differs, with its values before and after."""
     return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
 
@@ -88,11 +92,13 @@ def text(value: object) -> str:
     return "unset" if value is None else str(value)
 
 
-def put_back(name: str, value: Any) -> bool:
+def put_back(name: str | bytes, value: Any) -> bool:
     """Set `name` to `value` once more; False: it cannot be.
 
     A test that has changed the variables of its rank may have changed any other, which nobody looks at.
     """
+    if isinstance(name, bytes):
+        return False
     if name in _TORCH:
         _TORCH[name].put(sys.modules["torch"], value)
         return True

@@ -214,7 +214,7 @@ class RankPlugin:
         except Exception:
             self._send(Broken(traceback.format_exc()))
             return
-        self._hygiene.begin()
+        self._hygiene.begin(self._catalogue.activity)
         session.items, session.testscollected = [item], 1
         forget_sections(item)
         self._debugging.running = True

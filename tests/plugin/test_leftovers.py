@@ -245,3 +245,25 @@ def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) 
     )
     run = suite.run("--accel-leaks", "fail")
     assert run.count() == {"PASSED": 2}, run.text
+
+
+def test_what_a_file_sets_when_it_is_imported_is_nobodys_leftover(suite: Suite) -> None:
+    """Between two tests that leave nothing, other code has run."""
+    suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
+    suite.write(
+        "test_b.py",
+        """
+        import pytest
+        import torch
+
+        torch.set_default_dtype(torch.float64)
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("number", range(2))
+        def test_counts_in_doubles(number):
+            assert torch.ones(1).dtype == torch.float64
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.count() == {"PASSED": 3}, run.text
