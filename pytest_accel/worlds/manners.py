@@ -33,8 +33,8 @@ _TORCH = {
     ),
     # None is how torch starts: the CPU, without a mode that every call goes through. torch 2.3 has the question first.
     "torch's default device": _Setting(
-        lambda torch: str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "cpu",
-        lambda torch, value: torch.set_default_device(None if value == "cpu" else value),
+        lambda torch: torch.get_default_device() if hasattr(torch, "get_default_device") else torch.device("cpu"),
+        lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
     ),
     "torch's grad mode": _Setting(
         lambda torch: torch.is_grad_enabled(), lambda torch, value: torch.set_grad_enabled(value)
