@@ -49,6 +49,19 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
     )
 
 
+def installed_plugins(named: Iterable[str], rootpath: Path) -> tuple[str, ...]:
+    """Those of the values of ``-p`` that do not make pytest import any of the project's own files."""
+    wanted = tuple(named)
+    if not any(not name.startswith("no:") for name in wanted):
+        return wanted
+    known = {entry.name for entry in metadata.entry_points(group="pytest11")}
+    return tuple(
+        name
+        for name in wanted
+        if name.startswith("no:") or name in known or _is_installed(name.partition(".")[0], rootpath)
+    )
+
+
 @functools.cache
 def _plugin_packages() -> set[str]:
     """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""

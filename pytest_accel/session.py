@@ -21,6 +21,7 @@ from pytest_accel import markers, planning
 from pytest_accel.config import Settings
 from pytest_accel.launch.outer import without_local_rank
 from pytest_accel.markers import MarkError, MarkFinder
+from pytest_accel.preload import installed_plugins
 from pytest_accel.stash import MARKED, OUTER
 
 if TYPE_CHECKING:
@@ -324,6 +325,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         directory=directory,
         basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
         preload=tuple(name for name in settings.preload if name != "auto"),
+        plugins=installed_plugins(config.option.plugins, config.rootpath),
         markers=tuple(config.getini("markers")),
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
         if machine.session.present

@@ -35,6 +35,7 @@ from typing import NoReturn
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
+from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
     KillWorld,
@@ -74,6 +75,7 @@ class _Server:
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
+        self.installed = Installed()
         self._plugins_loaded = False
         # What a test forked in the controller may hold the connection open for ever.
         self._controller_end = linux.end_of(controller)
@@ -183,7 +185,7 @@ class _Server:
                 others = peers.take(rank, pairs)
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, meeting)
+                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, meeting, self.installed)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.
@@ -257,7 +259,8 @@ class _Server:
     def _import_or_leave(self, modules: Sequence[str]) -> None:
         if not self._plugins_loaded:
             self._plugins_loaded = True
-            self._try("pytest's plugins", lambda: load_plugins(self.spec.directory))
+            with self.installed.remembered():
+                self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, self.spec.plugins))
         for name in modules:
             self._try(name, partial(importlib.import_module, name))
 

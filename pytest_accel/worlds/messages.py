@@ -32,6 +32,8 @@ class SessionSpec:
     """The parent of every rank's base temporary directory."""
     preload: tuple[str, ...]
     """Modules that the fork server imports before it forks."""
+    plugins: tuple[str, ...]
+    """Installed plugins that were asked for by name, or kept out (``no:NAME``), as ``-p`` has them."""
     markers: tuple[str, ...]
     """Every mark that the controller's session knows, as its ini lines."""
     hidden: tuple[tuple[str, str | None], ...]

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import psutil
 
@@ -15,8 +16,10 @@ from pytest_accel.config import LAUNCHER, environment_variable
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
 
 
-def load_plugins(directory: str) -> None:
-    """Have pytest import its own and all installed plugins, asserts rewritten as in any session, in `directory`.
+def load_plugins(directory: str, named: Sequence[str]) -> None:
+    """Have pytest import its own, all installed and the `named` plugins, asserts rewritten as in any session.
+
+    `directory` is where it runs.
 
     ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business.
     """
@@ -29,7 +32,8 @@ def load_plugins(directory: str) -> None:
     os.environ[variable] = "none"  # Where this process is one of an MPI job, nobody is to meet the others.
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory])
+            names = [f"-p{name}" for name in named]
+            pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *names])
     finally:
         os.chdir(before)
         del os.environ[variable]

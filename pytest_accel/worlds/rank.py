@@ -19,6 +19,7 @@ from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.worlds import flight, group, linux, output, places, serving
 from pytest_accel.worlds.files import stack_path
+from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.peers import Peers
 from pytest_accel.worlds.shape import backend_names
@@ -88,6 +89,7 @@ def run(
     listener: socket.socket,
     peers: Peers,
     meeting: group.Meeting | None,
+    installed: Installed,
 ) -> int:
     """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
@@ -106,7 +108,9 @@ def run(
     _let_the_driver_finish()
     os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
-    plugin = serving.RankPlugin(context, listener, peers, meeting)
+    starting = contextlib.ExitStack()
+    starting.enter_context(installed.remembered())
+    plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
     code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")

@@ -67,8 +67,14 @@ class RankPlugin:
     """Makes a pytest session serve a driver."""
 
     def __init__(
-        self, context: RankContext, listener: socket.socket, others: peers.Peers, meeting: group.Meeting | None
+        self,
+        context: RankContext,
+        listener: socket.socket,
+        others: peers.Peers,
+        meeting: group.Meeting | None,
+        starting: contextlib.ExitStack,
     ) -> None:
+        """`starting` is what holds until the session has started, and no longer."""
         self.__name__ = RANK_PLUGIN  # The name by which pytest registers it.
         self.context = context
         self.served = False
@@ -77,6 +83,7 @@ class RankPlugin:
         self._listener = listener
         self._peers = others
         self._meeting = meeting
+        self._starting = starting
         self._connection: Connection | None = None
         self._catalogue = Catalogue(context.session.seed)
         self._serial = 0
@@ -127,6 +134,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._starting.close()
         try:
             self._prepare()
         except Exception:

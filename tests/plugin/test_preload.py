@@ -107,3 +107,40 @@ def test_what_starts_threads_is_not_kept(package: Suite) -> None:
     assert run.count() == {"PASSED": 2}
     assert "ranks start without what is preloaded, since importing unfit starts threads" in run.text
     assert len(_importers(package, "unfit")[0]) == 4
+
+
+def test_an_installed_plugin_that_is_named_is_imported_once(package: Suite) -> None:
+    """As those are that pytest finds by itself; one of the project's own is for each rank to import."""
+    package.ini("accel_preload = none")
+    package.write("mine.py", _NOTES.format(name=str(package.path / "mine")))
+    package.write("test_plugins.py", _TEST.format(name="os"))
+    run = package.run("-p", "heavy", "-p", "mine")
+    assert run.count() == {"PASSED": 2}
+    ranks, others = _importers(package, "heavy")
+    assert (len(ranks), len(others)) == (0, 2)
+    ranks, others = _importers(package, "mine")
+    assert (len(ranks), len(others)) == (4, 1)
+
+
+def test_a_test_finds_what_has_been_installed_since_the_session_began(package: Suite) -> None:
+    """What the ranks know of installed packages from the server is for the start of their sessions only."""
+    package.write(
+        "test_finds.py",
+        """
+        from importlib import metadata
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_finds(rank, process_group):
+            folder = Path("site-packages", "late-1.0.dist-info")
+            if rank == 0:
+                folder.mkdir(parents=True)
+                folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\\nName: late\\nVersion: 1.0\\n")
+            process_group.barrier().wait()
+            assert "late" in {found.metadata["Name"] for found in metadata.distributions()}
+        """,
+    )
+    assert package.run().count() == {"PASSED": 1}
