@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -50,6 +50,7 @@ from pytest_accel.worlds.messages import (
 )
 from pytest_accel.worlds.places import HOST
 from pytest_accel.worlds.preloading import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
+from pytest_accel.worlds.spares import Role, Sockets, Spares
 
 _LOOK = 0.5
 """Seconds between two looks at whether the controller is still there, while it cannot be heard."""
@@ -77,6 +78,7 @@ class _Server:
         self.preloading = False
         self.installed = Installed()
         self._plugins_loaded = False
+        self._spares = Spares(self._fork)
         # What a test forked in the controller may hold the connection open for ever.
         self._controller_end = linux.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -111,9 +113,11 @@ class _Server:
                     except (EOFError, OSError):
                         return
                     self._obey(message)
+                self._spares.add_if_due()
 
     def _patience(self) -> float | None:
         deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
+        deadlines += [self._spares.due] if self._spares.due is not None else []
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _obey(self, message: object) -> None:
@@ -132,10 +136,6 @@ class _Server:
             self.connection.send(message)
 
     def _start(self, spec: WorldSpec, port: int | None) -> None:
-        # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
-        # pages (pytest alone collects five times when a session ends).
-        gc.freeze()
-        let_loggers_propagate("torch")
         running = self.worlds[spec.world] = _Running()
         listeners: dict[int, socket.socket] = {}
         pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -150,9 +150,9 @@ class _Server:
             if spec.grouped and port is None:
                 store = reserve_port(spec.addresses[0] if spec.addresses else HOST)
                 port = store.getsockname()[1]
-            meeting = None if port is None else Meeting(port, store)
+            sockets = Sockets(listeners, pairs, None if port is None else Meeting(port, store))
             for rank in listeners:
-                pid = self._fork(spec, rank, listeners, pairs, meeting)
+                pid = self._spares.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
                 running.pids[pid] = rank
         except OSError:
             running.deadline = time.monotonic()
@@ -160,18 +160,17 @@ class _Server:
             self._say(StartFailed(spec.world, traceback.format_exc()))
         else:
             self._say(WorldStarted(spec.world, tuple(running.pids), port))
+            if not self.launched:
+                self._spares.stock_up(len(listeners))
         finally:
             for held in (*listeners.values(), *chain.from_iterable(pairs), *([store] if store else [])):
                 held.close()
 
-    def _fork(
-        self,
-        spec: WorldSpec,
-        rank: int,
-        listeners: Mapping[int, socket.socket],
-        pairs: Sequence[tuple[socket.socket, socket.socket]],
-        meeting: Meeting | None,
-    ) -> int:
+    def _fork(self, wait_for_role: Callable[[], Role]) -> int:
+        # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
+        # pages (pytest alone collects five times when a session ends).
+        gc.freeze()
+        let_loggers_propagate("torch")
         server = os.getpid()
         pid = os.fork()
         if not pid:
@@ -179,13 +178,9 @@ class _Server:
             try:
                 linux.die_with_parent(server)
                 self._become_child()
-                for other, listener in listeners.items():
-                    if other != rank:
-                        listener.close()
-                others = peers.take(rank, pairs)
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, spec, rank, listeners[rank], others, meeting, self.installed)
+                code = rank_module.run(self.spec, wait_for_role, self.installed)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.
@@ -201,6 +196,7 @@ class _Server:
         if not self.launched:  # Else a rank is to end when the launcher ends the process group that it has made.
             os.setsid()
         self.connection.close()
+        self._spares.dismiss()
         for descriptor in (self._wake_read, self._wake_write, self._controller_end):
             if descriptor is not None:
                 os.close(descriptor)
@@ -213,6 +209,7 @@ class _Server:
                 return
             if pid == 0:
                 return
+            self._spares.forget(pid)
             for number, world in list(self.worlds.items()):
                 if pid not in world.pids:
                     continue
@@ -240,6 +237,7 @@ class _Server:
         if self.preloading:
             self._import_or_leave(wanted)
             return
+        self._spares.dismiss()
         original = os.getpid()
         copy = os.fork()
         if copy == 0:

@@ -108,9 +108,14 @@ def receive(connection: Connection, ranks: int) -> list[tuple[socket.socket, soc
     return list(zip(ends[::2], ends[1::2], strict=True))
 
 
+def ends_of(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> list[socket.socket]:
+    """What `rank` needs of them: the end that it reads, and those that it writes; nothing for a rank alone."""
+    return [pairs[rank][0], *(outbox for other, (_, outbox) in enumerate(pairs) if other != rank)] if pairs else []
+
+
 def take(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> Peers:
     """What `rank` needs of them; the rest is closed in this process."""
     for other, (inbox, outbox) in enumerate(pairs):
         (outbox if other == rank else inbox).close()
-    outboxes = [outbox for other, (_, outbox) in enumerate(pairs) if other != rank]
-    return Peers(rank, pairs[rank][0] if pairs else None, outboxes)
+    mine = ends_of(rank, pairs)
+    return Peers(rank, mine[0] if mine else None, mine[1:])

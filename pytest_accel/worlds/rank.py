@@ -6,11 +6,11 @@ import contextlib
 import faulthandler
 import os
 import random
-import socket
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -21,8 +21,8 @@ from pytest_accel.worlds import flight, group, linux, output, places, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
-from pytest_accel.worlds.peers import Peers
 from pytest_accel.worlds.shape import backend_names
+from pytest_accel.worlds.spares import Role
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
 if TYPE_CHECKING:
@@ -82,36 +82,48 @@ class RankContext:
         return Path(self.session.basetemp, f"w{self.spec.world}-shared", str(self.tests))
 
 
-def run(
-    session: SessionSpec,
-    spec: WorldSpec,
-    rank: int,
-    listener: socket.socket,
-    peers: Peers,
-    meeting: group.Meeting | None,
-    installed: Installed,
-) -> int:
-    """Be rank `rank` of the world `spec` until the driver or the pool ends it; gives the exit status."""
+class _Joining:
+    """Lets pytest come as far as it can without knowing which rank this is: its own plugins are loaded, no others."""
+
+    def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
+        self.plugin: serving.RankPlugin | None = None
+        self._session = session
+        self._wait_for_role = wait_for_role
+        self._installed = installed
+        self._stacks: IO[str] | None = None
+        """Open as long as the process."""
+
+    def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
+        """pytest calls this when it registers the plugins that it was given, before it looks at anything else."""
+        session, (spec, rank, listener, peers, meeting) = self._session, self._wait_for_role()
+        output.redirect(session, spec.world, rank)
+        self._stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
+        faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
+        context = RankContext(session, spec, rank)
+        _set_environment(context, meeting)
+        if context.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, context.cores)
+        starting = contextlib.ExitStack()
+        starting.enter_context(self._installed.remembered())
+        self.plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
+        pluginmanager.register(self.plugin)
+
+
+def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> int:
+    """Be the rank that `wait_for_role` says until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
-    output.redirect(session, spec.world, rank)
-    stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115 - open as long as the process
-    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     linux.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
     _reseed()
-    context = RankContext(session, spec, rank)
-    _set_environment(context, meeting)
-    if context.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, context.cores)
     _let_the_driver_finish()
     os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
-    basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
-    starting = contextlib.ExitStack()
-    starting.enter_context(installed.remembered())
-    plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
-    code = pytest.main([*session.args, "--basetemp", basetemp], plugins=[plugin])
+    joining = _Joining(session, wait_for_role, installed)
+    code = pytest.main([*session.args], plugins=[joining])
+    plugin = joining.plugin
+    if plugin is None:
+        return int(code)
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
     # A retired rank's tests have been judged one by one; a session that cannot end raises.

@@ -1,0 +1,127 @@
+"""Processes that wait to become ranks, so that a world need not wait for a fork and for pytest to load its own plugins.
+
+Of the session's code, of its plugins and of the environment of its ranks they have seen nothing yet: a rank that was
+a spare is as new as any.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from pytest_accel.worlds import descriptors
+from pytest_accel.worlds.group import Meeting
+from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.peers import Peers, ends_of, take
+
+_FEWEST, _MOST = 2, 8
+_REST = 0.1
+"""Seconds after which spares are made: the ranks of the world that has been started are not kept from the processor."""
+
+
+class Role(NamedTuple):
+    """Who a process is, and how it is reached."""
+
+    spec: WorldSpec
+    rank: int
+    listener: socket.socket
+    peers: Peers
+    meeting: Meeting | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What the fork server holds of a world that it starts."""
+
+    listeners: dict[int, socket.socket]
+    pairs: Sequence[tuple[socket.socket, socket.socket]]
+    meeting: Meeting | None
+
+    def role(self, spec: WorldSpec, rank: int) -> Role:
+        """That of `rank`, in a process which has inherited all of it, and keeps what is its own."""
+        for other, listener in self.listeners.items():
+            if other != rank:
+                listener.close()
+        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.meeting)
+
+
+class Spares:
+    """Those of a fork server."""
+
+    def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
+        """`fork` makes a process that becomes a rank once the function it is given has said which."""
+        self.due: float | None = None
+        """When one is to be made (`time.monotonic`); None: there are enough."""
+        self._fork = fork
+        self._waiting: dict[int, Connection] = {}
+        self._wanted = 0
+        self._worlds = 0
+
+    def stock_up(self, ranks: int) -> None:
+        """A world of so many `ranks` has been started: have as many spares, if it is not the session's first one."""
+        self._worlds += 1
+        if self._worlds > 1:
+            self._wanted = max(_FEWEST, min(ranks, _MOST))
+            self.due = time.monotonic() + _REST
+
+    def add_if_due(self) -> None:
+        """Make one, if it is time to."""
+        if self.due is not None and time.monotonic() >= self.due:
+            if len(self._waiting) < self._wanted:
+                self._add()
+            else:
+                self.due = None
+
+    def _add(self) -> None:
+        ours, theirs = Pipe()
+
+        def wait() -> Role:
+            ours.close()
+            return _receive(theirs)
+
+        with theirs:
+            self._waiting[self._fork(wait)] = ours
+
+    def give(self, spec: WorldSpec, rank: int, sockets: Sockets) -> int | None:
+        """Have one of them be `rank`; its process id, or None where there is none."""
+        meeting = sockets.meeting
+        held = meeting.listening if meeting is not None and rank == 0 else None
+        ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
+        while self._waiting:
+            pid, connection = self._waiting.popitem()
+            with connection, suppress(OSError):  # It has died.
+                connection.send((spec, rank, len(ends), None if meeting is None else meeting.port, held is not None))
+                descriptors.send(connection, [end.fileno() for end in ends])
+                return pid
+        return None
+
+    def forget(self, pid: int) -> None:
+        """A process has ended, which may have been one of them."""
+        if (connection := self._waiting.pop(pid, None)) is not None:
+            connection.close()
+
+    def dismiss(self) -> None:
+        """Have them end; in a copy of this process, let go of them."""
+        for connection in self._waiting.values():
+            connection.close()
+        self._waiting.clear()
+
+
+def _receive(connection: Connection) -> Role:
+    with connection:
+        try:
+            spec, rank, count, port, holds = connection.recv()
+            ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, count)]
+        except (EOFError, OSError):
+            os._exit(0)  # It is not wanted any more.
+    held = ends.pop() if holds else None
+    listener, *others = ends
+    meeting = None if port is None else Meeting(port, held)
+    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), meeting)

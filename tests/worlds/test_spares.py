@@ -1,0 +1,68 @@
+"""Processes that wait to become ranks: nothing may be seen of them but the time that they save."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.worlds.conftest import Suite
+
+_TEST = """
+    import json
+    import os
+    import time
+
+    import psutil
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    def until(look):
+        deadline = time.monotonic() + 60
+        while not (found := look()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return found
+
+
+    def spares(ranks):
+        # They have the server's command line, which its other children have not.
+        server = psutil.Process(os.getppid())
+        like = [child for child in server.children() if child.cmdline() == server.cmdline()]
+        found = [child for child in like if child.pid not in ranks]
+        return found if len(found) >= 2 else None
+
+
+    @pytest.mark.distributed(2, device="cpu", fresh=True, env={"SEEN": "1"})
+    @pytest.mark.parametrize("number", range(4))
+    def test_new(number, rank, tmp_path):
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["SEEN"]) == (str(rank), "2", "1")
+        assert f"r{rank}" in str(tmp_path)
+        pids = [None, None]
+        dist.all_gather_object(pids, os.getpid())
+        if rank == 0:
+            waiting = until(lambda: spares(pids)) if number in (1, 2) else []
+            if number == 2:
+                for spare in waiting:
+                    spare.kill()
+                until(lambda: not any(spare.is_running() for spare in waiting))
+            with open("seen", "a") as file:
+                print(json.dumps([pids, [spare.pid for spare in waiting]]), file=file)
+        dist.barrier()
+    """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the test looks at processes as Linux has them")
+def test_ranks_of_a_later_world_have_waited_and_one_that_has_died_is_made_anew(suite: Suite) -> None:
+    suite.write("test_it.py", _TEST)
+    run = suite.run("--accel-timeout", "90")
+    run.expect({f"test_new[{number}]": "PASSED" for number in range(4)})
+    seen = [json.loads(line) for line in (suite.path / "seen").read_text().splitlines()]
+    ranks, waiting = [set(pids) for pids, _ in seen], [set(pids) for _, pids in seen]
+    assert ranks[2] == waiting[1]
+    assert len(set.union(*ranks)) == 8
+    assert not ranks[3] & waiting[2]
+    assert "errors outside of any test" not in run.text
