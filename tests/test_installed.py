@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -51,4 +52,16 @@ def test_each_thing_is_read_once_and_another_folder_when_it_is_met(
         assert [entry.name for entry in metadata.entry_points(group="of_first")] == ["entry"]
         assert [entry.name for entry in metadata.entry_points(group="of_second")] == ["entry"]
     assert not metadata.entry_points(group="of_first")
-    assert str(tmp_path / "second") in sys.path
+
+
+def test_a_relative_folder_is_another_one_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here" / "late-1.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    os.utime(folder.parent, (1, 1))  # importlib's own memory of a folder goes by its name and this time.
+    monkeypatch.setattr(sys, "path", [*sys.path, "."])
+    installed = Installed()
+    for where, there in ((tmp_path, False), (folder.parent, True)):
+        monkeypatch.chdir(where)
+        with installed.remembered():
+            assert ("late" in {one.metadata["Name"] for one in metadata.distributions()}) == there

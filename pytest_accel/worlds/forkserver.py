@@ -160,7 +160,8 @@ class _Server:
             self._say(StartFailed(spec.world, traceback.format_exc()))
         else:
             self._say(WorldStarted(spec.world, tuple(running.pids), port))
-            if not self.launched:
+            # Elsewhere than on Linux, sockets that nobody has received yet may be lost with the sender's own.
+            if sys.platform == "linux" and not self.launched:
                 self._spares.stock_up(len(listeners))
         finally:
             for held in (*listeners.values(), *chain.from_iterable(pairs), *([store] if store else [])):
@@ -234,10 +235,10 @@ class _Server:
         wanted = [name for name in modules if name not in sys.modules]
         if self._plugins_loaded and not wanted:
             return
+        self._spares.dismiss()
         if self.preloading:
             self._import_or_leave(wanted)
             return
-        self._spares.dismiss()
         original = os.getpid()
         copy = os.fork()
         if copy == 0:
@@ -257,8 +258,12 @@ class _Server:
     def _import_or_leave(self, modules: Sequence[str]) -> None:
         if not self._plugins_loaded:
             self._plugins_loaded = True
+            named = self.spec.plugins
+            kept_out = [name for name in named if name.startswith("no:")]
             with self.installed.remembered():
-                self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, self.spec.plugins))
+                self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, kept_out))
+                if len(named) > len(kept_out):
+                    self._try("the plugins that -p names", lambda: load_plugins(self.spec.directory, named))
         for name in modules:
             self._try(name, partial(importlib.import_module, name))
 

@@ -47,7 +47,7 @@ class Hygiene:
         self._settings: manners.Settings = {}
         self._settled: int | None = None
         """What :meth:`begin` was told before a test that has left everything as it was; None: the last one has not."""
-        self._told = 0
+        self._activity = 0
         self._wider: set[tuple[str | bytes, object]] = set()
         """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
         self._known = strays.find()
@@ -58,13 +58,13 @@ class Hygiene:
         """A test begins. `activity` differs from the last test's if other code than that test's has run meanwhile."""
         self._memory = self._allocated()
         self._kept_memory = {}
-        self._told = activity
-        if activity == self._settled:
-            return  # All is as the last test's end has found it, and to look costs more than many a test.
+        self._known |= strays.find()
+        settled, self._activity, self._settled = self._settled, activity, None
+        if activity == settled:
+            return  # Settings are as the last test's end has found them, and to look costs more than many a test.
         if self._context.spec.grouped:
             group.end_left_groups(self._context)
         self._settings = manners.look(self._context.variables)
-        self._known |= strays.find()
 
     @contextlib.contextmanager
     def wider_fixture(self) -> Iterator[None]:
@@ -87,7 +87,6 @@ class Hygiene:
         """Put back and end what the test has left since it began."""
         told: list[str] = []
         harms: list[str] = []
-        self._settled = None
         settings = manners.look(self._context.variables)
         if self.closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
@@ -111,7 +110,7 @@ class Hygiene:
         groups = group.left_groups(self._context) if self._context.spec.grouped else group.LeftGroups()
         told += groups.lines
         if not told and not harms and not different and not groups.endable and settings.keys() == self._settings.keys():
-            self._settled = self._told
+            self._settled = self._activity
         told += [f"{harm}; {_REPLACED}" for harm in harms]
         return Left(tuple(told), f"the test {harms[0]}" if harms else groups.harm)
 

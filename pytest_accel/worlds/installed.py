@@ -7,6 +7,7 @@ of the time in which a rank starts, and more where more is installed. It does no
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from importlib import metadata
@@ -50,6 +51,10 @@ class Installed:
 
         def find(context: Any = metadata.DistributionFinder.Context()) -> Iterator[metadata.Distribution]:  # noqa: B008
             for entry in context.path:
+                if not os.path.isabs(entry):
+                    # What it means depends on the working directory.
+                    yield from original(metadata.DistributionFinder.Context(name=context.name, path=[entry]))
+                    continue
                 if (context.name, entry) not in self._known:
                     asked = metadata.DistributionFinder.Context(name=context.name, path=[entry])
                     self._known[context.name, entry] = [_remembered(found) for found in original(asked)]

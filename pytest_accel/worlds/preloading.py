@@ -16,7 +16,7 @@ from pytest_accel.config import LAUNCHER, environment_variable
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
 
 
-def load_plugins(directory: str, named: Sequence[str]) -> None:
+def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     """Have pytest import its own, all installed and the `named` plugins, asserts rewritten as in any session.
 
     `directory` is where it runs.

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -87,6 +88,8 @@ class _Joining:
 
     def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
         self.plugin: serving.RankPlugin | None = None
+        self.args = list(session.args)
+        """The list that pytest is given, and has not read yet when it registers this."""
         self._session = session
         self._wait_for_role = wait_for_role
         self._installed = installed
@@ -99,12 +102,14 @@ class _Joining:
         output.redirect(session, spec.world, rank)
         self._stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
+        starting = contextlib.ExitStack()
+        starting.enter_context(self._installed.remembered())
         context = RankContext(session, spec, rank)
         _set_environment(context, meeting)
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
-        starting = contextlib.ExitStack()
-        starting.enter_context(self._installed.remembered())
+        os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
+        self.args += ["--basetemp", os.path.join(session.basetemp, f"w{spec.world}r{rank}")]
         self.plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
         pluginmanager.register(self.plugin)
 
@@ -112,15 +117,15 @@ class _Joining:
 def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> int:
     """Be the rank that `wait_for_role` says until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until there is a file for them: it is not to end the process.
     linux.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
     _reseed()
     _let_the_driver_finish()
-    os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
     joining = _Joining(session, wait_for_role, installed)
-    code = pytest.main([*session.args], plugins=[joining])
+    code = pytest.main(joining.args, plugins=[joining])
     plugin = joining.plugin
     if plugin is None:
         return int(code)

@@ -110,7 +110,6 @@ class RankPlugin:
         config.pluginmanager.register(self._debugging)
         config.stash[RANK] = self.context
         option = config.option
-        option.basetemp = os.path.join(self.context.session.basetemp, f"w{self.context.spec.world}r{self.context.rank}")
         for name in _WRITES_A_FILE:
             if getattr(option, name, None):
                 setattr(option, name, None)

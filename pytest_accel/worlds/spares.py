@@ -1,7 +1,7 @@
 """Processes that wait to become ranks, so that a world need not wait for a fork and for pytest to load its own plugins.
 
-Of the session's code, of its plugins and of the environment of its ranks they have seen nothing yet: a rank that was
-a spare is as new as any.
+They have what the fork server has imported, and have seen nothing of the environment that makes a process a rank: no
+other plugin has been registered, no conftest read. A rank that was a spare is as new as any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -53,41 +53,47 @@ class Sockets:
 
 
 class Spares:
-    """Those of a fork server."""
+    """The spares of a fork server."""
 
     def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
         """`fork` makes a process that becomes a rank once the function it is given has said which."""
         self.due: float | None = None
-        """When one is to be made (`time.monotonic`); None: there are enough."""
+        """When one is to be made (`time.monotonic`); None: not before the next world."""
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
         self._wanted = 0
+        self._attempts = 0
         self._worlds = 0
 
     def stock_up(self, ranks: int) -> None:
-        """A world of so many `ranks` has been started: have as many spares, if it is not the session's first one."""
+        """A world of so many `ranks` has been started: have as many spares, if it is not this server's first one."""
         self._worlds += 1
         if self._worlds > 1:
-            self._wanted = max(_FEWEST, min(ranks, _MOST))
+            self._wanted = self._attempts = max(_FEWEST, min(ranks, _MOST))
             self.due = time.monotonic() + _REST
 
     def add_if_due(self) -> None:
-        """Make one, if it is time to."""
-        if self.due is not None and time.monotonic() >= self.due:
-            if len(self._waiting) < self._wanted:
+        """Make one, if it is time to; nothing depends on whether that succeeds."""
+        if self.due is None or time.monotonic() < self.due:
+            return
+        if self._attempts and len(self._waiting) < self._wanted:
+            self._attempts -= 1
+            with suppress(OSError):  # As where there may be no more processes.
                 self._add()
-            else:
-                self.due = None
+        else:
+            self.due = None
 
     def _add(self) -> None:
-        ours, theirs = Pipe()
+        with ExitStack() as stack:
+            ours, theirs = map(stack.enter_context, Pipe())
 
-        def wait() -> Role:
-            ours.close()
-            return _receive(theirs)
+            def wait() -> Role:
+                ours.close()
+                return _receive(theirs)
 
-        with theirs:
             self._waiting[self._fork(wait)] = ours
+            stack.pop_all()
+            theirs.close()
 
     def give(self, spec: WorldSpec, rank: int, sockets: Sockets) -> int | None:
         """Have one of them be `rank`; its process id, or None where there is none."""
@@ -95,8 +101,9 @@ class Spares:
         held = meeting.listening if meeting is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
         while self._waiting:
-            pid, connection = self._waiting.popitem()
-            with connection, suppress(OSError):  # It has died.
+            pid: int = next(iter(self._waiting))  # It has waited longest: pytest has loaded what it can.
+            connection = self._waiting.pop(pid)
+            with connection, suppress(OSError):  # It has died, or has been sent more than goes into a message.
                 connection.send((spec, rank, len(ends), None if meeting is None else meeting.port, held is not None))
                 descriptors.send(connection, [end.fileno() for end in ends])
                 return pid
