@@ -191,7 +191,7 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
-@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=pytest.mark.long)], ids=["marked", "unmarked"])
 def test_a_killed_test_process_leaves_no_trainer(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:

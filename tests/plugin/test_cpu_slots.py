@@ -52,7 +52,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
     ("backend", "remedy"),
     [
         pytest.param("mpi", "a torch that is built with mpi has it", marks=pytest.mark.long),
-        ("cpu:ucc", "a torch that is built with ucc has it"),
+        pytest.param("cpu:ucc", "a torch that is built with ucc has it", marks=pytest.mark.long),
         ("ccl", "install oneccl_bindings_for_pytorch"),
         ("glooo", "nothing that is imported here has registered it"),
     ],

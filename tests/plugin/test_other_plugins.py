@@ -82,6 +82,7 @@ def test_reruns(suite: Suite) -> None:
         assert suite.read(f"setup.{rank}") == ["xx"]  # All of the test is run again, and only as often as it is said.
 
 
+@pytest.mark.long
 @_needs("pytest_rerunfailures")
 def test_reruns_of_some(suite: Suite) -> None:
     suite.all_plugins()
@@ -197,7 +198,7 @@ def test_reports_for_people_and_machines(suite: Suite) -> None:
 
 
 @_needs("pytest_cov")
-@pytest.mark.parametrize("how", [(), ("-n1",)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.long), ("-n1",)], ids=["plain", "xdist"])
 def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> None:
     suite.all_plugins()
     suite.write(

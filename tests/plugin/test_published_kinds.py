@@ -62,7 +62,12 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "options",
-    [("--accel=acme",), ("--accel=none",), ("--accel=acme", "-n2"), ("--accel=acme", "--accel-require=acme:3")],
+    [
+        ("--accel=acme",),
+        pytest.param(("--accel=none",), marks=pytest.mark.long),
+        ("--accel=acme", "-n2"),
+        pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.long),
+    ],
 )
 def test_the_kind_of_the_documentation(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", TESTS)

@@ -65,7 +65,7 @@ def _order(suite: Suite) -> list[str]:
     return [line.split()[0] for line in suite.read("order")]
 
 
-@pytest.mark.parametrize("dist", ["load", "worksteal"])
+@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.long)])
 def test_large_gangs_go_first(suite: Suite, dist: str) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n3", f"--dist={dist}")

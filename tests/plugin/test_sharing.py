@@ -44,8 +44,8 @@ def meeting(mark: str) -> str:
     ("mark", "options"),
     [
         ("@pytest.mark.devices(share=0.5)", ()),
-        ('@pytest.mark.devices(share="8GiB")', ()),
-        ("@pytest.mark.devices", ("--accel-share=2",)),
+        pytest.param('@pytest.mark.devices(share="8GiB")', (), marks=pytest.mark.long),
+        pytest.param("@pytest.mark.devices", ("--accel-share=2",), marks=pytest.mark.long),
         ("@pytest.mark.distributed(1)", ("--accel-share=2",)),
     ],
 )

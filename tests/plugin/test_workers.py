@@ -212,7 +212,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
         assert len(set(served)) == 1  # All devices are in use: there is no second world, so both had the same.
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_on_the_cpu_are_bounded(suite: Suite, size: int) -> None:
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")

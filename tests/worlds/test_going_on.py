@@ -137,7 +137,7 @@ def test_after_a_mismatch_nobody_goes_on(begun: Suite) -> None:
     assert set(times(begun).values()) == {1}
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["alone", "xdist"])
 def test_after_the_first_failure_nothing_is_begun(begun: Suite, workers: tuple[str, ...]) -> None:
     begun.write(
         "test_it.py",

@@ -203,11 +203,11 @@ def test_expected_failures_are_judged_once_on_what_all_ranks_did(suite: Suite) -
     ("code", "status", "text"),
     [
         ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
-        ("pytest.exit('by hand')", 2, "by hand"),
+        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.long),
         ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
+@pytest.mark.parametrize("who", [{1}, pytest.param({0, 1}, marks=pytest.mark.long)], ids=["one", "all"])
 def test_a_rank_that_ends_the_session(suite: Suite, code: str, status: int, text: str, who: set[int]) -> None:
     suite.write(
         "test_it.py",
