@@ -51,23 +51,24 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
 
 def installed_plugins(named: Iterable[str], rootpath: Path) -> tuple[str, ...]:
     """Those of the values of ``-p`` that do not make pytest import any of the project's own files."""
-    wanted = tuple(named)
-    if not any(not name.startswith("no:") for name in wanted):
-        return wanted
-    known = {entry.name for entry in metadata.entry_points(group="pytest11")}
-    return tuple(
-        name
-        for name in wanted
-        if name.startswith("no:") or name in known or _is_installed(name.partition(".")[0], rootpath)
-    )
+
+    def is_harmless(name: str) -> bool:
+        published = any(entry.name == name for entry in _plugins())
+        return published or _is_installed(name.partition(".")[0], rootpath)
+
+    return tuple(name for name in named if name.startswith("no:") or is_harmless(name))
+
+
+@functools.cache
+def _plugins() -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group="pytest11"))
 
 
 @functools.cache
 def _plugin_packages() -> set[str]:
     """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
-    entries = metadata.entry_points(group="pytest11")
-    named = {entry.value.partition(":")[0].partition(".")[0] for entry in entries}
-    files = [path for entry in entries if entry.dist is not None for path in entry.dist.files or ()]
+    named = {entry.value.partition(":")[0].partition(".")[0] for entry in _plugins()}
+    files = [path for entry in _plugins() if entry.dist is not None for path in entry.dist.files or ()]
     return named | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
 
 

@@ -76,7 +76,7 @@ class _Server:
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
-        self.installed = Installed()
+        self._installed = Installed()
         self._plugins_loaded = False
         self._spares = Spares(self._fork)
         # What a test forked in the controller may hold the connection open for ever.
@@ -181,7 +181,7 @@ class _Server:
                 self._become_child()
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, wait_for_role, self.installed)
+                code = rank_module.run(self.spec, wait_for_role, self._installed)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.
@@ -260,7 +260,7 @@ class _Server:
             self._plugins_loaded = True
             named = self.spec.plugins
             kept_out = [name for name in named if name.startswith("no:")]
-            with self.installed.remembered():
+            with self._installed.remembered():
                 self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, kept_out))
                 if len(named) > len(kept_out):
                     self._try("the plugins that -p names", lambda: load_plugins(self.spec.directory, named))

@@ -45,8 +45,8 @@ class Hygiene:
         self._context = context
         self._counts_memory = context.session.leaks != "off"
         self._settings: manners.Settings = {}
-        self._settled: int | None = None
-        """What :meth:`begin` was told before a test that has left everything as it was; None: the last one has not."""
+        self._settled = False
+        """Whether the last test has ended, and has left everything as it was."""
         self._activity = 0
         self._wider: set[tuple[str | bytes, object]] = set()
         """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
@@ -59,8 +59,9 @@ class Hygiene:
         self._memory = self._allocated()
         self._kept_memory = {}
         self._known |= strays.find()
-        settled, self._activity, self._settled = self._settled, activity, None
-        if activity == settled:
+        undisturbed = self._settled and activity == self._activity
+        self._settled, self._activity = False, activity
+        if undisturbed:
             return  # Settings are as the last test's end has found them, and to look costs more than many a test.
         if self._context.spec.grouped:
             group.end_left_groups(self._context)
@@ -109,8 +110,8 @@ class Hygiene:
             return Left((), str(error))  # It has failed the test already.
         groups = group.left_groups(self._context) if self._context.spec.grouped else group.LeftGroups()
         told += groups.lines
-        if not told and not harms and not different and not groups.endable and settings.keys() == self._settings.keys():
-            self._settled = self._activity
+        same = not different and settings.keys() == self._settings.keys()  # torch's are there once it is imported.
+        self._settled = same and not (told or harms or groups.endable)
         told += [f"{harm}; {_REPLACED}" for harm in harms]
         return Left(tuple(told), f"the test {harms[0]}" if harms else groups.harm)
 

@@ -61,23 +61,23 @@ class Spares:
         """When one is to be made (`time.monotonic`); None: not before the next world."""
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
-        self._wanted = 0
-        self._attempts = 0
+        self._missing = 0
+        """How many are still to be made; one that cannot be made, or dies, is not made once more."""
         self._worlds = 0
 
     def stock_up(self, ranks: int) -> None:
         """A world of so many `ranks` has been started: have as many spares, if it is not this server's first one."""
         self._worlds += 1
         if self._worlds > 1:
-            self._wanted = self._attempts = max(_FEWEST, min(ranks, _MOST))
+            self._missing = max(_FEWEST, min(ranks, _MOST)) - len(self._waiting)
             self.due = time.monotonic() + _REST
 
     def add_if_due(self) -> None:
         """Make one, if it is time to; nothing depends on whether that succeeds."""
         if self.due is None or time.monotonic() < self.due:
             return
-        if self._attempts and len(self._waiting) < self._wanted:
-            self._attempts -= 1
+        if self._missing > 0:
+            self._missing -= 1
             with suppress(OSError):  # As where there may be no more processes.
                 self._add()
         else:

@@ -265,9 +265,15 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
     assert order.get(timeout=PATIENCE) == "same session, later"
 
 
-def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: Queue[int]) -> None:
+_RACE = "between a device's release and its grant here, another session may take it for a later request"
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(0.0, marks=pytest.mark.xfail(reason=_RACE, strict=False)), pytest.param(100.0)]
+)
+def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: Queue[int], seconds: float) -> None:
     now = [1000.0]
-    busy, other = session(clock=lambda: now[0]), session(clock=lambda: 1101.0)
+    busy, other = session(clock=lambda: now[0]), session(clock=lambda: 1001.0 + seconds)
     mine: list[Lease] = []
     order: Queue[str] = Queue()
     leases: Queue[tuple[Broker, Lease]] = Queue()
@@ -280,7 +286,7 @@ def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: 
         return note
 
     busy.submit(DEVICES, 4, ME, mine.append)
-    now[0] += 100
+    now[0] += seconds
     other.submit(("a",), 1, ME, got("other", other))
     assert wishes.get(timeout=PATIENCE) == mine[0].id
     busy.submit(("a",), 1, ME, got("busy", busy))  # A second before the other one, by the clock.
@@ -289,7 +295,7 @@ def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: 
     broker, lease = leases.get()
     broker.release(lease.id)
     found.append(order.get(timeout=PATIENCE))
-    assert found == ["other", "busy"]
+    assert found == (["other", "busy"] if seconds else ["busy", "other"])
 
 
 def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:

@@ -267,3 +267,35 @@ def test_what_a_file_sets_when_it_is_imported_is_nobodys_leftover(suite: Suite) 
     )
     run = suite.run("--accel-leaks", "fail")
     assert run.count() == {"PASSED": 3}, run.text
+
+
+def test_what_a_fixture_sets_that_is_torn_down_out_of_turn_is_nobodys_leftover(suite: Suite) -> None:
+    """It was kept for a test that never came to the ranks."""
+    suite.write(
+        "test_a.py",
+        """
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        @pytest.fixture(scope="module", autouse=True)
+        def sets_late():
+            yield
+            torch.set_default_dtype(torch.float64)
+
+
+        def test_before():
+            pass
+
+
+        @pytest.mark.skip(reason="never")
+        def test_never():
+            pass
+        """,
+    )
+    after = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): assert torch.ones(1).dtype == torch.float64\n"
+    suite.write("test_b.py", "import pytest\nimport torch\n" + after.format("after") + after.format("again"))
+    run = suite.run("--accel-leaks", "fail")
+    assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text
