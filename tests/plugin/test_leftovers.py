@@ -295,7 +295,8 @@ def test_what_a_fixture_sets_that_is_torn_down_out_of_turn_is_nobodys_leftover(s
             pass
         """,
     )
-    after = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): assert torch.ones(1).dtype == torch.float64\n"
-    suite.write("test_b.py", "import pytest\nimport torch\n" + after.format("after") + after.format("again"))
-    run = suite.run("--accel-leaks", "fail")
+    own = "@pytest.mark.distributed(2, device='cpu')\ndef test_{}(): pass\n"
+    suite.write("test_b.py", "import pytest\n" + own.format("first") + own.format("after"))
+    # A file that is not imported anew: nothing else runs between the two tests.
+    run = suite.run("--accel-leaks", "fail", "test_b.py::test_first", "test_a.py", "test_b.py::test_after")
     assert run.count() == {"PASSED": 3, "SKIPPED": 1}, run.text
