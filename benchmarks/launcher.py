@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import suites
-from benchmarks.measure import PLUGINS, WITH, Effort, Figure, interleaved, middle, session
+from benchmarks.measure import PLUGINS, WITH, Effort, Figure, interleaved, middle, session, torchrun
 
 _TESTS = 50
 _FIRST = 5
 """Tests before this one start the ranks and find their caches cold."""
 _LIMIT = 1.5
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
@@ -21,7 +20,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     made = interleaved(
         {
             "warm": lambda: session(suite, arguments),
-            "launched": lambda: session(suite, arguments, launcher=_TORCHRUN, extra={"GLOO_SOCKET_IFNAME": "lo"}),
+            "launched": lambda: session(suite, arguments, launcher=torchrun(2), extra={"GLOO_SOCKET_IFNAME": "lo"}),
         },
         effort.runs,
     )

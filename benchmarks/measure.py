@@ -99,6 +99,11 @@ class Run:
         return self.per_test(first) + (self.collected - self.collecting) / len(self.ends) * 1e3
 
 
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """What to give :func:`session` as its launcher, for so many ranks on this machine."""
+    return ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
+
+
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The caller's, without what changes the figures: a session that may not write bytecode compiles every time."""
     kept = {

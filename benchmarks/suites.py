@@ -63,16 +63,39 @@ def test_{number}():
 """
 
 
-def all_reduce(mark: str) -> str:
-    """A test in which every rank adds its number to the others'."""
+def all_reduce(mark: str | None) -> str:
+    """A test in which every rank adds its number to the others', with the mark where one is given."""
+    decorator = f"@pytest.mark.distributed({mark})" if mark else ""
     return f"""
-@pytest.mark.distributed({mark})
+{decorator}
 def test_{{number}}(rank, world_size):
     values = torch.full((4,), rank + 1.0)
     dist.all_reduce(values)
     assert values[0].item() == world_size * (world_size + 1) / 2
 """
 
+
+GROUP = f"""
+import torch.distributed as dist
+
+if int(os.environ["RANK"]) > 0:
+    os.environ["{STAMPS}"] = os.devnull
+
+@pytest.fixture(scope="session", autouse=True)
+def group():
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+
+@pytest.fixture
+def rank():
+    return dist.get_rank()
+
+@pytest.fixture
+def world_size():
+    return dist.get_world_size()
+"""
+"""What a conftest has that people write for ``torchrun -m pytest``: no plugin, no driver, and nobody who merges."""
 
 CONTINUOUS = (
     """import torch
@@ -169,14 +192,21 @@ def test_{number}(tmp_path):
 
 
 def write(
-    folder: Path, body: str, tests: int, *, head: str = IMPORTS, files: int = 1, imported: Sequence[str] = ()
+    folder: Path,
+    body: str,
+    tests: int,
+    *,
+    head: str = IMPORTS,
+    files: int = 1,
+    imported: Sequence[str] = (),
+    conftest: str = "",
 ) -> Path:
     """A suite of `tests` tests, `body` with its number filled in, evenly over `files` files.
 
-    Its conftest imports what is to be `imported` before the tests are collected.
+    Its conftest imports what is to be `imported` before the tests are collected, and ends with `conftest`.
     """
     folder.mkdir(parents=True)
-    (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + CONFTEST)
+    (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + CONFTEST + conftest)
     (folder / "pytest.ini").write_text("[pytest]\n")
     for file in range(files):
         numbers = range(file * tests // files, (file + 1) * tests // files)

@@ -21,6 +21,7 @@ from benchmarks.measure import (
     interleaved,
     middle,
     session,
+    torchrun,
 )
 
 _FIRST = 20
@@ -31,7 +32,7 @@ def _all_reduce_alone(folder: Path) -> float:
     """Milliseconds of what the tests' bodies do, in two processes without pytest."""
     script = folder / "alone.py"
     script.write_text(suites.ALL_REDUCE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command = [sys.executable, *torchrun(2), str(script)]
     environment = clean_environment({"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout)
@@ -44,10 +45,18 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     plain = write(folder / "plain", suites.PLAIN)
     two = write(folder / "two", suites.all_reduce("2"))
     four = write(folder / "four", suites.all_reduce("4"))
+    bare = write(folder / "bare", suites.all_reduce(None), conftest=suites.GROUP)
+    one_thread = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+    def without(ranks: int) -> Run:
+        return session(bare, [*PLUGINS, *WITHOUT], launcher=torchrun(ranks), extra=one_thread)
+
     sessions: dict[str, Callable[[], Run]] = {
         "plain": lambda: session(plain, [*PLUGINS, *WITHOUT]),
         "two": lambda: session(two, [*PLUGINS, *WITH]),
+        "two without": lambda: without(2),
         "four": lambda: session(four, [*PLUGINS, *WITH]),
+        "four without": lambda: without(4),
     }
     if importlib.util.find_spec("expecttest") is not None:  # What torch.testing._internal needs.
         head, body = suites.CONTINUOUS
@@ -79,7 +88,9 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         figure("plain test with a tensor operation", "plain"),
         Figure("gloo's all-reduce alone, two processes", middle(alone), "ms", values=tuple(alone)),
         figure("two ranks, all-reduce", "two", 2.5, words="2.5 x plain"),
+        figure("two sessions side by side, without the plugin", "two without"),
         figure("four ranks, all-reduce", "four", 5.0, words="5 x plain"),
+        figure("four sessions side by side, without the plugin", "four without"),
     ]
     if "continuous" not in values:
         return [*found, Figure("MultiProcContinuousTest", float("nan"), "ms", note="not run: needs expecttest")]
