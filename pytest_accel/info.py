@@ -15,7 +15,8 @@ from pytest_accel.hardware.device import Device, Near
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine, describe
 from pytest_accel.hardware.units import format_capability, format_memory
-from pytest_accel.leases.locks import Holder, LockFolderError, default_folder, who_holds
+from pytest_accel.leases.folder import LockFolderError, default_folder
+from pytest_accel.leases.locks import Holder, who_holds
 
 FORMAT = 1
 """Of the JSON document: it grows by one when a key goes away or changes its meaning, not when one is added."""

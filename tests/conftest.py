@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.leases.locks import VARIABLE
+from pytest_accel.leases.folder import VARIABLE
 from pytest_accel.stash import RANK
 
 _MARK = "ACCEL_TESTED_BY"

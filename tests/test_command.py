@@ -19,7 +19,8 @@ from pytest_accel.hardware.device import Device, Link
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.info import DeviceFacts, SessionFacts, as_json, table
-from pytest_accel.leases.locks import DeviceLocks, Holder, LockFolderError, who_holds
+from pytest_accel.leases.folder import LockFolderError
+from pytest_accel.leases.locks import DeviceLocks, Holder, who_holds
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENDER = ROOT / "tests" / "leases" / "contender.py"

@@ -21,7 +21,7 @@ from pytest_accel.doctor.forks import PLUGINS, conclude, try_forks
 from pytest_accel.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.health import Health
-from pytest_accel.leases.locks import VARIABLE
+from pytest_accel.leases.folder import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1024**3

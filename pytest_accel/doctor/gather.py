@@ -22,7 +22,7 @@ from pytest_accel.hardware.health import HealthVendor, judge
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import GROUP, VendorError, describe_kind, kinds, make_vendor, published
 from pytest_accel.hardware.torch_build import versions
-from pytest_accel.leases.locks import default_folder
+from pytest_accel.leases.folder import default_folder
 from pytest_accel.session import cpu_slots, machine_for
 
 _NVIDIA = "0x10de"

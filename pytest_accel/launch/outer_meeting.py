@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_accel.launch.outer import Outer
 from pytest_accel.launch.outer_messages import Hello
-from pytest_accel.leases.locks import LockFolderError, default_folder, prepare_folder
+from pytest_accel.leases.folder import LockFolderError, default_folder, prepare_folder
 
 PATIENCE = 60.0
 """Seconds that whoever comes first waits for the others."""

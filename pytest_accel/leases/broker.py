@@ -10,6 +10,7 @@ for several devices each do not wait for each other.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -19,9 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.holdings import Holdings, Lease
-from pytest_accel.leases.policy import Grant, Request, decide, shortages, wanted
+from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
 from pytest_accel.leases.usage import Usage
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Broker:
         self._changed = threading.Condition(self._lock)
         self._waiting: dict[int, _Waiting] = {}
         self._foreign: set[str] = set()
-        self._last_id = 0
+        self._ids = itertools.count(1)
         self._last_since = 0.0
         self._clock = clock
         """Seconds since the epoch: what sessions compare."""
@@ -102,20 +102,23 @@ class Broker:
 
         ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
         ``on_failure(error)`` is called in its place where the lock folder cannot be used; without it the
-        :class:`~pytest_accel.leases.locks.LockFolderError` is raised in the thread that meets it. Raises ValueError
+        :class:`~pytest_accel.leases.folder.LockFolderError` is raised in the thread that meets it. Raises ValueError
         for a request that could never be granted, RuntimeError when the broker is closed.
         """
         chosen = tuple(name for name in self._holdings.devices if name in set(candidates))
         taken = tuple(parts[name] for name in chosen) if parts else ()
-        self._check(candidates, count, slots, taken, sets)
+        if unknown := set(candidates).difference(chosen):
+            raise ValueError(
+                f"candidates {sorted(unknown)} are not among the session's devices {list(self._holdings.devices)}"
+            )
+        request = Request(next(self._ids), chosen, count, slots, tuple(ties), taken, sets)
+        check(request, self._slots)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the broker is closed: no lease can be asked for any more")
-            self._last_id += 1
             self._count_usage()
             turn = self._clock() + self._usage.handicap
             self._last_since = max(turn, math.nextafter(self._last_since, math.inf))
-            request = Request(self._last_id, chosen, count, slots, tuple(ties), taken, sets)
             if not self._waiting:
                 # Nobody has looked at these since the last request went.
                 self._foreign.clear()
@@ -143,7 +146,7 @@ class Broker:
             left = self._holdings.remove(lease_id)
             if self._locks is not None:
                 for device in left:
-                    self._locks.release(device)
+                    self._locks.loosen(device)
             self._tell(held.lease.devices)
             calls = self._settle()
         self._deliver(calls)
@@ -165,7 +168,7 @@ class Broker:
             if any(request.takes(device) != parts for device, parts in held.lease.takes()):
                 return False
             if self._locks is not None:
-                rivals = self._locks.rivals()
+                rivals = self._locks.wishes.rivals()
                 if any(rivals.get(device, math.inf) < waiting.since for device in devices):
                     return False
             del self._waiting[request_id]
@@ -220,24 +223,6 @@ class Broker:
             # A callback that waits for the caller of close() must not keep it here.
             thread.join(2.0)
 
-    def _check(self, candidates: Sequence[str], count: int, slots: int, parts: Sequence[int], sets: int) -> None:
-        there = self._holdings.devices
-        unknown = [name for name in candidates if name not in there]
-        if unknown:
-            raise ValueError(f"candidates {unknown} are not among the session's devices {list(there)}")
-        if sets < 1 or count % sets:
-            raise ValueError(f"sets={sets}: must be a divisor of count={count}")
-        if not all(1 <= taken <= WHOLE for taken in parts):
-            raise ValueError(f"parts={list(parts)}: must be from 1 to {WHOLE} each")
-        places = [WHOLE // taken for taken in parts] or [1] * len(set(candidates))
-        if sum(min(sets, one) for one in places) < count or not 0 <= count // sets <= len(places):
-            most = f"the number of candidates, {len(places)}" if sets == 1 else f"what {sets} sets find room for"
-            raise ValueError(f"count={count}: must be from 0 to {most}")
-        if not 0 <= slots <= self._slots:
-            raise ValueError(f"slots={slots}: must be from 0 to the session's {self._slots}")
-        if not count and not slots:
-            raise ValueError("count=0 and slots=0: one of them must be at least 1")
-
     def _count_usage(self) -> None:
         """Before anything changes in what is held."""
         self._usage = self._usage.at(self._clock(), self._holdings.part)
@@ -278,7 +263,7 @@ class Broker:
                 waiting = self._waiting[grant.request]
                 holder = replace(waiting.holder, since=time.time())
                 if grant.devices and self._locks is not None:
-                    rivals = self._locks.rivals() if rivals is None else rivals
+                    rivals = self._locks.wishes.rivals() if rivals is None else rivals
                     try:
                         refused = self._take(self._locks, grant.devices, holder, rivals, waiting.since)
                     except Exception as error:
@@ -291,12 +276,14 @@ class Broker:
                         settled = False
                         break
                 calls.append(self._give(grant, holder))
+        if self._locks is not None:
+            # Not before: another session would take what an earlier request of this one gets now.
+            self._locks.let_go()
         return calls
 
     def _give(self, grant: Grant, holder: Holder) -> Callable[[], None]:
         waiting = self._waiting.pop(grant.request)
-        self._last_id += 1
-        lease = Lease(self._last_id, grant.devices, grant.slots, grant.parts)
+        lease = Lease(next(self._ids), grant.devices, grant.slots, grant.parts)
         self._count_usage()
         self._holdings.add(lease, holder)
         if grant.parts:
@@ -354,7 +341,7 @@ class Broker:
                     sought = self._sought()
                 # A wish that cannot be written costs the place in the queue between sessions, not the device.
                 with suppress(Exception):
-                    locks.want(sought)
+                    locks.wishes.want(sought)
                 if now >= look:
                     lease = self._wanted_elsewhere(locks)
                     look = now + (_LOOK if lease is None else _LOOK_AGAIN)
@@ -372,7 +359,7 @@ class Broker:
     def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
         # One at a time: it may be enough for whoever waits, and what is kept warm on the others stays.
         untold = [held for held in self._holdings.leases.values() if held.lease.devices and not held.told]
-        rivals = locks.rivals() if untold else {}
+        rivals = locks.wishes.rivals() if untold else {}
         first = next((held for held in untold if not rivals.keys().isdisjoint(held.lease.devices)), None)
         if first is None:
             return None
@@ -390,7 +377,7 @@ class Broker:
                 if device not in self._holdings.held:
                     if not locks.try_acquire(device, holder):
                         return device
-                    undo.callback(locks.release, device)
+                    undo.callback(locks.loosen, device)
             undo.pop_all()
         return None
 

@@ -71,6 +71,23 @@ class Shortage:
     """The devices that are kept for it, as far as they are free."""
 
 
+def check(request: Request, slots: int) -> None:
+    """Raise ValueError for a request that could never be granted by one who has all its candidates and `slots`."""
+    count, sets = request.count, request.sets
+    if sets < 1 or count % sets:
+        raise ValueError(f"sets={sets}: must be a divisor of count={count}")
+    if not all(1 <= taken <= WHOLE for taken in request.parts):
+        raise ValueError(f"parts={list(request.parts)}: must be from 1 to {WHOLE} each")
+    places = [WHOLE // request.takes(device) for device in request.candidates]
+    if sum(min(sets, one) for one in places) < count or not 0 <= count // sets <= len(places):
+        most = f"the number of candidates, {len(places)}" if sets == 1 else f"what {sets} sets find room for"
+        raise ValueError(f"count={count}: must be from 0 to {most}")
+    if not 0 <= request.slots <= slots:
+        raise ValueError(f"slots={request.slots}: must be from 0 to the session's {slots}")
+    if not count and not request.slots:
+        raise ValueError("count=0 and slots=0: one of them must be at least 1")
+
+
 def decide(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Grant, ...]:
     """The grants that are due now.
 

@@ -14,8 +14,9 @@ import psutil
 
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.leases.folder import LockFolderError
 from pytest_accel.leases.holdings import Lease
-from pytest_accel.leases.locks import Holder, LockFolderError
+from pytest_accel.leases.locks import Holder
 from pytest_accel.leases.supply import Supply
 from pytest_accel.worlds.far_supply import FarLease, FarSupply
 from pytest_accel.worlds.fleet import Fleet

@@ -13,7 +13,8 @@ import pytest
 from pytest_accel.config import Settings
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.locks import VARIABLE, Holder
+from pytest_accel.leases.folder import VARIABLE
+from pytest_accel.leases.locks import Holder
 from pytest_accel.session import machine_for
 from pytest_accel.worlds.far_supply import Agent, FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.gang import Gang, Part

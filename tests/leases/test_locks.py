@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.leases.locks import VARIABLE, DeviceLocks, Holder, LockFolderError, default_folder, file_name
+from pytest_accel.leases.folder import VARIABLE, LockFolderError, default_folder, file_name
+from pytest_accel.leases.locks import DeviceLocks, Holder
 
 ME = Holder.here("tests/test_x.py::test_one")
 
@@ -137,7 +138,7 @@ def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> No
     try:
         locks = make()
         locks.try_acquire("GPU-1", ME)
-        locks.want({"GPU-2": 1.0})
+        locks.wishes.want({"GPU-2": 1.0})
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
@@ -201,7 +202,9 @@ def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
     locked.mkdir()
     locked.chmod(0o555)
     found = as_another_user(
-        "import sys, pathlib; from pytest_accel.leases.locks import *\n"
+        "import sys, pathlib\n"
+        "from pytest_accel.leases.folder import LockFolderError\n"
+        "from pytest_accel.leases.locks import DeviceLocks\n"
         "try: DeviceLocks(pathlib.Path(sys.argv[1]))\n"
         "except LockFolderError as error: print(error)",
         str(locked),
@@ -213,10 +216,10 @@ def test_the_folder_is_made_again_when_something_cleaned_it_away(folder: Path, m
     locks = make()
     (folder / "wants").rmdir()
     folder.rmdir()
-    assert locks.rivals() == {}
+    assert locks.wishes.rivals() == {}
     assert locks.try_acquire("GPU-1", ME)
-    locks.want({"GPU-1": 1.0})
-    assert make().wanted("GPU-1")
+    locks.wishes.want({"GPU-1": 1.0})
+    assert "GPU-1" in make().wishes.rivals()
     locks.close()
 
 
@@ -229,32 +232,32 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
     one, two, three = (make() for _ in range(3))
-    one.want({"GPU-1": 20.0, "GPU-2": 20.0})
-    two.want({"GPU-1": 10.0})
-    assert three.rivals() == {"GPU-1": 10.0, "GPU-2": 20.0}
-    assert one.rivals() == {"GPU-1": 10.0}
-    assert two.wanted("GPU-2")
-    assert not one.wanted("GPU-2")
-    two.want({"GPU-3": 10.0})
-    assert one.rivals() == {"GPU-3": 10.0}
-    two.want({})
-    assert three.rivals() == {"GPU-1": 20.0, "GPU-2": 20.0}
+    one.wishes.want({"GPU-1": 20.0, "GPU-2": 20.0})
+    two.wishes.want({"GPU-1": 10.0})
+    assert three.wishes.rivals() == {"GPU-1": 10.0, "GPU-2": 20.0}
+    assert one.wishes.rivals() == {"GPU-1": 10.0}
+    assert "GPU-2" in two.wishes.rivals()
+    assert "GPU-2" not in one.wishes.rivals()
+    two.wishes.want({"GPU-3": 10.0})
+    assert one.wishes.rivals() == {"GPU-3": 10.0}
+    two.wishes.want({})
+    assert three.wishes.rivals() == {"GPU-1": 20.0, "GPU-2": 20.0}
     one.close()
     two.close()
-    assert three.rivals() == {}
+    assert three.wishes.rivals() == {}
     assert list((folder / "wants").iterdir()) == []
 
 
 @pytest.mark.parametrize("off", [-10.0, 10.0])
 def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Make, off: float) -> None:
     one, two = make(), make()
-    one.want({"GPU-1": 1.0})
+    one.wishes.want({"GPU-1": 1.0})
     (want,) = (folder / "wants").iterdir()
     os.utime(want, (time.time() + off,) * 2)
-    assert not two.wanted("GPU-1")
+    assert "GPU-1" not in two.wishes.rivals()
     assert want.exists()
     os.utime(want, (time.time() - 100,) * 2)
-    assert not two.wanted("GPU-1")
+    assert "GPU-1" not in two.wishes.rivals()
     assert not want.exists(), "a session that died leaves no file for ever"
     one.close()
 
@@ -264,7 +267,35 @@ def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make)
     for number, content in enumerate(["garbage", "[]", '{"GPU-1": "soon"}', '{"GPU-1": null}', json.dumps([[]])]):
         (folder / "wants" / f"{number}.json").write_text(content)
     (folder / "wants" / "link.json").symlink_to(folder / "wants" / "0.json")
-    assert locks.rivals() == {}
+    assert locks.wishes.rivals() == {}
+
+
+def test_what_is_loose_goes_to_nobody_else(make: Make) -> None:
+    one, two = make(), make()
+    for device in ("GPU-1", "GPU-2"):
+        one.try_acquire(device, ME)
+        one.loosen(device)
+    assert not two.try_acquire("GPU-1", ME)
+    assert one.try_acquire("GPU-1", replace(ME, test="the next one"))
+    one.let_go()
+    shown = two.holder("GPU-1")
+    assert shown is not None
+    assert shown.test == "the next one"
+    assert not two.try_acquire("GPU-1", ME)
+    assert two.try_acquire("GPU-2", ME)
+
+
+def test_what_is_loose_is_kept_from_the_own_session_while_its_last_process_lives(make: Make) -> None:
+    one, two = make(), make()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
+        created = psutil.Process(user.pid).create_time()
+        one.try_acquire("GPU-1", replace(ME, processes=((user.pid, created),)))
+        one.loosen("GPU-1")
+        assert not one.try_acquire("GPU-1", ME)
+        one.let_go()
+        assert not two.try_acquire("GPU-1", ME)
+        user.communicate(b"\n")
+    assert two.try_acquire("GPU-1", ME)
 
 
 def test_a_lock_file_that_was_deleted_makes_no_second_lock(folder: Path, make: Make) -> None:
@@ -347,9 +378,9 @@ def wanting(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
 
     def say() -> None:
         while not done.wait(0.5):
-            locks.want(since)
+            locks.wishes.want(since)
 
-    locks.want(since)
+    locks.wishes.want(since)
     thread = threading.Thread(target=say)
     thread.start()
     try:
@@ -363,8 +394,9 @@ TAKE = """
 import sys, pathlib
 from pytest_accel.leases.locks import DeviceLocks, Holder
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
-print(locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs")), locks.wanted("GPU-1"))
-locks.want({"GPU-1": 1.0})
+seen, taken = locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs"))
+print(seen, taken, "GPU-1" in locks.wishes.rivals())
+locks.wishes.want({"GPU-1": 1.0})
 locks.close()
 """
 
