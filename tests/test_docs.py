@@ -102,6 +102,11 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]*\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} == linked
+
+
 def test_what_the_documentation_names_as_proof_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "reference" / "launchers.md").read_text(encoding="utf-8")))
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
