@@ -224,8 +224,8 @@ def _account(root: RankOutcome, who: str, when: When, timeout: float) -> tuple[s
         message = f"{who} did not finish the {when} phase within {timeout:g} s (timeout){silent}"
         return message, [message]
     if root.ending == "unstarted":
-        last = root.text.strip().splitlines()[-1] if root.text.strip() else "no reason given"
-        return f"{who} could not run the test: {last}", root.text.splitlines()
+        *before, last = root.text.strip().splitlines() or ["no reason given"]
+        return f"{who} could not run the test: {last}", root.text.splitlines() if before else []
     first, *rest = root.text.splitlines()
     message = f"{who} {root.ending} in the {when} phase: {first}"
     return message, [message, *rest]

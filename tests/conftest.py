@@ -16,6 +16,13 @@ import pytest
 from pytest_accel.leases.folder import VARIABLE
 from pytest_accel.stash import RANK
 
+with contextlib.suppress(ImportError):  # The tests for GPUs do without it.
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes says nothing on a machine that is busy with other tests.
+    settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
 _MARK = "ACCEL_TESTED_BY"
 """The environment variable by which every process that a test starts is known, however it has come away from it."""
 _PATIENCE = 15.0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK, RANK_PLUGIN
 from pytest_accel.worlds import group, peers
@@ -137,6 +138,9 @@ class RankPlugin:
         self._starting.close()
         try:
             self._prepare()
+        except MaskError as error:
+            self.refuse(str(error))
+            return True
         except Exception:
             self.refuse(traceback.format_exc())
             return True
@@ -157,7 +161,7 @@ class RankPlugin:
     def _prepare(self) -> None:
         context, spec = self.context, self.context.spec
         if context.seen:
-            context.vendor.verify(context.seen, os.environ)
+            self._verify()
         if spec.share is not None:
             group.limit_memory(context)
         if spec.grouped or context.cores:
@@ -165,6 +169,16 @@ class RankPlugin:
         if spec.grouped:
             assert self._meeting is not None
             group.prepare(context, self._meeting)
+
+    def _verify(self) -> None:
+        seen = self.context.seen
+        try:
+            self.context.vendor.verify(seen, os.environ)
+        except (AssertionError, ImportError, OSError, RuntimeError) as error:  # torch's own.
+            names = ", ".join(device.id for device in seen)
+            raise MaskError(
+                f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
+            ) from error
 
     def _accept(self) -> Connection:
         driver, _ = self._listener.accept()

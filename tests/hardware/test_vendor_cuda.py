@@ -321,28 +321,37 @@ def test_a_mask_error_prints_both_and_the_environment() -> None:
         compare([], ["?"], {}, "; why")
 
 
-def test_torch_without_cuda_sees_nothing_and_says_why(on_machine: OnMachine) -> None:
-    code = """
-import json, torch
-from pytest_accel.hardware.cuda import Cuda
-from pytest_accel.hardware.device import MaskError
-vendor = Cuda()
-devices = vendor.discover()
-vendor.verify((), {})
-try:
-    vendor.verify(devices, {})
-    text = "verified"
-except MaskError as error:
-    text = str(error)
-print(json.dumps(["built with" if torch.version.cuda else "built without", text]))
+UNUSABLE = """
+import json, pathlib, subprocess, sys, tempfile
+from importlib.util import find_spec
+import torch
+test = "import pytest\\n\\n@pytest.mark.devices(kind='cuda')\\ndef test_it(): ...\\n"
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, "test_it.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-p", "accel", "-p", "xdist", "-p", "no:cacheprovider", folder]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+print(json.dumps(["built with" if torch.version.cuda else "built without", done.stdout]))
 """
-    built, text = on_machine(code, *_gpu(1))
+
+
+def test_a_gpu_that_torch_cannot_use_fails_its_test_and_says_why(on_machine: OnMachine, tmp_path: Path) -> None:
+    environ = {
+        "PYTEST_ACCEL_LOCK_DIR": str(tmp_path / "locks"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "COLUMNS": "300",
+    }
+    built, output = on_machine(UNUSABLE, *_gpu(1), **environ)
     if built == "built with":
-        pytest.skip("this torch has CUDA")
-    assert text == (
-        f"the process should see 1 cuda devices (GPU-{_uuid(1)}) but sees 0 (none); "
-        "environment: no CUDA_ variable; this torch was built without CUDA"
-    )
+        why = f"the process has been given GPU-{_uuid(1)}, which torch cannot use: RuntimeError: Found no NVIDIA"
+    else:
+        why = (
+            f"the process should see 1 cuda devices (GPU-{_uuid(1)}) but sees 0 (none); environment: CUDA_DEVICE_ORDER="
+        )
+        assert "; this torch was built without CUDA\n" in output
+    assert f"\nthe test's process could not run the test: {why}" in output
+    assert output.count(why) == 1 + output.count("short test summary info"), "told once, and in the summary"
+    assert "Traceback" not in output
+    assert "1 error in" in output
 
 
 def test_auto_finds_the_gpus_of_the_machine(on_machine: OnMachine) -> None:
