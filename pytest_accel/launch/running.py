@@ -18,6 +18,7 @@ from types import TracebackType
 
 import psutil
 
+from pytest_accel.clock import monotonic
 from pytest_accel.launch import supervise
 from pytest_accel.launch.job import Job, Plan
 from pytest_accel.launch.result import LaunchResult, result_of
@@ -114,13 +115,13 @@ class Running:
 
     def wait(self, timeout: float | None) -> int | None:
         """The launcher's status when all has ended; None after so many seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
-            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - time.monotonic()))
+            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - monotonic()))
             if select.select([self._status], [], [], left)[0]:
                 return self._read_status()
             self.follow()
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and monotonic() >= deadline:
                 return None
 
     def end(self) -> int:
@@ -130,8 +131,8 @@ class Running:
         launcher = {parent for rank in ranks for parent in _parents(rank, self._process.pid)}
         _send(launcher, signal.SIGSTOP)
         _send(ranks, signal.SIGABRT)
-        deadline = time.monotonic() + _STACK_PATIENCE
-        while any(map(_lives, ranks)) and time.monotonic() < deadline:
+        deadline = monotonic() + _STACK_PATIENCE
+        while any(map(_lives, ranks)) and monotonic() < deadline:
             time.sleep(0.02)
         _send(launcher, signal.SIGCONT)
         if ranks:

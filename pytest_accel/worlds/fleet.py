@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds import files
 from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail
 from pytest_accel.worlds.kill import kill_marked
@@ -175,8 +175,8 @@ class Fleet:
                 self.retire(world)
             elif world.state not in ("retiring", "killed") or not politely:
                 self.kill(world)
-        deadline = time.monotonic() + RETIRE_PATIENCE + 2
-        while self.worlds and self._starter is not None and (left := deadline - time.monotonic()) > 0:
+        deadline = monotonic() + RETIRE_PATIENCE + 2
+        while self.worlds and self._starter is not None and (left := deadline - monotonic()) > 0:
             self._changed.wait(left)
 
     def stop_server(self) -> None:
@@ -287,7 +287,7 @@ class Fleet:
 
     def _tick(self) -> None:
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             stuck = [world for world in self.worlds.values() if world.state == "starting"]
             overdue = [world.spec.world for world in stuck if now - world.idle_since > START_PATIENCE]
             for job in [self._jobs[number] for number in overdue if number in self._jobs]:

@@ -21,7 +21,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
@@ -118,7 +118,7 @@ class _Server:
     def _patience(self) -> float | None:
         deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
         deadlines += [self._spares.due] if self._spares.due is not None else []
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorld):
@@ -126,7 +126,7 @@ class _Server:
         elif isinstance(message, KillWorld):
             world = self.worlds.get(message.world)
             if world is not None:
-                world.deadline = time.monotonic() + message.after
+                world.deadline = monotonic() + message.after
                 self._kill_overdue()
         elif isinstance(message, Preload):
             self._preload(message.modules)
@@ -155,7 +155,7 @@ class _Server:
                 pid = self._spares.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
                 running.pids[pid] = rank
         except OSError:
-            running.deadline = time.monotonic()
+            running.deadline = monotonic()
             self._kill_overdue()
             self._say(StartFailed(spec.world, traceback.format_exc()))
         else:
@@ -221,7 +221,7 @@ class _Server:
                     del self.worlds[number]
 
     def _kill_overdue(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         for world in self.worlds.values():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None

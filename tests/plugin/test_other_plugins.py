@@ -263,3 +263,24 @@ def test_one_seed_for_all_ranks(suite: Suite) -> None:
     assert order != sorted(order)
     run = suite.run("-n1")
     assert run.count() == {"PASSED": 8}
+
+
+def test_without_plugins_of_pytests_own(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        def test_keeps(cache):
+            cache.set("mine", 7)
+
+        @pytest.mark.distributed(2)
+        def test_in_ranks(rank):
+            assert rank < 2
+
+        def test_has_kept(cache):
+            assert cache.get("mine", None) == 7
+        """,
+    )
+    run = suite.run("-p", "no:capture", "-p", "no:debugging", "--cache-clear")
+    assert run.count() == {"PASSED": 3}
