@@ -10,7 +10,6 @@ use it inside a rank; it also forks one process a request and warns of every orp
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -22,17 +21,16 @@ import signal
 import socket
 import sys
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import linux, peers
+from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.installed import Installed
@@ -284,25 +282,6 @@ def reserve_port(address: str) -> socket.socket:
     held.bind((address, 0))
     held.listen(1024)
     return held
-
-
-def disown_exit_functions() -> None:
-    """Leave to the process that this one was copied from what it has to do at its end; what is to come is our own."""
-    atexit._clear()
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
-    # Set with the first finalizer of a process: the next one registers anew.
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-
-
-def leave(code: int) -> NoReturn:
-    """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(code)
 
 
 def _wait_for(pid: int) -> int:

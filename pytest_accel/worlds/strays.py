@@ -14,11 +14,16 @@ from typing import NamedTuple
 import psutil
 
 from pytest_accel.clock import monotonic
-from pytest_accel.worlds.kill import kill_tree, resource_tracker_pid
+from pytest_accel.worlds.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 
 _PATIENCE = 0.2
 """Seconds in which what is about to end may do so: an iterator's workers, a thread at its last line."""
-_LIBRARIES = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch/_inductor/compile_worker")
+_LIBRARIES = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "torch/_inductor/compile_worker",
+    SHM_MANAGER,
+)
 """In the command line of a process that a library keeps for later, and ends itself."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
 
