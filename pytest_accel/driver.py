@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import verdict
+from pytest_accel import echo, verdict
 from pytest_accel.leases.locks import Holder
 from pytest_accel.terminal import lent
 from pytest_accel.worlds.lending import Lending
@@ -33,7 +33,7 @@ class Driver:
         self.settings = settings
         self._port = port
         option = config.option
-        self.streams = option.capture == "no" and getattr(option, "dist", "no") == "no"
+        self.streams = getattr(option, "capture", "no") == "no" and getattr(option, "dist", "no") == "no"
         """Whether the ranks' output is shown while they run: one test after the other, then."""
         self._world: World | None = None
         self._shape: WorldShape | None = None
@@ -118,14 +118,18 @@ class Driver:
             patience = self.settings.wait if marked.shape.need is not None else None
             grant = self._port.acquire(marked.shape, holder, patience)
         except PoolError as error:
-            raise pytest.fail.Exception(str(error), pytrace=False) from None
-        world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant))
+            raise echo.not_run(str(error)) from None
+        try:
+            world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant))
+        except OSError as error:  # As where a test has left this process no file descriptors.
+            self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
+            raise echo.not_run(f"could not connect to the test's ranks: {error}") from None
         self._shape = marked.shape
         unready = world.start()
         if unready is not None:
             judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
             self._close()
-            pytest.fail(verdict.plain_text(judged), pytrace=False)
+            raise echo.not_run(verdict.plain_text(judged))
         return world
 
     def _lending(self, grant: Grant) -> Lending:

@@ -10,8 +10,22 @@ from typing import Any
 import pytest
 
 from pytest_accel import LeftoverWarning
-from pytest_accel.verdict import RankError
+from pytest_accel.verdict import RankError, RankUnstarted
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
+
+_NOT_RUN = "accel_not_run"
+
+
+def not_run(text: str) -> BaseException:
+    """The failure of a test that no rank has run, nor been asked to."""
+    failure: BaseException = pytest.fail.Exception(text, pytrace=False)
+    vars(failure)[_NOT_RUN] = True
+    return failure
+
+
+def has_run(error: BaseException | None) -> bool:
+    """False where `error` says that the test has not run in some rank."""
+    return not (isinstance(error, RankUnstarted) or hasattr(error, _NOT_RUN))
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:

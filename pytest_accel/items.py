@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import pytest
 
 from pytest_accel import echo, rerun, verdict
 from pytest_accel.accounts import ranks_text
+from pytest_accel.clock import monotonic
 from pytest_accel.markers import Requirement
 from pytest_accel.outside import outside_cause
 from pytest_accel.relay import without_log_capture
@@ -54,7 +54,7 @@ class MarkedItem:
 
     def limit(self, seconds: float | None) -> None:
         """From now on, all phases together have so many `seconds`; None: each has its own time."""
-        self._limit = None if seconds is None else (seconds, time.monotonic() + seconds)
+        self._limit = None if seconds is None else (seconds, monotonic() + seconds)
 
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
@@ -99,7 +99,7 @@ class MarkedItem:
         if self.missing is not None:
             if self._driver.settings.strict:
                 self.verdicts["setup"] = Verdict("failed")
-                pytest.fail(f"{self.missing} (--accel-strict)", pytrace=False)
+                raise echo.not_run(f"{self.missing} (--accel-strict)")
             where = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self.verdicts["setup"] = Verdict("skipped", longrepr=where)
             pytest.skip(self.missing)
@@ -160,8 +160,8 @@ class MarkedItem:
         world = self._world
         assert world is not None
         timeout = left = self.requirement.timeout or self._driver.settings.timeout
-        if self._limit is not None and self._limit[1] - time.monotonic() < timeout:
-            timeout, left = self._limit[0], max(0.0, self._limit[1] - time.monotonic())
+        if self._limit is not None and self._limit[1] - monotonic() < timeout:
+            timeout, left = self._limit[0], max(0.0, self._limit[1] - monotonic())
         try:
             outcomes = world.wait(when, left)
         except BaseException as error:
@@ -197,8 +197,9 @@ class MarkedItem:
         self._durations[when] = max(durations, default=0.0)
         for name, value in verdict.properties(outcomes):
             self._property(name, value)
-        failed_subtests = self._take_subtests(world) if when == "call" else 0
-        if failed_subtests and judged.outcome == "passed":
+        # A fixture may have some as well: they are told of with the phase that is the last one to come, or to be asked.
+        failed_subtests = self._take_subtests(world) if when != "setup" or judged.outcome != "passed" else 0
+        if failed_subtests and when == "call" and judged.outcome == "passed":
             message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
             longrepr = verdict.failure(message, [message], self.place)
             judged = Verdict("failed", message, RankError, longrepr, judged.sections)
@@ -270,8 +271,11 @@ class MarkedItem:
             self._subtests.append(report)
         return failed
 
-    def graft(self, report: pytest.TestReport) -> None:
-        """Make the driver's report of a phase say what the ranks have said."""
+    def graft(self, report: pytest.TestReport, error: BaseException | None) -> None:
+        """Make the driver's report of a phase, which has raised `error`, say what the ranks have said."""
+        if not echo.has_run(error) and hasattr(report, "wasxfail"):
+            del report.wasxfail  # Whatever was expected of the test, it was not that nobody runs it.
+            report.outcome = "failed"
         judged = self.verdicts.get(report.when)
         if judged is None:
             return
@@ -279,8 +283,9 @@ class MarkedItem:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
         subtests, self._subtests = self._subtests, []
         for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
-            if subtest.failed and report.skipped:  # The driver has judged: an expected failure, so theirs are too.
-                subtest.outcome, subtest.wasxfail = "skipped", getattr(report, "wasxfail", "")
+            if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
+                # The driver has judged: an expected failure, so theirs are too.
+                subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
             self.item.ihook.pytest_runtest_logreport(report=subtest)
         if duration := self._durations.get(report.when):
             # The ranks' own: the driver hears of all phases when the test has ended.

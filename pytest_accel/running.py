@@ -86,7 +86,7 @@ class RunningHooks:
         report = yield
         marked = item.stash.get(MARKED, None)
         if marked is not None:
-            marked.graft(report)
+            marked.graft(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
 

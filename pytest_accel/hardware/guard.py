@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.units import format_memory
@@ -49,7 +49,7 @@ class Guard:
         session: int,
         *,
         waits: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._vendor = vendor
         self._devices = {device.id: device for device in devices}

@@ -123,7 +123,7 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
                 status = running.end()
         except Lost as lost:
             raise LaunchError(f"{job.launcher}: {lost}", running.result(-signal.SIGKILL)) from None
-        running.follow(last=True)
+        running.finish()
         result = running.result(status)
     if not in_time:
         assert timeout is not None

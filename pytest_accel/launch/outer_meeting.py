@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from pytest_accel.clock import monotonic
 from pytest_accel.launch.outer import Outer
 from pytest_accel.launch.outer_messages import Hello
 from pytest_accel.leases.folder import LockFolderError, default_folder, prepare_folder
@@ -45,14 +46,14 @@ def gather(
         return []
     path = meeting_path(outer)
     _prepare(os.path.dirname(path))
-    deadline = time.monotonic() + patience
+    deadline = monotonic() + patience
     found: dict[int, tuple[Hello, Connection]] = {}
     with _listen(path, outer) as listener:
         try:
             while len(found) < len(expected):
-                listener.settimeout(max(0.001, deadline - time.monotonic()))
+                listener.settimeout(max(0.001, deadline - monotonic()))
                 connection = Connection(listener.accept()[0].detach())
-                if not connection.poll(max(0.0, deadline - time.monotonic())):
+                if not connection.poll(max(0.0, deadline - monotonic())):
                     raise TimeoutError
                 with contextlib.suppress(EOFError, OSError):  # It has gone again.
                     hello: Hello = connection.recv()
@@ -76,7 +77,7 @@ def missing(outer: Outer, ranks: Sequence[int], patience: float) -> MeetingError
 def join(outer: Outer, hello: Hello, patience: float = PATIENCE) -> Connection:
     """As any other rank: the connection to rank 0. :class:`MeetingError` if it does not come in time."""
     path = meeting_path(outer)
-    deadline = time.monotonic() + patience
+    deadline = monotonic() + patience
     while True:
         call = socket.socket(socket.AF_UNIX)
         try:
@@ -84,7 +85,7 @@ def join(outer: Outer, hello: Hello, patience: float = PATIENCE) -> Connection:
             call.connect(path)
         except OSError:
             call.close()
-            if time.monotonic() >= deadline:
+            if monotonic() >= deadline:
                 raise MeetingError(
                     f"{outer.launcher} has started {outer.size} processes, and rank 0 did not come to rank "
                     f"{outer.rank} within {patience:g} s"

@@ -18,6 +18,7 @@ from types import TracebackType
 
 import psutil
 
+from pytest_accel.clock import monotonic
 from pytest_accel.launch import supervise
 from pytest_accel.launch.job import Job, Plan
 from pytest_accel.launch.result import LaunchResult, result_of
@@ -27,6 +28,7 @@ _TICK = 0.1
 _STACK_PATIENCE = 3.0
 """Seconds that ranks have to write their stacks, and the launcher to pass them on."""
 _CHUNK = 1 << 20
+"""Bytes read at once. A line that is longer is shown in pieces."""
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 Show = Callable[[str, str], None]
 """Shows a text of the stream ``stdout`` or ``stderr``."""
@@ -48,13 +50,23 @@ class _Follower:
         self._rest = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def pump(self, *, last: bool = False) -> None:
-        """Show what is new; the `last` time, also the line that has not ended."""
-        while data := self._read():
-            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
-            if lines:
-                self._show(self._stream, "".join(f"{self._prefix}{line}\n" for line in lines))
-        if last and self._rest:
+    def pump(self) -> bool:
+        """Show what is new, at most a chunk; whether there was something."""
+        data = self._read()
+        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        text = "".join(f"{self._prefix}{line}\n" for line in lines)
+        if len(self._rest) > _CHUNK:
+            piece, self._rest = self._rest[:_CHUNK], self._rest[_CHUNK:]
+            text += f"{self._prefix}{piece}\n" if self._prefix else piece
+        if text:
+            self._show(self._stream, text)
+        return bool(data)
+
+    def finish(self) -> None:
+        """Show all that is there, also the line that has not ended."""
+        while self.pump():
+            pass
+        if self._rest:
             self._show(self._stream, f"{self._prefix}{self._rest}\n")
             self._rest = ""
 
@@ -114,13 +126,14 @@ class Running:
 
     def wait(self, timeout: float | None) -> int | None:
         """The launcher's status when all has ended; None after so many seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
+        more = False
         while True:
-            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - time.monotonic()))
-            if select.select([self._status], [], [], left)[0]:
+            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - monotonic()))
+            if select.select([self._status], [], [], 0.0 if more else left)[0]:
                 return self._read_status()
-            self.follow()
-            if deadline is not None and time.monotonic() >= deadline:
+            more = self.follow()
+            if deadline is not None and monotonic() >= deadline:
                 return None
 
     def end(self) -> int:
@@ -130,8 +143,8 @@ class Running:
         launcher = {parent for rank in ranks for parent in _parents(rank, self._process.pid)}
         _send(launcher, signal.SIGSTOP)
         _send(ranks, signal.SIGABRT)
-        deadline = time.monotonic() + _STACK_PATIENCE
-        while any(map(_lives, ranks)) and time.monotonic() < deadline:
+        deadline = monotonic() + _STACK_PATIENCE
+        while any(map(_lives, ranks)) and monotonic() < deadline:
             time.sleep(0.02)
         _send(launcher, signal.SIGCONT)
         if ranks:
@@ -140,8 +153,8 @@ class Running:
             os.write(self._control, b"e")
         return self._read_status()
 
-    def follow(self, *, last: bool = False) -> None:
-        """Show what is new in the files."""
+    def follow(self) -> bool:
+        """Show what is new in the files, a chunk of each; whether there was something."""
         many = self._job.nproc > 1
         for stream in ("stdout", "stderr"):
             for rank, path in self._files(stream):
@@ -151,8 +164,14 @@ class Running:
             own = self._own[stream]
             if own not in self._followers:
                 self._followers[own] = _Follower(own, "", stream, self._show)
+        shown = [follower.pump() for follower in self._followers.values()]
+        return any(shown)
+
+    def finish(self) -> None:
+        """All has ended: show all that is in the files."""
+        self.follow()  # Some may be new.
         for follower in self._followers.values():
-            follower.pump(last=last)
+            follower.finish()
 
     def result(self, status: int) -> LaunchResult:
         """What the files have in them."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pytest_accel.clock import monotonic
 from pytest_accel.leases.holdings import Holdings, Lease
 from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
 from pytest_accel.leases.usage import Usage
@@ -243,7 +244,7 @@ class Broker:
     def _settle(self) -> list[Callable[[], None]]:
         """What follows from a change, with the lock held; returns the calls that are then due without it."""
         calls = self._grant()
-        self._last_change = time.monotonic()
+        self._last_change = monotonic()
         if self._locks is not None:
             sought = bool(self._sought())
             if (sought or self._holdings.held) and self._thread is None:
@@ -324,10 +325,10 @@ class Broker:
 
     def _run(self, locks: DeviceLocks) -> None:
         """The thread: asks for devices that other sessions have, and listens for the wishes of other sessions."""
-        needed = look = time.monotonic()
+        needed = look = monotonic()
         while True:
             with self._changed:
-                now = time.monotonic()
+                now = monotonic()
                 sought = self._sought()
                 if sought or self._holdings.held:
                     needed = now

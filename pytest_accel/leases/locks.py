@@ -19,7 +19,7 @@ import os
 import pwd
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,16 +145,16 @@ class DeviceLocks:
         self._loose[device_id] = self._held.pop(device_id)
 
     def let_go(self) -> None:
-        """Let go of every device that is loose, whatever becomes of one of them; OSError of the last that failed."""
-        with ExitStack() as stack:
-            while self._loose:
-                stack.callback(self._unlock, *self._loose.popitem())
+        """Let go of every device that is loose."""
+        while self._loose:
+            self._unlock(*self._loose.popitem())
 
     def _unlock(self, device_id: str, last: Holder) -> None:
         descriptor = self._descriptors[device_id]
         try:
-            if not any(is_alive(*process) for process in last.processes):
-                os.ftruncate(descriptor, 0)
+            with suppress(OSError):  # Where it cannot be known, the next one looks once more.
+                if not any(is_alive(*process) for process in last.processes):
+                    os.ftruncate(descriptor, 0)
         finally:
             filelock.unlock_descriptor(descriptor)
 
@@ -224,7 +224,8 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
 def is_alive(pid: int, created: float) -> bool:
     """Whether the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
 
-    A zombie does not: the kernel has taken its device away.
+    A zombie does not: the kernel has taken its device away. Raises OSError where it cannot be known, as in a process
+    that may open no more files.
     """
     try:
         process = psutil.Process(pid)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_accel.clock import monotonic
 from pytest_accel.leases.folder import open_file, prepare_folder, read, unusable, write
 
 _REFRESH = 0.5
@@ -42,7 +43,7 @@ class Wishes:
         Replaces what was said before; an empty mapping withdraws it. Call it at least every second while it holds.
         Raises :class:`~pytest_accel.leases.folder.LockFolderError` where it cannot be written.
         """
-        now = time.monotonic()
+        now = monotonic()
         if since == self._said and (not since or now - self._touched < _REFRESH):
             return
         try:

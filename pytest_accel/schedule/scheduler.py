@@ -10,12 +10,12 @@ such messages cost are sent several at a time, and not on hold.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from pytest_accel.clock import monotonic
 from pytest_accel.schedule.backlog import Backlog, Task
 from pytest_accel.schedule.plan import Running, Start, choose
 
@@ -84,7 +84,7 @@ class DeviceScheduling:
         orders: Orders,
         *,
         largest_batch: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`devices` are the parts of each that the session may give out; `largest_batch` is ``--maxschedchunk``."""
         self.collection = list(collection)

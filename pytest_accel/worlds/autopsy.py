@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds.files import HEADING
 
 _LAST_OUTPUT = 8_000
@@ -65,9 +66,9 @@ def take_stacks(
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, stack_signal)
-    deadline = time.monotonic() + patience
+    deadline = monotonic() + patience
     sizes = dict(before)
-    while time.monotonic() < deadline:
+    while monotonic() < deadline:
         time.sleep(0.02)
         now = {rank: _size(path) for rank, path in paths.items()}
         if now == sizes and all(now[rank] > before[rank] for rank in now):

@@ -18,13 +18,14 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
+
+from pytest_accel.clock import monotonic
 
 SILENCE = 10.0
 """Seconds after which a machine that does not answer any more counts as lost."""
@@ -123,14 +124,14 @@ class Bridge:
 
     def expire(self, seconds: float) -> None:
         """Have :meth:`run` come back so many seconds from now, if the other end is not gone before."""
-        self._deadline = time.monotonic() + seconds
+        self._deadline = monotonic() + seconds
         self._post(lambda: None)
 
     def run(self) -> str | None:
         """Carry until the other end is gone; gives why, or None where it has closed the connection in good order."""
         try:
-            while self._deadline is None or time.monotonic() < self._deadline:
-                left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            while self._deadline is None or monotonic() < self._deadline:
+                left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
                 for key, mask in self._selector.select(left):
                     now = self._selector.get_map().get(key.fd)
                     if now is not None and now.fileobj is key.fileobj:  # Else one before it has closed it.

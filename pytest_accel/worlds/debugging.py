@@ -35,7 +35,8 @@ class Debugging:
         """Have every debugger of the session ask first."""
         self._config = config
         # It prints before it debugs, and it prints for every rank.
-        self._post_mortem = config.pluginmanager.unregister(name="pdbinvoke") if config.option.usepdb else None
+        asked = getattr(config.option, "usepdb", False)
+        self._post_mortem = config.pluginmanager.unregister(name="pdbinvoke") if asked else None
         ask_before_debugging(self._take)
 
     @pytest.hookimpl

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds import files
-from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail
+from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -35,6 +36,8 @@ from pytest_accel.worlds.starter import Spawn, Starter, spawn_here
 
 RETIRE_PATIENCE = 10.0
 """Seconds that a retired world has for its session fixtures."""
+_LOOK_BEFORE = 3.0
+"""Seconds from the look at what keeps it until it is killed: the next tick may be one later, the stacks another."""
 START_PATIENCE = 120.0
 """Seconds that the fork server may take to start a world, what it imports before that included."""
 
@@ -129,7 +132,7 @@ class Fleet:
 
     def retire(self, world: PooledWorld) -> None:
         """Have its pytest sessions end; what is left after a while is killed."""
-        world.state = "retiring"
+        world.state, world.retired = "retiring", monotonic()
         for rank, pid in enumerate(world.pids):
             with contextlib.suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
@@ -175,8 +178,8 @@ class Fleet:
                 self.retire(world)
             elif world.state not in ("retiring", "killed") or not politely:
                 self.kill(world)
-        deadline = time.monotonic() + RETIRE_PATIENCE + 2
-        while self.worlds and self._starter is not None and (left := deadline - time.monotonic()) > 0:
+        deadline = monotonic() + RETIRE_PATIENCE + 2
+        while self.worlds and self._starter is not None and (left := deadline - monotonic()) > 0:
             self._changed.wait(left)
 
     def stop_server(self) -> None:
@@ -197,9 +200,22 @@ class Fleet:
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         """Say of a rank what no test could say."""
-        log = Scouts(self.directory, world.spec).ask(Scout.logs, {rank: None}).get(rank)
-        text = f"rank {rank} of a world of {world.spec.ranks} {what} ({describe_exit(status)})"
-        self.complaints.append(f"{text}\n{log}" if log else text)
+        self._complain(world, rank, f"{what} ({describe_exit(status)})")
+
+    def _complain(self, world: PooledWorld, rank: int, *texts: str) -> None:
+        log = Scouts(self.directory, world.spec).ask(Scout.logs, {rank: None}).get(rank, "")
+        about = f"rank {rank} of a world of {world.spec.ranks} "
+        self.complaints.append(about + "\n".join(filter(None, (*texts, log))))
+
+    def _complain_of_end(self, world: PooledWorld, rank: int, status: int) -> None:
+        if status != -signal.SIGKILL or monotonic() < world.retired + RETIRE_PATIENCE:
+            self.complain(world, rank, status, "did not come to the end of its session")
+            return
+        stack = (world.stacks or {}).get(rank, "")
+        place = f"; it was at {frame}" if (frame := where(stack)) else ""
+        self._complain(
+            world, rank, f"did not end its session within {RETIRE_PATIENCE:.0f} s and was killed{place}", stack
+        )
 
     # The fork server's messages, in its thread
 
@@ -235,7 +251,7 @@ class Fleet:
             world.watchers.remove(entry)
             entry[1](message.status)
         if world.state == "retiring" and message.status != RETIRED:
-            self.complain(world, message.rank, message.status, "did not come to the end of its session")
+            self._complain_of_end(world, message.rank, message.status)
         elif world.state == "idle":
             self.complain(world, message.rank, message.status, "died after its last test had passed")
             self.kill(world)
@@ -287,13 +303,18 @@ class Fleet:
 
     def _tick(self) -> None:
         with self._lock:
-            now = time.monotonic()
+            now = monotonic()
             stuck = [world for world in self.worlds.values() if world.state == "starting"]
             overdue = [world.spec.world for world in stuck if now - world.idle_since > START_PATIENCE]
             for job in [self._jobs[number] for number in overdue if number in self._jobs]:
                 job.end()
             if self._starter is not None and not self._jobs.keys() >= set(overdue):
                 self._starter.kill()
+            for world in self.worlds.values():
+                late = now - world.retired > RETIRE_PATIENCE - _LOOK_BEFORE
+                if world.state == "retiring" and late and world.stacks is None:
+                    alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in world.exits}
+                    world.stacks = Scouts(self.directory, world.spec).ask(Scout.stacks, alive)
             self._owner.on_tick()
 
     def server_log(self) -> str:

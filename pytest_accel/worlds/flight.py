@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds.stacks import FLIGHT_SIGNAL
 
 SIZE = {"TORCH_FR_BUFFER_SIZE": "64"}
@@ -61,8 +62,8 @@ def take_records(pids: Mapping[int, int], paths: Mapping[int, str], patience: fl
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, FLIGHT_SIGNAL)
                 asked.append(rank)
-    deadline = time.monotonic() + patience
-    while not all(os.path.exists(paths[rank]) for rank in asked) and time.monotonic() < deadline:
+    deadline = monotonic() + patience
+    while not all(os.path.exists(paths[rank]) for rank in asked) and monotonic() < deadline:
         time.sleep(0.01)
     found: dict[int, bytes] = {}
     for rank in asked:

@@ -10,7 +10,6 @@ use it inside a rank; it also forks one process a request and warns of every orp
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -21,18 +20,17 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds import linux, peers
+from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.installed import Installed
@@ -118,7 +116,7 @@ class _Server:
     def _patience(self) -> float | None:
         deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
         deadlines += [self._spares.due] if self._spares.due is not None else []
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _obey(self, message: object) -> None:
         if isinstance(message, StartWorld):
@@ -126,7 +124,7 @@ class _Server:
         elif isinstance(message, KillWorld):
             world = self.worlds.get(message.world)
             if world is not None:
-                world.deadline = time.monotonic() + message.after
+                world.deadline = monotonic() + message.after
                 self._kill_overdue()
         elif isinstance(message, Preload):
             self._preload(message.modules)
@@ -155,7 +153,7 @@ class _Server:
                 pid = self._spares.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
                 running.pids[pid] = rank
         except OSError:
-            running.deadline = time.monotonic()
+            running.deadline = monotonic()
             self._kill_overdue()
             self._say(StartFailed(spec.world, traceback.format_exc()))
         else:
@@ -221,7 +219,7 @@ class _Server:
                     del self.worlds[number]
 
     def _kill_overdue(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         for world in self.worlds.values():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
@@ -284,25 +282,6 @@ def reserve_port(address: str) -> socket.socket:
     held.bind((address, 0))
     held.listen(1024)
     return held
-
-
-def disown_exit_functions() -> None:
-    """Leave to the process that this one was copied from what it has to do at its end; what is to come is our own."""
-    atexit._clear()
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False
-    # Set with the first finalizer of a process: the next one registers anew.
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-
-
-def leave(code: int) -> NoReturn:
-    """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(code)
 
 
 def _wait_for(pid: int) -> int:

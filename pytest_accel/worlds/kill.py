@@ -9,6 +9,16 @@ from multiprocessing import resource_tracker
 
 import psutil
 
+from pytest_accel.clock import monotonic
+
+SHM_MANAGER = "torch_shm_manager"
+"""The program that torch keeps for a process that shares tensors by the strategy ``file_system``.
+
+It removes what its clients have left in shared memory, and ends by itself 2 s after the last of them (torch,
+``lib/libshm/manager.cpp``, SHUTDOWN_TIMEOUT).
+"""
+_MANAGER_PATIENCE = 5.0
+"""Seconds that it has for that."""
 MARK = "PYTEST_ACCEL_SESSION"
 """The environment variable that a session's fork server has, and all that comes from it: the session's folder."""
 
@@ -19,11 +29,12 @@ def resource_tracker_pid() -> int | None:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a process, its process group and every descendant that has left the group."""
+    """SIGKILL for a process, its process group and every descendant that has left the group, but torch's manager."""
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                child.kill()
+                if not _is_shm_manager(child):
+                    child.kill()
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -40,7 +51,8 @@ def kill_marked(directory: str) -> None:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if any("multiprocessing.resource_tracker" in part for part in process.cmdline()):
+                tracks = any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+                if tracks or _is_shm_manager(process):
                     continue  # It ends by itself, after it has removed what the others left.
                 process.kill()
                 found.append(process)
@@ -56,16 +68,23 @@ def kill_group(pid: int) -> None:
 
 
 def kill_descendants() -> None:
-    """SIGKILL for all that came from this process, until there is nothing."""
+    """SIGKILL for all that came from this process, until there is nothing; for torch's manager only after a time."""
     spared = resource_tracker_pid()
+    deadline = monotonic() + _MANAGER_PATIENCE
     while True:
         children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
         if not children:
             return
+        overdue = monotonic() >= deadline
         for child in children:
             with contextlib.suppress(psutil.Error):
-                child.kill()
+                if overdue or not _is_shm_manager(child):
+                    child.kill()
         psutil.wait_procs(children, timeout=1)
+
+
+def _is_shm_manager(process: psutil.Process) -> bool:
+    return process.cmdline()[:1] == [SHM_MANAGER]
 
 
 def identity(pid: int) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+
+from pytest_accel.clock import monotonic
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
 """The driver's terminal, free while the context lasts, for the process of this id: descriptors to read and to write."""
@@ -26,7 +27,7 @@ class Lending:
         self._first: int | None = None
         self.holder: int | None = None
         self.ended = 0.0
-        """When the last debugger came to its end (`time.monotonic`): clocks that were stopped begin anew."""
+        """When the last debugger came to its end (`clock.monotonic`): clocks that were stopped begin anew."""
 
     def begin(self) -> None:
         """Another test begins."""
@@ -58,7 +59,7 @@ class Lending:
                 while wait():
                     pass
             self.holder = None
-        self.ended = time.monotonic()
+        self.ended = monotonic()
         return True
 
     def _chosen(self, rank: int, method: str) -> int:

@@ -1,7 +1,7 @@
 """What the pool, the fork server, the ranks and the drivers say to each other.
 
 Everything here is plain data that pickles. What every test sends are named tuples, which pickle faster than
-dataclasses. Times are `time.monotonic()` seconds, which all processes of one machine share.
+dataclasses. Times are `clock.monotonic` seconds, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SessionSpec:
     far: bool = False
     """Whether it is on another machine than the driver: it then has a folder to itself."""
     clock: float = 0.0
-    """Seconds to add to `time.monotonic()` for the driver's, which is another machine's where `far`."""
+    """Seconds to add to `clock.monotonic` for the driver's, which is another machine's where `far`."""
     shared: bool = True
     """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
 

@@ -15,13 +15,13 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 
+from pytest_accel.clock import monotonic
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.launch.launching import program_of, version_of
 from pytest_accel.launch.outer import of_a_rank
@@ -144,10 +144,10 @@ class MpiJob:
     def _gather(self) -> dict[int, tuple[socket.socket, int]]:
         """The calls of the job's processes and their process ids, by rank; fewer where the job has ended before."""
         calls: dict[int, tuple[socket.socket, int]] = {}
-        deadline = time.monotonic() + START_PATIENCE
+        deadline = monotonic() + START_PATIENCE
         self._listener.settimeout(_LOOK)
         with self._listener:
-            while len(calls) < self.world.ranks and self._process.poll() is None and time.monotonic() < deadline:
+            while len(calls) < self.world.ranks and self._process.poll() is None and monotonic() < deadline:
                 with contextlib.suppress(TimeoutError):
                     call, _ = self._listener.accept()
                     call.settimeout(None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
+
+from pytest_accel.clock import monotonic
 
 _PATIENCE = 15.0
 """Seconds for all ranks: py-spy reads the symbols of every library that a process has loaded."""
@@ -23,7 +24,7 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
     """
     command = shutil.which("py-spy")
     found: dict[int, str] = {}
-    deadline = time.monotonic() + _PATIENCE
+    deadline = monotonic() + _PATIENCE
     for rank, pid in pids.items() if command is not None else ():
         assert command is not None
         try:
@@ -33,7 +34,7 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
                 text=True,
                 errors="replace",
                 stdin=subprocess.DEVNULL,
-                timeout=max(0.0, deadline - time.monotonic()),
+                timeout=max(0.0, deadline - monotonic()),
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.folder import LockFolderError
@@ -142,7 +142,7 @@ class Pool:
                 if harm is not None:
                     world.state = "killed"  # How its sessions end after that is no complaint.
             else:
-                world.state, world.idle_since = "idle", time.monotonic()
+                world.state, world.idle_since = "idle", monotonic()
             # Now that it may be found idle: who waits for slots is answered within.
             self._release_slots(world)
             if world.state == "idle":
@@ -311,7 +311,7 @@ class Pool:
         spec = shape.spec(self._numbers, tuple(devices), argument)
         if self._layout.size > 1:
             spec = self._seated(spec, shape)
-        world = PooledWorld(spec, shape, "starting", ticket, lease, dict(far), slots, idle_since=time.monotonic())
+        world = PooledWorld(spec, shape, "starting", ticket, lease, dict(far), slots, idle_since=monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
         self._fleet.start(world)
 
@@ -387,7 +387,7 @@ class Pool:
             if lost is not None:
                 self.cancel(ticket.id)
                 self._answer(ticket, PoolError(lost))
-        now = time.monotonic()
+        now = monotonic()
         for world in list(self._fleet.worlds.values()):
             if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
                 self._fleet.retire(world)
@@ -396,5 +396,5 @@ class Pool:
 def _created(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None  # It has died already, and cannot be using a device.
+    except (psutil.Error, OSError):
+        return None  # It has died already, and cannot be using a device; or this process has no file descriptor left.

@@ -18,11 +18,12 @@ class Progress:
     def __init__(self, path: str) -> None:
         # Not a descriptor: a test may close them all, and have its own file under this one's number.
         with open(path, "w+b") as file:
-            file.truncate(_RECORD.size)
+            file.write(bytes(_RECORD.size))  # Where the disk is full, it is here that it shows, and not in a test.
+            file.flush()
             self._page = mmap.mmap(file.fileno(), _RECORD.size)
 
     def note(self, serial: int, passed: int, at: float) -> None:
-        """In test `serial`, `passed` phases have passed, the last at `at` (`time.monotonic`)."""
+        """In test `serial`, `passed` phases have passed, the last at `at` (`clock.monotonic`)."""
         self._page[:] = _RECORD.pack(serial, passed, at)
 
 

@@ -75,6 +75,10 @@ class PooledWorld:
     """When it was last left without a test: at its start, or when a driver gave it back."""
     wanted: bool = False
     """Whether somebody waits for what it holds."""
+    retired: float = 0.0
+    """When its sessions were told to end."""
+    stacks: dict[int, str] | None = None
+    """Of the ranks whose sessions were about to be killed; None: it has not come to that."""
 
     @property
     def ended(self) -> bool:

@@ -11,7 +11,6 @@ import os
 import pickle
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Generator
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK, RANK_PLUGIN
@@ -43,7 +43,7 @@ from pytest_accel.worlds.messages import (
 )
 from pytest_accel.worlds.output import Log
 from pytest_accel.worlds.progress import Progress
-from pytest_accel.worlds.sketches import sketch, sketch_warning
+from pytest_accel.worlds.sketches import plain_properties, sketch, sketch_warning, travels
 
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
@@ -57,6 +57,7 @@ _CHANGES_THE_RUN = (
     "stepwise",
     "stepwise_skip",
     "setupshow",
+    "cacheclear",
     "maxfail",
     "numprocesses",
 )
@@ -305,7 +306,10 @@ class RankPlugin:
             group.wait_for_devices(self.context)
             return result
         finally:
-            self._hygiene.closed_streams = sys.stdout.closed or sys.stderr.closed
+            # What a test has put in their place may be anything.
+            self._hygiene.closed_streams = any(
+                getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
+            )
 
     # What the test reports
 
@@ -328,7 +332,7 @@ class RankPlugin:
             self._spoke = True
             self._send(ExtraReport(self._serial, data))
             return
-        now = time.monotonic() + self.context.session.clock
+        now = monotonic() + self.context.session.clock
         self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
         if not report.passed:
@@ -345,11 +349,13 @@ class RankPlugin:
         if type(report) is pytest.TestReport and report.passed:
             # All that a merged report takes from it. The rest, keywords above all, costs more than the test.
             names = ("outcome", "longrepr", "sections", "user_properties", "duration", "wasxfail")
-            return {"$report_type": "TestReport"} | {name: vars(report)[name] for name in names if name in vars(report)}
+            kept = {name: vars(report)[name] for name in names if name in vars(report)}
+            return {"$report_type": "TestReport", **kept, "user_properties": plain_properties(report.user_properties)}
         serialised: dict[str, Any] = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         if self._config.get_verbosity() < 2:
             cut_failure(serialised.get("longrepr"))
-        return serialised
+        serialised["user_properties"] = plain_properties(serialised.get("user_properties", ()))
+        return {name: value for name, value in serialised.items() if travels(value)}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:

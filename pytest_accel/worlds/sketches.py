@@ -1,8 +1,11 @@
-"""Exceptions and warnings in a form that always pickles."""
+"""Exceptions, warnings and what tests record, in a form that always pickles."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import warnings
+from collections.abc import Iterable
 
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
 
@@ -28,3 +31,34 @@ def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, s
     return WarningSketch(
         str(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
     )
+
+
+def plain_properties(properties: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
+    """What a test has recorded, as it is where JSON has it, else as text: for a tensor even ``==`` is no yes or no."""
+    return [(str(name), _plain(value)) for name, value in properties]
+
+
+def travels(value: object) -> bool:
+    """Whether another process can be sent it: what a plugin has added to a report may be anything."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return False
+    return True
+
+
+def _plain(value: object) -> object:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    try:
+        json.dumps(value)
+    except Exception:
+        return _text(value)
+    return value
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<str() of it raised {type(error).__name__}>"

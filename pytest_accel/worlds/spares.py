@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from pytest_accel.clock import monotonic
 from pytest_accel.worlds import descriptors
 from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.messages import WorldSpec
@@ -58,7 +58,7 @@ class Spares:
     def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
         """`fork` makes a process that becomes a rank once the function it is given has said which."""
         self.due: float | None = None
-        """When one is to be made (`time.monotonic`); None: not before the next world."""
+        """When one is to be made (`clock.monotonic`); None: not before the next world."""
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
         self._missing = 0
@@ -70,11 +70,11 @@ class Spares:
         self._worlds += 1
         if self._worlds > 1:
             self._missing = max(_FEWEST, min(ranks, _MOST)) - len(self._waiting)
-            self.due = time.monotonic() + _REST
+            self.due = monotonic() + _REST
 
     def add_if_due(self) -> None:
         """Make one, if it is time to; nothing depends on whether that succeeds."""
-        if self.due is None or time.monotonic() < self.due:
+        if self.due is None or monotonic() < self.due:
             return
         if self._missing > 0:
             self._missing -= 1

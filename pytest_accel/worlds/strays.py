@@ -13,11 +13,17 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.worlds.kill import kill_tree, resource_tracker_pid
+from pytest_accel.clock import monotonic
+from pytest_accel.worlds.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 
 _PATIENCE = 0.2
 """Seconds in which what is about to end may do so: an iterator's workers, a thread at its last line."""
-_LIBRARIES = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "torch/_inductor/compile_worker")
+_LIBRARIES = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "torch/_inductor/compile_worker",
+    SHM_MANAGER,
+)
 """In the command line of a process that a library keeps for later, and ends itself."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
 
@@ -61,12 +67,12 @@ def end(known: Strays) -> tuple[list[str], list[str]]:
     new = find() - known
     if not any(new):
         return [], []
-    deadline = time.monotonic() + _PATIENCE
+    deadline = monotonic() + _PATIENCE
     gc.collect()
-    while (children := _running(new.children)) and time.monotonic() < deadline:
+    while (children := _running(new.children)) and monotonic() < deadline:
         time.sleep(0.005)
     for thread in new.threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - monotonic()))
     told = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
         kill_tree(child.pid)

@@ -9,13 +9,13 @@ import pickle
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
-from pytest_accel.worlds import linux
+from pytest_accel.clock import monotonic
+from pytest_accel.worlds import descriptors, linux
 from pytest_accel.worlds.examine import NOTHING, Examiner
 from pytest_accel.worlds.lending import Call, Lending
 from pytest_accel.worlds.memory import describe_death
@@ -125,10 +125,10 @@ class World:
 
         :class:`LostWorld`: a rank of a warm world had died before it was granted, which concerns no test to come.
         """
-        deadline = time.monotonic() + START_PATIENCE
+        deadline = monotonic() + START_PATIENCE
         while len(self._ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
             if any(rank.end is not None for rank in self._ranks):
-                deadline = min(deadline, time.monotonic() + GRACE)
+                deadline = min(deadline, monotonic() + GRACE)
             if not self._pump(deadline):
                 self._give_up([rank for rank in self._ranks if rank.rank not in self._ready and not rank.done])
         ends = [rank.end for rank in self._ranks if rank.end is not None]
@@ -152,7 +152,7 @@ class World:
         if ahead:
             self._told_ahead = True
         else:
-            self._begin(time.monotonic())
+            self._begin(monotonic())
         data = pickle.dumps(RunTest(self._serial + ahead, node, location, following, last, ahead))
         for rank in self._ranks:
             with contextlib.suppress(OSError):  # It is dead, and found so in the first phase.
@@ -211,11 +211,11 @@ class World:
         limit = min(deadline, self._grace_end())
         shown = self._streams is not None and self._streams.show()
         look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
-        if self._pump(min(limit, time.monotonic() + look_again)):
+        if self._pump(min(limit, monotonic() + look_again)):
             return
         if self._catch_up(self._ranks):
             return  # Those who are waited for may be others now.
-        if time.monotonic() >= min(deadline, self._grace_end()):
+        if monotonic() >= min(deadline, self._grace_end()):
             self._give_up(pending)
 
     def _place(self, rank: int) -> tuple[int | None, Call]:
@@ -276,7 +276,7 @@ class World:
 
     def _pump(self, deadline: float) -> bool:
         """Take in what has come, waiting for it until `deadline`; False: nothing came."""
-        patience = max(0.0, deadline - time.monotonic()) if deadline < math.inf else None
+        patience = max(0.0, deadline - monotonic()) if deadline < math.inf else None
         events = self._selector.select(patience)
         for key, _ in events:
             rank: _Rank = key.data
@@ -306,7 +306,7 @@ class World:
     def _drain(self, rank: _Rank) -> None:
         """What a rank has sent until now."""
         with contextlib.suppress(EOFError, OSError):
-            while rank.end is None and rank.connection.poll():
+            while rank.end is None and descriptors.has_come(rank.connection):
                 self._take_all(rank)
 
     def _take(self, rank: _Rank, message: object) -> None:
@@ -338,7 +338,7 @@ class World:
     def _close(self, rank: _Rank, ending: Ending, text: str, stack: str = "", at: float | None = None) -> None:
         self._catch_up([rank])
         log = self._scouts.ask(Scout.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
-        rank.end = RankOutcome(rank.rank, ending, time.monotonic() if at is None else at, None, text, stack, log)
+        rank.end = RankOutcome(rank.rank, ending, monotonic() if at is None else at, None, text, stack, log)
         self._deafen(rank)
         self.harm = self.harm or f"rank {rank.rank} {text}"
 
@@ -350,7 +350,7 @@ class World:
     def _died(self, rank: _Rank) -> None:
         if rank.end is not None:
             return
-        now = time.monotonic()
+        now = monotonic()
         self._drain(rank)
         if self._told_ahead and rank.finished is not None and rank.finished.word is not None:
             # In this test still, or in the next one already? That is known when all have finished this one.

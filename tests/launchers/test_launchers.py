@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +20,14 @@ if TYPE_CHECKING:
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0
 """Seconds after which a launcher counts as hung; none takes a tenth of it."""
+LONG_LINE = """
+import pathlib, sys, time
 
-
+print("0123456789" * 300_000, end="", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+print(" and its end\\nwithout an end", end="")
+"""
 SPAWNS = """
 import os
 
@@ -125,6 +133,23 @@ def test_python(launch: Launch) -> None:
     assert one["arguments"] == ["--epochs", "1"]
     assert sees_no_gpu(one["environment"])
     assert "rank 0 is done" in result.rank_stderr[0]
+
+
+def test_a_very_long_line_is_shown_whole_and_while_it_grows(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+
+    class Shown(io.StringIO):
+        def write(self, text: str) -> int:
+            go.touch()
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", shown := Shown())
+    (tmp_path / "writes.py").write_text(LONG_LINE)
+    written = launch(tmp_path / "writes.py", go, launcher="python", timeout=TIMEOUT).stdout
+    assert written == "0123456789" * 300_000 + " and its end\n" + "without an end"
+    assert shown.getvalue() == f"{written}\n"
 
 
 def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None:

@@ -128,8 +128,9 @@ def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
     terminal.see("PDB set_trace")
     terminal.see("(Pdb) ")
-    terminal.type("n")
-    terminal.see("(Pdb) ")
+    for _ in range(2 if sys.version_info >= (3, 13) else 1):  # From there on it stops at the call itself.
+        terminal.type("n")
+        terminal.see("(Pdb) ")
     terminal.type("p valuX\x7fe")  # Backspace.
     terminal.see("'value of 1 and more'")
     terminal.see("(Pdb) ")

@@ -76,13 +76,24 @@ def test_under_xdist_too(told: Suite) -> None:
 
 
 def test_strict(told: Suite) -> None:
+    told.write(
+        "test_expected.py",
+        """
+        import pytest
+
+        @pytest.mark.xfail(reason="a bug, which nobody meets here")
+        @pytest.mark.devices(2)
+        def test_expected_to_fail():
+            raise AssertionError("ran")
+        """,
+    )
     run = told.run("--accel=none", "--accel-strict")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    assert run.word("test_two") == run.word("test_one") == "ERROR"
+    assert run.word("test_two") == run.word("test_one") == run.word("test_expected_to_fail") == "ERROR"
     assert run.word("test_other_reason") == "SKIPPED"
     assert "needs 2 devices" in run.failure("test_two")
     assert "(--accel-strict)" in run.failure("test_two")
-    assert "accel: 3 failed for missing hardware" in run.text
+    assert "accel: 4 failed for missing hardware" in run.text
     assert not _started(told)
 
 

@@ -283,3 +283,24 @@ def test_a_mark_of_the_projects_own_is_told_once(pytester: pytest.Pytester, opti
 def test_the_plugins_own_marks_are_not_told_of(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
     pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
+
+
+def test_without_plugins_of_pytests_own(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        def test_keeps(cache):
+            cache.set("mine", 7)
+
+        @pytest.mark.distributed(2)
+        def test_in_ranks(rank):
+            assert rank < 2
+
+        def test_has_kept(cache):
+            assert cache.get("mine", None) == 7
+        """,
+    )
+    run = suite.run("-p", "no:capture", "-p", "no:debugging", "--cache-clear")
+    assert run.count() == {"PASSED": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -345,6 +346,40 @@ def test_errors_at_a_rank_sessions_end_fail_the_session_where_no_test_is_left(su
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "the module's end" in run.text
     assert "the session's end" in run.text
+
+
+@pytest.mark.long
+def test_a_rank_session_that_does_not_end_is_killed_and_told_with_its_stack(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import multiprocessing
+        import threading
+
+        import pytest
+
+        QUEUE = multiprocessing.Queue()
+
+
+        @pytest.fixture(scope="session")
+        def of_session(rank):
+            yield
+            if rank == 1:
+                threading.Event().wait()
+
+
+        @pytest.mark.distributed(2)
+        def test_begins(of_session, rank):
+            if rank == 0:
+                QUEUE.put(bytes(1 << 20))  # More than a pipe holds: multiprocessing waits until somebody reads it.
+        """,
+    )
+    run = suite.run("-n1")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    assert run.count() == {"PASSED": 1}
+    said = "of a world of 2 did not end its session within 10 s and was killed"
+    assert re.search(rf"^rank 0 {said}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
+    assert re.search(rf"^rank 1 {said}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
 
 
 def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:

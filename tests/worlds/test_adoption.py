@@ -27,7 +27,7 @@ from torch.testing._internal.common_distributed import (
     MultiProcessTestCase,
     MultiThreadedTestCase,
     TEST_SKIPS,
-    requires_nccl,
+    requires_mpi,
     skip_if_lt_x_gpu,
 )
 
@@ -235,8 +235,8 @@ class TestEnds(Case):
     def test_skip_of_torch(self):
         sys.exit(TEST_SKIPS["odd_worldsize"].exit_code)
 
-    @requires_nccl()
-    def test_no_nccl(self):
+    @requires_mpi()
+    def test_no_mpi(self):
         pass
 
     def test_ends_quietly(self):
@@ -281,7 +281,7 @@ class TestDies(MultiProcessTestCase):
             "test_exit_3": "FAILED",
             "test_skip_on_1": "FAILED",
             "test_skip_of_torch": "SKIPPED",
-            "test_no_nccl": "SKIPPED",
+            "test_no_mpi": "SKIPPED",
             "test_ends_quietly": "FAILED",
             "test_segfault": "FAILED",
             "test_hang": "FAILED",

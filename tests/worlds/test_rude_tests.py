@@ -27,6 +27,7 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
 
         pytestmark = pytest.mark.distributed(2)
         PROGRAMS = []
+        TENSORS = []
 
 
         @pytest.fixture(autouse=True)
@@ -163,6 +164,15 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
             threading.Thread(target=threading.Event().wait).start()
 
 
+        def test_shares_a_tensor_in_torchs_way():
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            TENSORS.append(torch.ones(1).share_memory_())
+
+
+        def test_shares_another_one():
+            TENSORS.append(torch.ones(1).share_memory_())
+
+
         def test_shared_memory_stays(rank):
             memory = shared_memory.SharedMemory(create=True, size=1 << 16, name=f"RUN-{rank}")
             if rank == 1:
@@ -268,6 +278,8 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
             "test_child_program_stays": "PASSED ERROR",
             "test_daemon_stays": "PASSED ERROR",
             "test_thread_stays": "PASSED ERROR",
+            "test_shares_a_tensor_in_torchs_way": "PASSED",
+            "test_shares_another_one": "PASSED",
             "test_shared_memory_stays": "FAILED",
             "test_shared_memory_stays_in_a_rank_that_lives_on": "PASSED",
             "test_leads_its_own_group": "PASSED",
@@ -285,6 +297,7 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
     )
     assert "errors outside of any test" not in run.text
     assert "characters left out" in run.text
+    assert list(suite.temporary.glob("torch-shm-*")) == []
     said = {
         "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIG",  # gloo aborts, or faults.
         "test_child_comes_back": "failed in the call phase: a process that it had forked came back out of the test",

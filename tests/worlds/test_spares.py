@@ -14,6 +14,7 @@ from pytest_accel.worlds.spares import Role, Spares
 from tests.worlds.conftest import Suite
 
 _TEST = """
+    import contextlib
     import json
     import os
     import time
@@ -35,8 +36,11 @@ _TEST = """
     def spares(ranks):
         # They have the server's command line, which its other children have not.
         server = psutil.Process(os.getppid())
-        like = [child for child in server.children() if child.cmdline() == server.cmdline()]
-        found = [child for child in like if child.pid not in ranks]
+        found = []
+        for child in server.children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # Such as a rank that has just ended.
+                if child.cmdline() == server.cmdline() and child.pid not in ranks:
+                    found.append(child)
         return found if len(found) >= 2 else None
 
 

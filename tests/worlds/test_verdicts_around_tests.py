@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -66,21 +67,42 @@ def test_what_ranks_do_at_their_end(suite: Suite) -> None:
         "test_it.py",
         """
         import atexit
+        import logging.handlers
         import os
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context, util
 
         import pytest
 
         pytestmark = pytest.mark.distributed(2)
         HERE = os.path.dirname(__file__)
+        KEPT = []
 
 
         def leave(name):
-            with open(os.path.join(HERE, name), "w") as file:
+            with open(os.path.join(HERE, name), "a") as file:
                 file.write("was here\\n")
+
+
+        @pytest.fixture(scope="session")
+        def executor():
+            KEPT.append(ProcessPoolExecutor(1, get_context("spawn")))
+            KEPT[0].submit(os.getpid).result()
 
 
         def test_registers(rank):
             atexit.register(leave, f"rank{rank}")
+
+
+        def test_multiprocessing(rank, executor):
+            util.Finalize(None, leave, (f"finalized{rank}",), exitpriority=-1)
+            leave(os.path.join(util.get_temp_dir(), "inside"))
+
+
+        def test_logs(rank):
+            file = logging.FileHandler(os.path.join(HERE, f"logged{rank}"))
+            logging.getLogger("kept").addHandler(logging.handlers.MemoryHandler(10, target=file))
+            logging.getLogger("kept").warning("was here")
 
 
         def test_last():
@@ -88,10 +110,12 @@ def test_what_ranks_do_at_their_end(suite: Suite) -> None:
         """,
     )
     run = suite.run("--accel", "none")
-    run.expect({"test_registers": "PASSED", "test_last": "PASSED"})
-    assert run.code == 0
+    run.expect(dict.fromkeys(("test_registers", "test_multiprocessing", "test_logs", "test_last"), "PASSED"))
+    assert run.code == 0, run.text
     suite.expect_nothing_left()
-    assert sorted(path.name for path in suite.path.glob("rank?")) == ["rank0", "rank1"]
+    for rank, what in itertools.product(range(2), ("rank", "finalized", "logged")):
+        assert (suite.path / f"{what}{rank}").read_text() == "was here\n"
+    assert list(suite.temporary.glob("pymp-*")) == []
 
 
 @pytest.mark.parametrize(

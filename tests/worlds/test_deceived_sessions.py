@@ -1,0 +1,217 @@
+"""Tests that take from the session what it goes by: the clock, its file descriptors, the form of a report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.worlds.kill import MARK
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+SUBTESTS = hasattr(pytest, "Subtests")
+"""pytest 9 has them."""
+
+
+def test_what_is_told_can_be_relied_on(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(item, call):
+            report = yield
+            report.item = item
+            return report
+        """,
+    )
+    suite.write(
+        "test_deceives.py",
+        """
+        import sys
+        import time
+
+        import pytest
+        import torch
+        from freezegun import freeze_time
+
+        pytestmark = pytest.mark.distributed(2)
+        sleep = time.sleep
+
+
+        class Evil:
+            def __reduce__(self):
+                return eval, ("1 / 0",)
+
+            def __eq__(self, other):
+                raise ValueError("not to be compared")
+
+            __hash__ = None
+
+
+        @pytest.fixture
+        def stopped():
+            with freeze_time("2030-01-01"):
+                yield
+
+
+        @pytest.fixture
+        def slow():
+            sleep(0.5)
+
+
+        def test_stops_the_clock(stopped):
+            pass
+
+
+        @pytest.mark.distributed(1)
+        def test_in_another_world():
+            pass
+
+
+        def test_fails_in_the_first_world(slow):
+            assert 1 == 2
+
+
+        @pytest.mark.distributed(2, timeout=2)
+        def test_hangs_while_the_clock_stands(stopped, rank):
+            if rank == 1:
+                sleep(1000)
+
+
+        @pytest.mark.parametrize("value", [torch.ones(2), lambda: 1, Evil(), [1, {"two": None}]], ids="tlej")
+        def test_records(record_property, value):
+            record_property("value", value)
+
+
+        def test_has_a_stream_of_its_own(monkeypatch):
+            class Stream:
+                def write(self, text):
+                    pass
+
+                def flush(self):
+                    pass
+
+            monkeypatch.setattr(sys, "stdout", Stream())
+
+
+        @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="of pytest 9")
+        class TestSubtestsOfFixtures:
+            @pytest.fixture
+            def subtest(self, request):
+                return request.getfixturevalue("subtests").test
+
+            @pytest.fixture
+            def late(self, subtest):
+                yield
+                sleep(0.5)
+                with subtest("at the end"):
+                    assert 1 == 3
+
+            @pytest.fixture
+            def early(self, subtest):
+                with subtest("at the begin"):
+                    assert 1 == 4
+                pytest.skip("then skipped")
+
+            def test_late(self, late):
+                pass
+
+            def test_early(self, early):
+                pass
+        """,
+    )
+    suite.write(
+        "test_only_here.py",
+        f"""
+        import os
+        import pytest
+
+        assert "{MARK}" not in os.environ, "not in a rank"
+
+
+        @pytest.mark.xfail(reason="a bug that is known")
+        @pytest.mark.distributed(2)
+        def test_is_not_in_the_ranks():
+            assert 1 == 2
+        """,
+    )
+    run = suite.run()
+    for test, text in {
+        "test_fails_in_the_first_world": "assert 1 == 2",  # And no attribute of the report that cannot be sent.
+        "test_hangs_while_the_clock_stands": "rank 1 did not finish the call phase within 2 s (timeout)",
+        "test_is_not_in_the_ranks": "not in a rank",
+    }.items():
+        assert text in run.failure(test)
+    told = [word for word in ("at the begin", "at the end") if f"SUBFAILED[{word}] test_deceives.py::" in run.text]
+    assert len(told) == 2 * SUBTESTS, run.text
+    words = {name: word for name, word in run.words.items() if name not in ("test_late", "test_early")}
+    assert words == {
+        "test_stops_the_clock": "PASSED",
+        "test_in_another_world": "PASSED",
+        "test_fails_in_the_first_world": "FAILED",
+        "test_hangs_while_the_clock_stands": "FAILED",
+        **{f"test_records[{name}]": "PASSED" for name in "tlej"},
+        "test_has_a_stream_of_its_own": "PASSED",
+        "test_is_not_in_the_ranks": "ERROR",
+    }, run.text
+
+
+def test_a_driver_without_file_descriptors_waits_for_nothing(suite: Suite) -> None:
+    suite.write(
+        "test_poor.py",
+        """
+        import os
+        import resource
+
+        import pytest
+
+        BEFORE = resource.getrlimit(resource.RLIMIT_NOFILE)
+        TAKEN = []
+
+
+        @pytest.mark.distributed(2)
+        def test_first(gather, rank):
+            assert gather(rank) == [0, 1]
+
+
+        def test_takes_them_all():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, BEFORE[1]))
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    TAKEN.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(4):
+                os.close(TAKEN.pop())
+
+
+        @pytest.mark.parametrize("number", range(3))
+        @pytest.mark.distributed(3)
+        def test_cannot_be_run(number):
+            pass
+
+
+        def test_gives_them_back():
+            while TAKEN:
+                os.close(TAKEN.pop())
+            resource.setrlimit(resource.RLIMIT_NOFILE, BEFORE)
+
+
+        @pytest.mark.distributed(3)
+        def test_last(gather, rank):
+            assert gather(rank) == [0, 1, 2]
+        """,
+    )
+    run = suite.run()
+    run.expect(
+        {
+            "test_first": "PASSED",
+            "test_takes_them_all": "PASSED",
+            **{f"test_cannot_be_run[{number}]": "ERROR" for number in range(3)},
+            "test_gives_them_back": "PASSED",
+            "test_last": "PASSED",
+        }
+    )
+    assert "could not connect to the test's ranks: [Errno 24] Too many open files" in run.text
