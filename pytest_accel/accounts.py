@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.consequences import consequence
-from pytest_accel.worlds.autopsy import LOST_WITH_JOB, where
+from pytest_accel.worlds.autopsy import LOST_WITH_JOB, is_library, where
 from pytest_accel.worlds.examine import Findings
 from pytest_accel.worlds.outcome import RankOutcome
 
@@ -91,7 +91,7 @@ def _crash_place(outcome: RankOutcome, here: str) -> str:
         return ""
     entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
     places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
-    own = [place for place in places if place and "site-packages" not in place["path"]] or [longrepr["reprcrash"]]
+    own = [place for place in places if place and not is_library(place["path"])] or [longrepr["reprcrash"]]
     return f" at {_from(here, own[-1]['path'])}:{own[-1]['lineno']}"
 
 

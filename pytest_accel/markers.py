@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -177,6 +178,16 @@ MARKER_LINES = (
     "a list of world sizes parametrizes.",
 )
 """The marks as ``pytest --markers`` shows them, for ``config.addinivalue_line("markers", ...)``."""
+
+
+def foreign_marks(lines: Iterable[str]) -> dict[str, str]:
+    """What the plugin does to tests with a mark that others, too, have registered, by the mark's name.
+
+    `lines` are those of the ini setting ``markers``: a name, perhaps with arguments, a colon and a text.
+    """
+    names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if line not in MARKER_LINES}
+    does = {"devices": "runs tests with leased devices", "distributed": "runs tests in ranks"}
+    return {name: does[name] for name in sorted(names & does.keys())}
 
 
 def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.items import RETRIED
+from pytest_accel.markers import foreign_marks
 from pytest_accel.session import AccelSession
 
 
@@ -25,6 +26,11 @@ class ReportHooks:
         return [
             *([] if outer is None else [f"accel: {outer.about}"]),
             describe(self._session.machine.session),
+            *(
+                f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
+                "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
+                for name, does in foreign_marks(self._session.config.getini("markers")).items()
+            ),
         ]
 
     @pytest.hookimpl(trylast=True)

@@ -89,6 +89,42 @@ def test_coverage_of_what_ranks_run(
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
+def test_coverage_of_ranks_that_are_replaced(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """What a passed test leaves behind may have its ranks replaced; what they have measured is not lost."""
+    pytest.importorskip("pytest_cov")
+    for name in [name for name in os.environ if name.startswith("COV")]:
+        monkeypatch.delenv(name)
+    (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
+    pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
+    pytester.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
+    pytester.makepyfile(
+        """
+        import os
+        import pytest
+        import torch.distributed as dist
+        from mypackage.work import work
+
+        @pytest.mark.distributed(2)
+        def test_work(rank):
+            work()
+            dist.destroy_process_group()
+
+        @pytest.mark.distributed(2)
+        def test_next(rank):
+            pass
+        """
+    )
+
+    command = (sys.executable, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none", *options)
+    result = pytester.run(*command)
+
+    result.assert_outcomes(passed=2)
+    result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])
+
+
 def test_links_lead_somewhere() -> None:
     broken = []
     for page in [*PAGES, ROOT / "docs" / "reference" / "marks.md", ROOT / "CONTRIBUTING.md"]:

@@ -174,6 +174,19 @@ def test_consequences_at_one_place_are_told_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "library", ["/opt/lib/python3.12/contextlib.py", "/env/lib/python3.12/site-packages/torch/functional.py"]
+)
+def test_the_place_of_a_consequence_is_no_librarys(library: str) -> None:
+    longrepr = failure("Connection closed by peer", ["the traceback"], (library, 137))
+    (entry,) = longrepr["reprtraceback"]["reprentries"]
+    places = [{"path": path, "lineno": line, "message": ""} for path, line in (("test_it.py", 279), (library, 137))]
+    entries = [{**entry, "data": {**entry["data"], "reprfileloc": place}} for place in places]
+    longrepr["reprtraceback"]["reprentries"] = entries
+    lost = _reported(0, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "Broken pipe"), longrepr=longrepr)
+    assert summary(judged(lost, died(1)))[1][-1].endswith("its connection to another rank at test_it.py:279")
+
+
 def test_a_lost_peer_is_the_cause_where_there_is_no_other() -> None:
     text = "Connection closed by peer"
     assert judged(passed(0), failed(1, text)).message == f"rank 1: {text}"

@@ -15,6 +15,7 @@ from pytest_accel.worlds.files import HEADING
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_LIBRARIES = ("/site-packages/", "/lib/python", _PACKAGE)
 _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 
 
@@ -102,12 +103,17 @@ def _size(path: str) -> int:
         return 0
 
 
+def is_library(path: str) -> bool:
+    """Whether a file is Python's own, an installed package's or this package's."""
+    return any(part in path for part in _LIBRARIES)
+
+
 def where(stack: str) -> str:
     """The innermost frame of a stack's main thread that is not a library's, for a one-line account; else empty."""
     # faulthandler begins with the newest thread, and the main thread is the oldest.
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
-        if not any(part in frame for part in ("/site-packages/", "/lib/python", '"<frozen ', '"<string>"', _PACKAGE)):
+        if not any(part in frame for part in (*_LIBRARIES, '"<frozen ', '"<string>"')):
             return frame.replace('File "', "").replace('", line ', ":", 1)
     return ""

@@ -22,6 +22,7 @@ from pytest_accel.worlds.far_supply import FarLease, FarSupply
 from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.gang import Gang, Near, Part, Source
 from pytest_accel.worlds.layout import HERE, Layout
+from pytest_accel.worlds.measured import is_measured
 from pytest_accel.worlds.messages import SessionSpec, WorldSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
@@ -123,8 +124,8 @@ class Pool:
     def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
         """A driver gives its world back; `harm` says why it must end at once, `worn` that it must not run another test.
 
-        `noticed` are the ranks whose death the driver has reported in a test. A rank that died unnoticed is a
-        complaint: somewhere a test killed it, and passed.
+        With both it can end in good order. `noticed` are the ranks whose death the driver has reported in a test. One
+        that died unnoticed is a complaint: somewhere a test killed it, and passed.
         """
         with self._lock:
             world = self._fleet.worlds.get(number)
@@ -134,10 +135,12 @@ class Pool:
                 if rank not in noticed:
                     self._fleet.complain(world, rank, status, "died after its last test had passed")
             world.ticket = None
-            if harm is not None or world.exits:
+            if world.exits or (harm is not None and not (worn and is_measured())):
                 self._fleet.kill(world)
             elif world.shape.fresh or worn or self._fleet.closing:
                 self._fleet.retire(world)
+                if harm is not None:
+                    world.state = "killed"  # How its sessions end after that is no complaint.
             else:
                 world.state, world.idle_since = "idle", monotonic()
             # Now that it may be found idle: who waits for slots is answered within.

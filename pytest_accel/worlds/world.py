@@ -245,7 +245,10 @@ class World:
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
         self._selector.close()
-        self._port.release(self.number, self.harm, frozenset(self._told), self.worn)
+        # Whatever a test has left behind, ranks that have come to its end can end in good order.
+        ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.goes_on
+        worn = self.worn or (self.harm is not None and ended)
+        self._port.release(self.number, self.harm, frozenset(self._told), worn)
 
     @property
     def alive(self) -> bool:

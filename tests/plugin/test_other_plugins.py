@@ -265,6 +265,26 @@ def test_one_seed_for_all_ranks(suite: Suite) -> None:
     assert run.count() == {"PASSED": 8}
 
 
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_needs("xdist"))])
+def test_a_mark_of_the_projects_own_is_told_once(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n    distributed: needs a cluster\n    slow: takes long")
+    pytester.makeconftest("def pytest_configure(config): config.addinivalue_line('markers', 'devices(n): needs some')")
+    pytester.makepyfile("def test_plain(): pass")
+
+    result = pytester.runpytest_subprocess("--accel", "none", *options)
+
+    assert [line for line in result.outlines if line.startswith("accel: this project")] == [
+        f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
+        "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
+        for name, does in (("devices", "runs tests with leased devices"), ("distributed", "runs tests in ranks"))
+    ]
+
+
+def test_the_plugins_own_marks_are_not_told_of(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_plain(): pass")
+    pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
+
+
 def test_without_plugins_of_pytests_own(suite: Suite) -> None:
     suite.write(
         "test_it.py",
