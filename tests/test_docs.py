@@ -89,7 +89,9 @@ def test_coverage_of_what_ranks_run(
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
-@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n", "1"), id="xdist")])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
+)
 def test_coverage_of_ranks_that_are_replaced(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:

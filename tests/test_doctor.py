@@ -281,7 +281,7 @@ def test_what_the_throw_away_process_told(lines: list[str], status: int, hung: f
             "import threading\nstop = threading.Event()\nthreading.Thread(target=stop.wait).start()",
             Forks("unfit", "mine", "starts threads"),
         ),
-        ("raise RuntimeError('no')", Forks("failed", "mine", "RuntimeError: no")),
+        pytest.param("raise RuntimeError('no')", Forks("failed", "mine", "RuntimeError: no"), marks=pytest.mark.long),
         ("import os\nos.kill(os.getpid(), 6)", Forks("ended", "mine", "signal 6")),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_a_rank_of_mpirun_that_dies(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_a_timeout_shows_the_stacks_of_mpirun(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:

@@ -95,6 +95,7 @@ def test_open_mpi(suite: Suite) -> None:
     examine(suite, "mpirun", program, environment)
 
 
+@pytest.mark.long
 def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 

@@ -53,7 +53,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
     [
         pytest.param("mpi", "a torch that is built with mpi has it", marks=pytest.mark.long),
         pytest.param("cpu:ucc", "a torch that is built with ucc has it", marks=pytest.mark.long),
-        ("ccl", "install oneccl_bindings_for_pytorch"),
+        pytest.param("ccl", "install oneccl_bindings_for_pytorch", marks=pytest.mark.long),
         ("glooo", "nothing that is imported here has registered it"),
     ],
 )

@@ -123,7 +123,7 @@ def test_quitting_ends_the_session(suite: Suite) -> None:
     assert terminal.child.exitstatus == 2
 
 
-@pytest.mark.parametrize("options", [(), ("-s",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.long)])
 def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
     terminal.see("PDB set_trace")

@@ -79,7 +79,7 @@ def test_auto_imports_what_conftests_have_imported(package: Suite) -> None:
     assert len(others) == 2
 
 
-@pytest.mark.parametrize("setting", ["none", "json"])
+@pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.long)])
 def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
     package.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))

@@ -55,7 +55,10 @@ def _commands(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("pytest ")]
 
 
-@pytest.mark.parametrize("style", ["auto", "long", "short", "native", "line", "no"])
+@pytest.mark.parametrize(
+    "style",
+    ["auto", "native", "no", *(pytest.param(style, marks=pytest.mark.long) for style in ("long", "short", "line"))],
+)
 def test_where_it_stands(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
     run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")

@@ -120,7 +120,11 @@ def test_what_ranks_do_at_their_end(suite: Suite) -> None:
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [("os._exit(0)", r"exit status 0"), ("os._exit(5)", r"exit status 5"), ("os.abort()", r"SIGABRT")],
+    [
+        ("os._exit(0)", r"exit status 0"),
+        pytest.param("os._exit(5)", r"exit status 5", marks=pytest.mark.long),
+        ("os.abort()", r"SIGABRT"),
+    ],
 )
 def test_a_rank_that_ends_badly_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
     suite.write(
