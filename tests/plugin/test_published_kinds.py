@@ -65,7 +65,7 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("--accel=acme",),
         pytest.param(("--accel=none",), marks=pytest.mark.long),
-        ("--accel=acme", "-n2"),
+        pytest.param(("--accel=acme", "-n2"), marks=pytest.mark.long),
         pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.long),
     ],
 )

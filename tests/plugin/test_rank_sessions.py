@@ -219,7 +219,7 @@ def _scopes(suite: Suite) -> None:
         suite.write(name, _SCOPES[text] if text else "")
 
 
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.long), "importlib"])
 def test_fixtures_come_and_go_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     _scopes(suite)
     plain = suite.run(f"--import-mode={mode}")

@@ -57,7 +57,7 @@ def _commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "style",
-    ["auto", "native", "no", *(pytest.param(style, marks=pytest.mark.long) for style in ("long", "short", "line"))],
+    ["auto", *(pytest.param(style, marks=pytest.mark.long) for style in ("long", "short", "native", "line", "no"))],
 )
 def test_where_it_stands(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)

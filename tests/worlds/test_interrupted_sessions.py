@@ -262,6 +262,7 @@ EXCLUSIVE = """
 """
 
 
+@pytest.mark.long
 def test_sessions_that_contend_for_devices(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE)

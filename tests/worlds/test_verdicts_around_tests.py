@@ -38,7 +38,7 @@ def test_{SITE}_{WAY}():
 """
 
 
-@pytest.mark.parametrize("site", ["module", "conftest"])
+@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.long)])
 @pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.long)])
 def test_what_ranks_meet_at_import_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
     for way, (code, _) in WAYS.items():
