@@ -54,22 +54,26 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
-)
-def test_coverage_of_what_ranks_run(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
-) -> None:
+@pytest.fixture
+def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with the settings of coverage that are documented."""
     pytest.importorskip("pytest_cov")
-    # A run of this test that is itself measured says so to its children.
+    # A run of these tests that is itself measured says so to its children.
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)
     (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
     pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
-    pytester.mkpydir("mypackage").joinpath("work.py").write_text(
+    return pytester
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
+)
+def test_coverage_of_what_ranks_run(measured: pytest.Pytester, launcher: tuple[str, ...]) -> None:
+    measured.mkpydir("mypackage").joinpath("work.py").write_text(
         "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
     )
-    pytester.makepyfile(
+    measured.makepyfile(
         """
         import pytest
         from mypackage.work import work
@@ -81,28 +85,21 @@ def test_coverage_of_what_ranks_run(
     )
 
     command = (sys.executable, *launcher, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none")
-    result = pytester.run(*command)
+    result = measured.run(*command)
 
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
-    left = {path.name for path in pytester.path.glob(".coverage*")}
+    left = {path.name for path in measured.path.glob(".coverage*")}
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
 )
-def test_coverage_of_ranks_that_are_replaced(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
+def test_coverage_of_ranks_that_are_replaced(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
     """What a passed test leaves behind may have its ranks replaced; what they have measured is not lost."""
-    pytest.importorskip("pytest_cov")
-    for name in [name for name in os.environ if name.startswith("COV")]:
-        monkeypatch.delenv(name)
-    (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
-    pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
-    pytester.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
-    pytester.makepyfile(
+    measured.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
+    measured.makepyfile(
         """
         import os
         import pytest
@@ -121,7 +118,7 @@ def test_coverage_of_ranks_that_are_replaced(
     )
 
     command = (sys.executable, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none", *options)
-    result = pytester.run(*command)
+    result = measured.run(*command)
 
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])

@@ -169,8 +169,7 @@ class DeviceLocks:
         """Let go of everything and withdraw every want. The object can be used again."""
         self.wishes.close()
         for device_id in tuple(self._held):
-            self.loosen(device_id)
-        self.let_go()
+            self.release(device_id)
         self._forget()
 
     def _lock(self, device_id: str) -> int | None:
