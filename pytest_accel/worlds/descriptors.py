@@ -1,9 +1,8 @@
-"""Connections between processes, and open files that go from one to another behind a message (unix(7))."""
+"""Open files that go from one process to another, behind a message on the connection between them (unix(7))."""
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -24,13 +23,3 @@ def receive(connection: Connection, count: int) -> list[int]:
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     return descriptors
-
-
-def has_come(connection: Connection) -> bool:
-    """Whether something can be received at once, or the other end is gone.
-
-    `Connection.poll` asks a clock when to give up, even where it does not wait: for ever, where a test has stopped it.
-    """
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))

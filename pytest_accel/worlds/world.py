@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from pytest_accel.clock import monotonic
-from pytest_accel.worlds import descriptors, linux
+from pytest_accel.worlds import linux
 from pytest_accel.worlds.examine import NOTHING, Examiner
 from pytest_accel.worlds.lending import Call, Lending
 from pytest_accel.worlds.memory import describe_death
@@ -306,7 +306,7 @@ class World:
     def _drain(self, rank: _Rank) -> None:
         """What a rank has sent until now."""
         with contextlib.suppress(EOFError, OSError):
-            while rank.end is None and descriptors.has_come(rank.connection):
+            while rank.end is None and rank.connection.poll():
                 self._take_all(rank)
 
     def _take(self, rank: _Rank, message: object) -> None:
