@@ -18,8 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-MAX_LINES = 400
-
 FLOORS = {
     "hardware": ("leases", "worlds", "items", "fixtures", "plugin"),
     "leases": ("worlds", "items", "fixtures", "plugin"),
@@ -188,11 +186,6 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
 def test_deadlines_are_kept_by_a_clock_that_tests_cannot_stop() -> None:
     found = [path.name for path in MODULES if "time.monotonic" in path.read_text(encoding="utf-8")]
     assert found == ["clock.py"]
-
-
-def test_modules_are_short() -> None:
-    lengths = {path.relative_to(PACKAGE).as_posix(): len(path.read_text("utf-8").splitlines()) for path in MODULES}
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def test_the_reader_of_imports_misses_none() -> None:
