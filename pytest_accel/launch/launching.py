@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 from pytest_accel.launch.result import LaunchError, LaunchResult, failed, silent, timed_out
 from pytest_accel.launch.running import Lost, Running
 from pytest_accel.launch.surroundings import added_paths, hidden_accelerators, surroundings
+from pytest_accel.programs import find_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +155,13 @@ def missing(launcher: str) -> str | None:
     if wanted.package is not None and importlib.util.find_spec(wanted.package) is None:
         return f"launcher {launcher!r}: the package {wanted.package} is not installed"
     if wanted.programs and not program_of(wanted):
-        return f"launcher {launcher!r}: there is no {' or '.join(wanted.programs)} on the PATH"
+        return f"launcher {launcher!r}: there is no {' or '.join(wanted.programs)} beside Python or on PATH"
     return None
 
 
 def program_of(launcher: Launcher) -> str:
     """The launcher's path; empty where it is none, or is not installed."""
-    return next((found for name in launcher.programs if (found := shutil.which(name))), "")
+    return next((found for name in launcher.programs if (found := find_program(name))), "")
 
 
 @cache

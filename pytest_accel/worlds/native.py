@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 
 from pytest_accel.clock import monotonic
+from pytest_accel.programs import find_program
 
 _PATIENCE = 15.0
 """Seconds for all ranks: py-spy reads the symbols of every library that a process has loaded."""
@@ -22,7 +22,7 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
 
     Without the right to trace its own processes (ptrace(2), ``kernel.yama.ptrace_scope``) a user gets none.
     """
-    command = shutil.which("py-spy")
+    command = find_program("py-spy")
     found: dict[int, str] = {}
     deadline = monotonic() + _PATIENCE
     for rank, pid in pids.items() if command is not None else ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel.launch.launching import missing
 from tests.launchers.under import suites
-from tests.test_docs import ROOT, blocks
+from tests.test_docs import ROOT, TORCHRUN, blocks
 from tests.worlds.conftest import PATIENCE, Suite, eventually
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
@@ -183,7 +183,7 @@ def test_without_mpirun_it_is_skipped(suite: Suite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
     run.expect({"test_it_stays": "SKIPPED"})
-    assert "launcher 'mpirun': there is no mpirun or mpiexec on the PATH" in run.text
+    assert "launcher 'mpirun': there is no mpirun or mpiexec beside Python or on PATH" in run.text
     strict = suite.start("-k", "test_it_stays", "--accel-strict", environment={"PATH": str(tmp_path)}).finish()
     assert strict.code == 1
 
@@ -202,10 +202,7 @@ def test_what_does_not_start_the_processes_is_shown(suite: Suite, tmp_path: Path
 def test_under_a_launcher_it_is_skipped(suite: Suite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
-    program = shutil.which("torchrun")
-    assert program is not None
     suite.write("test_world.py", _WORLD)
-    launched = (program, "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", "pytest")
-    run = suite.start("-k", "test_it_stays", program=launched).finish()
+    run = suite.start("-k", "test_it_stays", program=(sys.executable, *TORCHRUN, "-m", "pytest")).finish()
     run.expect({"test_it_stays": "SKIPPED"})
     assert "its ranks are started by mpirun, which a session under torchrun does not do" in run.text

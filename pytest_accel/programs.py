@@ -1,0 +1,17 @@
+"""Where the programs are that the plugin starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of the program `name`, or None if it is not installed.
+
+    The folder of the running interpreter comes before PATH: the programs of a virtual environment that is not activated
+    are in the former alone.
+    """
+    beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
+    return beside or shutil.which(name)
