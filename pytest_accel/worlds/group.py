@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlparse
 
 from pytest_accel.hardware import shares
 from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import flight_path
-from pytest_accel.worlds.places import host_of
+from pytest_accel.worlds.places import AGENT_STORE, host_of
 from pytest_accel.worlds.shape import backend_names
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def prepare(context: RankContext, meeting: Meeting) -> None:
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
         choose(device)
     _serve_rendezvous(context, port)
+    _let_children_serve()
     if spec.init:
         watch(context)
         backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
@@ -82,7 +84,8 @@ def watch(context: RankContext) -> None:
     """Have a thread for the record of collectives, once there may be some: a process with threads is bad to fork."""
     if not context.watched:
         context.watched = True
-        flight.watch(flight_path(context.session.directory, context.spec.world, context.rank), flight_record)
+        path = flight_path(context.session.directory, context.spec.world, context.rank)
+        flight.watch(path, partial(flight_record, context))
 
 
 def limit_threads() -> None:
@@ -136,38 +139,63 @@ def _check_backend(backend: str) -> None:
 
 
 def _serve_rendezvous(context: RankContext, port: int) -> None:
-    """Let the test's own ``init_process_group`` calls meet on the world's store, each under keys of its own.
+    """Let the groups that tests make at an address, the world's `port` or one of their own, meet on the world's store.
 
-    torch's handler uses the same keys each time, so that a second call in one world reads the first one's addresses
-    and fails; and without the agent's store it waits out its reconnect delay, 200 ms and more a call. The registry of
-    handlers has no public way to replace one (`torch.distributed.rendezvous.register_rendezvous_handler` refuses).
+    `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, which would wait at an address where nobody serves. Were
+    rank 0 to serve there, two worlds could not use the same address at a time, and a rank that makes its next group
+    before rank 0 has ended the last one would read the old group's keys. So each group has keys of its own: those of
+    its address, its size and its turn.
+
+    Code that sets the variable to anything else, as is done for a group with processes that are no ranks of this world,
+    gets torch's own store at its address.
     """
     import torch.distributed as dist
 
     # torch.distributed has a function of the same name.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    calls: Counter[int] = Counter()
+    original = rendezvous._create_c10d_store
 
-    def ours(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        def handler(url: str, timeout: timedelta = PATIENCE, **options: Any) -> Iterator[Any]:
-            target = urlparse(url)
-            query = parse_qs(target.query)
-            at = str(target.port or os.environ.get("MASTER_PORT"))
-            rank = int(query.get("rank", [os.environ.get("RANK", "-1")])[0])
-            size = int(query.get("world_size", [os.environ.get("WORLD_SIZE", "-1")])[0])
-            if at != str(port) or size != context.spec.ranks:
-                yield from original(url, timeout=timeout, **options)
-                return
-            calls[context.tests] += 1
-            watch(context)
-            store = dist.TCPStore(host_of(context.spec), port, size, False, timeout, wait_for_workers=False)
-            yield dist.PrefixStore(f"init/{context.tests}/{calls[context.tests]}", store), rank, size
+    def create(
+        hostname: str, at: int, rank: int, world_size: int, timeout: timedelta, *options: Any, **named: Any
+    ) -> Store:
+        agent = os.environ.get(AGENT_STORE) == "True"
+        if world_size > context.spec.ranks or not (agent or at == port):
+            # Other processes take part. At the world's own port they meet as clients, since it is served.
+            with contextlib.nullcontext() if at == port else _without_agent_store():
+                store: Store = original(hostname, at, rank, world_size, timeout, *options, **named)
+                return store
+        watch(context)
+        served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
+        place = f"init/{context.tests}/{at}/{world_size}"
+        turn = served.add(f"{place}/turns/{rank}", 1)
+        return dist.PrefixStore(f"{place}/{turn}", served)
 
-        return handler
+    rendezvous._create_c10d_store = create
 
-    handlers = rendezvous._rendezvous_handlers
-    for scheme in ("env", "tcp"):
-        handlers[scheme] = ours(handlers[scheme])
+
+@contextlib.contextmanager
+def _without_agent_store() -> Iterator[None]:
+    before = os.environ.pop(AGENT_STORE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[AGENT_STORE] = before
+
+
+def _let_children_serve() -> None:
+    """Hide the agent's store from the processes that `multiprocessing` starts anew: they make groups at their address.
+
+    Those that it forks have what :func:`_serve_rendezvous` has replaced.
+    """
+    start = util.spawnv_passfds  # type: ignore[attr-defined]
+
+    def start_without(*arguments: Any) -> int:
+        with _without_agent_store():
+            pid: int = start(*arguments)
+            return pid
+
+    util.spawnv_passfds = start_without  # type: ignore[attr-defined]
 
 
 def torch_devices(names: Sequence[str]) -> list[torch.device]:
@@ -216,6 +244,17 @@ def group_names() -> set[str]:
     return {str(group.group_name) for group in _groups()}
 
 
+def _is_numbered_as_its_world(context: RankContext) -> bool:
+    """Return whether torch's ranks are the world's, which those of a group that some of them have made are not."""
+    import torch.distributed as dist
+
+    return (
+        dist.is_available()
+        and dist.is_initialized()
+        and (dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks)
+    )
+
+
 def members() -> dict[str, tuple[int, ...]]:
     """The ranks of each group that this rank belongs to, by the group's name."""
     import torch.distributed as dist
@@ -223,24 +262,30 @@ def members() -> dict[str, tuple[int, ...]]:
     return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
 
 
-def flight_record() -> dict[str, object]:
-    """What torch's flight recorder has of this rank's collectives, and the `members` of its groups."""
+def flight_record(context: RankContext) -> dict[str, object]:
+    """What torch's flight recorder has of this rank's collectives, and the `members` of its groups.
+
+    Nothing where the other ranks could not be told by the numbers that they have there.
+    """
     from torch._C import _distributed_c10d
 
+    if not _is_numbered_as_its_world(context):
+        return {"entries": []}
     # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
     return {**record, "members": members()}
 
 
-def collectives() -> dict[str, tuple[tuple[int, ...], int]]:
+def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
     """For each group that this rank belongs to: its members' ranks and the number of collectives issued in it.
 
-    Each group numbers its collectives by itself; gloo and nccl do, other backends may not, and are left out.
+    Each group numbers its collectives by itself; gloo and nccl do, other backends may not, and are left out. So are
+    groups whose ranks are not the world's: those of one name are not one group.
     """
     import torch.distributed as dist
 
     numbers: dict[str, tuple[tuple[int, ...], int]] = {}
-    for group in _groups():
+    for group in _groups() if _is_numbered_as_its_world(context) else ():
         try:
             number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:

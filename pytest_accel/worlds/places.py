@@ -11,13 +11,12 @@ from pytest_accel.worlds import flight
 from pytest_accel.worlds.messages import WorldSpec
 
 HOST = "127.0.0.1"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""The variable that says, as under torchrun, that the store at `MASTER_PORT` is served already."""
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
-    """The ``env://`` variables, and torchrun's, which code reads.
-
-    `TORCHELASTIC_USE_AGENT_STORE` says, as under torchrun, that the store at `MASTER_PORT` is served already.
-    """
+    """The ``env://`` variables, and torchrun's, which code reads."""
     size = str(spec.ranks)
     neighbours = spec.neighbours(rank)
     return {
@@ -36,7 +35,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        AGENT_STORE: "True",
         **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
         # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),

@@ -260,7 +260,7 @@ class RankPlugin:
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
         left = self._hygiene.end()
-        collectives, groups = group.collectives(), group.made()
+        collectives, groups = group.collectives(self.context), group.made()
         if not self._spoke and stale is None and left == CLEAN:
             self._word = peers.word(collectives, groups)
         finished = Finished(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.plugin.conftest import Suite
 
@@ -281,6 +283,231 @@ def test_groups_that_tests_make_themselves(suite: Suite) -> None:
     )
     run = suite.run()
     assert run.count() == {"PASSED": 14}
+
+
+_OWN_ADDRESSES = """
+    import os
+    import socket
+    from datetime import timedelta
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    # Longer than the tests may take, so that a group that nobody serves is a hang.
+    HOUR = timedelta(hours=1)
+    pids = []
+
+
+    def total():
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        return value.item()
+
+
+    def make(method, rank, size):
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=HOUR)
+
+
+    @pytest.fixture
+    def port(gather):
+        \"""Return one that was free when rank 0 asked, as those harnesses do.\"""
+        with socket.socket() as asking:
+            asking.bind(("127.0.0.1", 0))
+            return gather(asking.getsockname()[1])[0]
+"""
+
+
+def test_groups_at_addresses_of_their_own(suite: Suite) -> None:
+    suite.write("harness.py", _OWN_ADDRESSES)
+    suite.write(
+        "test_addresses.py",
+        """
+        from harness import *
+
+
+        @pytest.mark.distributed(1, init=False)
+        def test_a_rank_alone(port):
+            make(f"tcp://127.0.0.1:{port}", 0, 1)
+            assert total() == 1
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_several_in_turn(port, rank):
+            pids.append(os.getpid())
+            for _ in range(3):
+                make(f"tcp://127.0.0.1:{port}", rank, 2)
+                assert total() == 2
+                dist.destroy_process_group()
+            make(f"tcp://localhost:{port + 1}", rank, 2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(2, init=False)
+        @pytest.mark.parametrize("number", range(2))
+        def test_a_fixed_port_in_the_same_world(number, rank, monkeypatch):
+            assert pids == [os.getpid()]
+            monkeypatch.setenv("MASTER_ADDR", "localhost")
+            monkeypatch.setenv("MASTER_PORT", "29500")
+            make(None, rank, 2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_a_store_of_its_own(port, rank):
+            assert pids == [os.getpid()]
+            store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, HOUR)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_its_own_rank_0_serves_where_there_is_no_agent(port, rank, monkeypatch):
+            monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+            make(f"tcp://127.0.0.1:{port}", rank, 2)
+            served = dist.TCPStore("127.0.0.1", port, None, False, HOUR, wait_for_workers=False)
+            assert served.num_keys()
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        def serve(port):
+            make(f"tcp://127.0.0.1:{port}", 1, 2)
+            assert total() == 2
+            dist.destroy_process_group()
+
+
+        @pytest.mark.distributed(1, init=False)
+        def test_a_group_with_a_process_that_is_no_rank(port):
+            process = torch.multiprocessing.get_context("fork").Process(target=serve, args=(port,))
+            process.start()
+            make(f"tcp://127.0.0.1:{port}", 0, 2)
+            assert total() == 2
+            dist.destroy_process_group()
+            process.join()
+            assert process.exitcode == 0
+
+
+        @pytest.mark.distributed(4, init=False)
+        def test_two_at_a_time(port, rank):
+            make(f"tcp://127.0.0.1:{port + rank // 2}", rank % 2, 2)
+            # Their numbers differ, and nobody has to come to the others'. Both stay, to be counted.
+            for _ in range(1 + rank // 2):
+                assert total() == 2
+
+
+        @pytest.mark.distributed(4, init=False)
+        def test_some_and_then_others(port, rank, gather):
+            for first in (0, 2, 1):
+                if rank in (first, first + 1):
+                    make("env://", rank - first, 2)
+                    assert total() == 2
+                    dist.destroy_process_group()
+                gather(None)
+
+
+        @pytest.mark.distributed(4, init=False)
+        def test_some_by_a_file(rank, shared_tmp_path):
+            if rank >= 2:
+                make(f"file://{shared_tmp_path}/meet", rank - 2, 2)
+                assert total() == 2
+                dist.destroy_process_group()
+        """,
+    )
+    suite.write(
+        "test_harnesses.py",
+        """
+        import multiprocessing
+
+        from harness import *
+
+
+        class Base:
+            \"""Has its tests run by as many processes as it says, which set the environment themselves.\"""
+
+            world_size = 2
+
+            def __init_subclass__(cls, **kwargs):
+                super().__init_subclass__(**kwargs)
+                cls.pytestmark = [pytest.mark.distributed(cls.world_size, init=False)]
+
+            @pytest.fixture(autouse=True, params=["address", "file"])
+            def _group(self, request, monkeypatch, rank, world_size, port, shared_tmp_path):
+                for name, value in {
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                    "LOCAL_RANK": rank,
+                    "RANK": rank,
+                    "WORLD_SIZE": world_size,
+                }.items():
+                    monkeypatch.setenv(name, str(value))
+                assert dist.is_torchelastic_launched()
+                make(None if request.param == "address" else f"file://{shared_tmp_path}/meet", rank, world_size)
+                dist.barrier()
+                yield
+                dist.barrier()
+                dist.destroy_process_group()
+
+
+        class TestSizes(Base):
+            world_size = [1, 2]
+
+            def test_total(self, world_size):
+                assert total() == world_size
+
+
+        @pytest.mark.distributed(1, init=False)
+        def test_processes_that_are_started_anew_serve_themselves():
+            assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                assert pool.map(os.getenv, ["TORCHELASTIC_USE_AGENT_STORE"]) == [None]
+            assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        """,
+    )
+    run = suite.run("-W", "ignore::pytest_accel.LeftoverWarning")
+    assert run.count() == {"PASSED": 15}, run.text
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
+def test_a_pool_of_the_sessions_own(suite: Suite, method: str) -> None:
+    suite.write("harness.py", _OWN_ADDRESSES)
+    suite.write(
+        "test_pool.py",
+        """
+        from harness import *
+
+
+        def set_up(rank, size, port):
+            os.environ["MASTER_ADDR"] = "localhost"
+            os.environ["MASTER_PORT"] = str(port)
+            dist.init_process_group("gloo", rank=rank, world_size=size, timeout=HOUR)
+
+
+        def add_up(number):
+            return total()
+
+
+        @pytest.fixture(scope="session")
+        def pool():
+            with torch.multiprocessing.get_context("METHOD").Pool(2) as pool:
+                with socket.socket() as asking:
+                    asking.bind(("127.0.0.1", 0))
+                    port = asking.getsockname()[1]
+                pool.starmap(set_up, [(rank, 2, port) for rank in range(2)], 1)
+                yield pool
+
+
+        @pytest.mark.distributed(1, init=False, timeout=100)
+        @pytest.mark.parametrize("number", range(2))
+        def test_total(pool, number):
+            assert pool.map(add_up, range(2), 1) == [2, 2]
+        """.replace("METHOD", method),
+    )
+    assert suite.run().count() == {"PASSED": 2}
 
 
 _DEVICES = """
