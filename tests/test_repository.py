@@ -31,6 +31,17 @@ VENDORS = {f"hardware/{name}.py" for name in (*_KINDS, "numbered")}
 
 RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py", "worlds/adopted.py"}
 
+RUNS_BETWEEN_TESTS = (
+    *("serving", "peers", "catalogue", "hygiene", "manners", "strays", "kill", "ending"),
+    *("debugging", "descriptors", "sketches"),
+)
+"""Of the modules in `worlds`, those whose functions a rank calls when it has run a test."""
+REPLACEABLE = {
+    *("os", "signal", "socket", "select", "pickle", "json", "struct"),
+    *("time", "threading", "gc", "traceback", "zlib"),
+}
+"""Modules whose functions a test may have replaced by then."""
+
 
 @dataclass(frozen=True)
 class Import:
@@ -186,6 +197,17 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
 def test_deadlines_are_kept_by_a_clock_that_tests_cannot_stop() -> None:
     found = [path.name for path in MODULES if "time.monotonic" in path.read_text(encoding="utf-8")]
     assert found == ["clock.py"]
+
+
+def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place() -> None:
+    wrong = [
+        f"worlds/{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
+        for name in RUNS_BETWEEN_TESTS
+        for node in ast.walk(ast.parse((PACKAGE / "worlds" / f"{name}.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node.func.value, ast.Name) and node.func.value.id in REPLACEABLE
+    ]
+    assert wrong == []
 
 
 def test_the_reader_of_imports_misses_none() -> None:

@@ -6,9 +6,9 @@ A plugin of the rank's pytest session, whose own collection finds nothing.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Generator
 from pathlib import Path
+from traceback import extract_tb, format_exc
 from typing import Any
 
 import pytest
@@ -88,7 +88,7 @@ class Catalogue:
                 with contextlib.suppress(pytest.UsageError):
                     session.perform_collect([node.path])
             except SystemExit as error:
-                last = traceback.extract_tb(error.__traceback__)[-1]
+                last = extract_tb(error.__traceback__)[-1]
                 self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
             for item in self._collected:
                 _leave_xfail_to_the_driver(item)
@@ -140,7 +140,7 @@ class Catalogue:
         try:
             teardown_for(item)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception):
-            return f"in tearing down what was kept for {left[0].nodeid}:\n{traceback.format_exc()}"
+            return f"in tearing down what was kept for {left[0].nodeid}:\n{format_exc()}"
         return None
 
 

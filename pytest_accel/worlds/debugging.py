@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import socket
 import sys
 from collections.abc import Callable
+from os import close, dup, dup2, fstat, getpid
+from os.path import samestat
+from signal import SIGINT, default_int_handler
+from signal import signal as set_handler
+from socket import recv_fds, socket
 from typing import Any
 
 import pytest
 
 from pytest_accel.shims import ask_before_debugging
+from pytest_accel.worlds.descriptors import accept
 from pytest_accel.worlds.messages import GivesTerminal, WantsTerminal
 
 
 class Debugging:
     """Asks the driver for its terminal when a debugger is to start, and gives it back when the test goes on."""
 
-    def __init__(self, listener: socket.socket, send: Callable[[object], None]) -> None:
+    def __init__(self, listener: socket, send: Callable[[object], None]) -> None:
         self.running = False
         """Whether a driver waits for a test, and could be asked."""
         self._listener = listener
         self._send = send
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._config: pytest.Config | None = None
         self._post_mortem: Any = None
         self._saved: dict[int, int] = {}
@@ -61,12 +64,11 @@ class Debugging:
         """Whether a debugger may start: it then has the terminal."""
         if self._saved:
             return True
-        if not self.running or os.getpid() != self._pid:
+        if not self.running or getpid() != self._pid:
             return False
         self._send(WantsTerminal(method))
-        driver, _ = self._listener.accept()
-        with driver:
-            _, lent, _, _ = socket.recv_fds(driver, 1, 2)
+        with socket(fileno=accept(self._listener)) as driver:
+            _, lent, _, _ = recv_fds(driver, 1, 2)
         if not lent:
             return False
         assert self._config is not None
@@ -74,30 +76,30 @@ class Debugging:
         if manager is not None:
             manager.suspend(in_=True)
         _flush()
-        self._saved = {number: os.dup(number) for number in (0, 1, 2)}
+        self._saved = {number: dup(number) for number in (0, 1, 2)}
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
-            os.dup2(source, number)
+            dup2(source, number)
         self._lent = tuple(lent)
         with contextlib.suppress(ValueError):  # Not in a thread of the test's.
-            self._interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._interrupt = set_handler(SIGINT, default_int_handler)
         return True
 
     def _give(self) -> None:
         if not self._saved:
             return
         _flush()
-        terminals = [os.fstat(number) for number in self._lent]
+        terminals = [fstat(number) for number in self._lent]
         for number, saved in self._saved.items():
             # pytest, going on with its capture, has put its own files there already.
-            if any(os.path.samestat(os.fstat(number), terminal) for terminal in terminals):
-                os.dup2(saved, number)
-            os.close(saved)
+            if any(samestat(fstat(number), terminal) for terminal in terminals):
+                dup2(saved, number)
+            close(saved)
         for number in self._lent:
-            os.close(number)
+            close(number)
         self._saved, self._lent = {}, ()
         if self._interrupt is not None:
             with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGINT, self._interrupt)
+                set_handler(SIGINT, self._interrupt)
         self._send(GivesTerminal())
 
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from os import dup, set_inheritable
+from socket import recv_fds, send_fds, socket
+
+_accept = socket._accept  # type: ignore[attr-defined]
 
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Raises OSError where nobody is at the other end. They stay open in this process."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        socket.send_fds(end, [b"\0"], list(descriptors))
+    with socket(fileno=dup(connection.fileno())) as end:
+        send_fds(end, [b"\0"], list(descriptors))
 
 
 def receive(connection: Connection, count: int) -> list[int]:
     """So many of them, which are this process's to close; EOFError where they do not come."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        _, descriptors, _, _ = socket.recv_fds(end, 1, count)
+    with socket(fileno=dup(connection.fileno())) as end:
+        _, descriptors, _, _ = recv_fds(end, 1, count)
     if len(descriptors) != count:
         raise EOFError
     for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
+        set_inheritable(descriptor, False)
     return descriptors
+
+
+def accept(listener: socket) -> int:
+    """Wait for a connection and return its descriptor, which is this process's to close.
+
+    `socket.accept` makes an object of what `socket.socket` is now, with the default timeout of now: both are a test's
+    to change.
+    """
+    descriptor: int = _accept(listener)[0]
+    return descriptor

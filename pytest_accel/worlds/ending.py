@@ -6,10 +6,10 @@ import atexit
 import contextlib
 import logging
 import multiprocessing
-import os
 import sys
 import weakref
 from multiprocessing import process, util
+from os import _exit
 from typing import NoReturn
 
 
@@ -46,4 +46,4 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    os._exit(code)
+    _exit(code)

@@ -9,13 +9,14 @@ gloo is `send` and `recv`. Which ranks a group has, the record does not tell eit
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
+from json import dumps
 from pathlib import Path
+from signal import sigwait
+from threading import Thread
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds.stacks import FLIGHT_SIGNAL
@@ -38,16 +39,16 @@ def watch(path: str, record: Callable[[], dict[str, object]]) -> None:
     """
     if FLIGHT_SIGNAL is None:
         return
-    threading.Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
+    Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
 
 
 def _write_when_asked(path: str, number: int, record: Callable[[], dict[str, object]]) -> None:
     while True:
-        signal.sigwait({number})
+        sigwait({number})
         # No test is to blame for what goes wrong here, and there is nobody who could be told.
         with contextlib.suppress(Exception):
             draft = Path(f"{path}.new")
-            draft.write_text(json.dumps(record()), encoding="utf-8")
+            draft.write_text(dumps(record()), encoding="utf-8")
             draft.replace(path)
 
 

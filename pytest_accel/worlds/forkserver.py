@@ -27,6 +27,7 @@ from functools import partial
 from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import linux, peers
@@ -69,6 +70,8 @@ class _Server:
     def __init__(self, connection: Connection, spec: SessionSpec, controller: int, parent: int) -> None:
         self.connection = connection
         self.parent = parent
+        self.pid = getpid()
+        """The process that serves, which the session's end is for: a copy of it that goes astray is none."""
         self.launched = parent != controller
         """Whether a launcher has started this process, and ends it."""
         self.spec = spec
@@ -242,7 +245,7 @@ class _Server:
         if copy == 0:
             linux.die_with_parent(original)
             linux.become_subreaper()
-            self.preloading = True
+            self.preloading, self.pid = True, getpid()
             self._import_or_leave(wanted)
             return
         with ending_with(self.parent, self.spec):
@@ -251,7 +254,7 @@ class _Server:
             # The copy served until the controller went away, or it died and its ranks with it: the controller
             # learns of that by the end of this process, and starts a server that does not preload.
             kill_descendants()
-            os._exit(0)
+            _exit(0)
 
     def _import_or_leave(self, modules: Sequence[str]) -> None:
         if not self._plugins_loaded:
@@ -273,7 +276,7 @@ class _Server:
             self._say(ServerNote(f"preload: {name} could not be imported ({type(error).__name__}: {error})"))
         if (reason := unfit()) is not None:
             self._say(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
-            os._exit(_UNFIT)
+            _exit(_UNFIT)
 
 
 def reserve_port(address: str) -> socket.socket:
@@ -301,7 +304,7 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
     def look(number: int, frame: object) -> None:
         if os.getppid() != parent:
             clean_up(spec)
-            os._exit(1)
+            _exit(1)
 
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
@@ -368,5 +371,6 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     except BaseException:
         traceback.print_exc()
     finally:
-        clean_up(spec)
-        os._exit(code)  # Taking the interpreter apart, torch in it, takes longer than the rest of the session's end.
+        if getpid() == server.pid:
+            clean_up(spec)
+        _exit(code)  # Taking the interpreter apart, torch in it, takes longer than the rest of the session's end.

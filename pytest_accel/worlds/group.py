@@ -152,7 +152,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
     import torch.distributed as dist
 
     # torch.distributed has a function of the same name.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store
 
     def create(
@@ -188,14 +188,13 @@ def _let_children_serve() -> None:
 
     Those that it forks have what :func:`_serve_rendezvous` has replaced.
     """
-    start = util.spawnv_passfds  # type: ignore[attr-defined]
+    start = util.spawnv_passfds
 
-    def start_without(*arguments: Any) -> int:
+    def start_without(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
         with _without_agent_store():
-            pid: int = start(*arguments)
-            return pid
+            return start(path, args, passfds)
 
-    util.spawnv_passfds = start_without  # type: ignore[attr-defined]
+    util.spawnv_passfds = start_without
 
 
 def torch_devices(names: Sequence[str]) -> list[torch.device]:

@@ -6,8 +6,8 @@ What a fixture of a wider scope makes or sets, and ends or puts back later, is i
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
+from gc import collect
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_accel.worlds import group, manners, strays
@@ -34,6 +34,12 @@ class Left(NamedTuple):
 
 
 CLEAN = Left()
+
+
+def unknown(error: Exception) -> Left:
+    """Return what is told of a test after which the process could not be looked at."""
+    cause = f"left something replaced that its process needs ({type(error).__name__}: {error})"
+    return Left((f"{cause}; {_REPLACED}",), f"the test {cause}")
 
 
 class Hygiene:
@@ -121,7 +127,7 @@ class Hygiene:
     def _grown_memory(self) -> list[str]:
         grown = self._growth()
         if any(size > MEMORY for size in grown.values()):
-            gc.collect()  # A cycle is no leak: it would have gone by itself.
+            collect()  # A cycle is no leak: it would have gone by itself.
             grown = self._growth()
         return [
             f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"

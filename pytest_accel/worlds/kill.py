@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from multiprocessing import resource_tracker
+from os import kill, killpg
+from signal import SIGKILL
 
 import psutil
 
@@ -32,12 +32,12 @@ def kill_tree(pid: int) -> None:
     """SIGKILL for a process, its process group and every descendant that has left the group, but torch's manager."""
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if not _is_shm_manager(child):
-                    child.kill()
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if not _is_shm_manager(child) and child.is_running():
+                    kill(child.pid, SIGKILL)  # Not psutil's, which takes what a test may have put in os.kill's place.
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        kill(pid, SIGKILL)
 
 
 def kill_marked(directory: str) -> None:
@@ -64,7 +64,7 @@ def kill_marked(directory: str) -> None:
 def kill_group(pid: int) -> None:
     """SIGKILL for what is left of a rank's process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        killpg(pid, SIGKILL)
 
 
 def kill_descendants() -> None:

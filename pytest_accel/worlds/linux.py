@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+from os import _exit
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,7 +22,7 @@ def die_with_parent(parent: int) -> None:
     """SIGKILL for this process when `parent`, the single-threaded process that forked it, ends or has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)
+        _exit(1)
 
 
 def become_subreaper() -> None:

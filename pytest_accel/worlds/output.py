@@ -7,9 +7,13 @@ import ctypes
 import io
 import os
 import sys
+from os import stat, truncate
+from os.path import relpath
 
 from pytest_accel.worlds.files import HEADING, kept_log_path, log_path
 from pytest_accel.worlds.messages import NodeRef, SessionSpec
+
+_open = open
 
 
 def redirect(session: SessionSpec, world: int, rank: int) -> None:
@@ -56,10 +60,10 @@ class Log:
         """A test begins. Where nobody reads along, the log then is what is written in this test."""
         if self._kept:
             self._end_line()
-            name = "::".join((os.path.relpath(node.path, self._root), *node.names))
+            name = "::".join((relpath(node.path, self._root), *node.names))
             self._write(f"{HEADING}{name}\n")
-        elif not self._streams and os.stat(self._path).st_size:
-            os.truncate(self._path, 0)
+        elif not self._streams and stat(self._path).st_size:
+            truncate(self._path, 0)
 
     def end_phase(self) -> None:
         """What was written in the phase is in the log, to the end of its last line."""
@@ -73,12 +77,12 @@ class Log:
             self._end_line()
 
     def _end_line(self) -> None:
-        with open(self._path, "rb") as file:
+        with _open(self._path, "rb") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     self._write("\n")
 
     def _write(self, text: str) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
+        with _open(self._path, "a", encoding="utf-8") as file:
             file.write(text)

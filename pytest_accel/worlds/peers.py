@@ -8,16 +8,17 @@ words differ, nobody goes on before the driver says so. The driver has the same 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
-import struct
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
+from select import POLLIN, poll
+from socket import MSG_DONTWAIT, socket, socketpair
+from struct import Struct
+from zlib import crc32
 
 from pytest_accel.worlds import descriptors
 
-_RECORD = struct.Struct("<IQI")
+_RECORD = Struct("<IQI")
+_send, _recv, _fileno = socket.send, socket.recv, socket.fileno
 _MOMENT = 2
 """Milliseconds in which ranks that pass together have done so. Their messages come to the driver at one time, then."""
 
@@ -29,7 +30,7 @@ def word(collectives: Collectives, groups: int) -> int:
 
     And that have made as many `groups`.
     """
-    return zlib.crc32(repr((sorted(collectives.items()), groups)).encode())
+    return crc32(repr((sorted(collectives.items()), groups)).encode())
 
 
 def go_on(words: Collection[int | None], size: int) -> bool:
@@ -40,7 +41,7 @@ def go_on(words: Collection[int | None], size: int) -> bool:
 class Peers:
     """The other ranks, as one of them reaches them."""
 
-    def __init__(self, rank: int, inbox: socket.socket | None, outboxes: Sequence[socket.socket]) -> None:
+    def __init__(self, rank: int, inbox: socket | None, outboxes: Sequence[socket]) -> None:
         """`inbox` gets what the others write into theirs of the `outboxes`; None where there are no others."""
         self._rank = rank
         self._inbox = inbox
@@ -54,7 +55,7 @@ class Peers:
         self._test, self._words = test, {test: {**self._words.get(test, {}), self._rank: word}, test + 1: {}}
         for outbox in self._outboxes:
             with contextlib.suppress(OSError):  # The other is gone, which the driver finds.
-                outbox.send(_RECORD.pack(self._rank, test, word), socket.MSG_DONTWAIT)
+                _send(outbox, _RECORD.pack(self._rank, test, word), MSG_DONTWAIT)
         self._read()
         self._listen(None, _MOMENT)
 
@@ -69,24 +70,24 @@ class Peers:
 
     def _listen(self, driver: Connection | None, milliseconds: int | None) -> None:
         """Until all have spoken, or the driver has, or so much time has passed."""
-        poll = select.poll()
+        polled = poll()
         if driver is not None:
-            poll.register(driver.fileno(), select.POLLIN)
+            polled.register(driver.fileno(), POLLIN)
         if self._inbox is not None:
-            poll.register(self._inbox.fileno(), select.POLLIN)
+            polled.register(_fileno(self._inbox), POLLIN)
         while len(self._words[self._test]) < self._size:
-            ready = {descriptor for descriptor, _ in poll.poll(milliseconds)}
+            ready = {descriptor for descriptor, _ in polled.poll(milliseconds)}
             if not ready or (driver is not None and driver.fileno() in ready):
                 return
             if not self._read():
-                poll.unregister(ready.pop())
+                polled.unregister(ready.pop())
 
     def _read(self) -> bool:
         """Take in what has come; False: nothing more will."""
         if self._inbox is None:
             return False
         try:
-            data = self._inbox.recv(1 << 16, socket.MSG_DONTWAIT)
+            data = _recv(self._inbox, 1 << 16, MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
@@ -97,23 +98,23 @@ class Peers:
         return bool(data)
 
 
-def connect(ranks: int) -> list[tuple[socket.socket, socket.socket]]:
+def connect(ranks: int) -> list[tuple[socket, socket]]:
     """For each rank, the end that it reads and the end that the others write; nothing for a rank alone."""
-    return [socket.socketpair() for _ in range(ranks)] if ranks > 1 else []
+    return [socketpair() for _ in range(ranks)] if ranks > 1 else []
 
 
-def receive(connection: Connection, ranks: int) -> list[tuple[socket.socket, socket.socket]]:
+def receive(connection: Connection, ranks: int) -> list[tuple[socket, socket]]:
     """What `connect` has given another process, which sends it behind a message; EOFError where that ends."""
-    ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, 2 * ranks)]
+    ends = [socket(fileno=descriptor) for descriptor in descriptors.receive(connection, 2 * ranks)]
     return list(zip(ends[::2], ends[1::2], strict=True))
 
 
-def ends_of(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> list[socket.socket]:
+def ends_of(rank: int, pairs: Sequence[tuple[socket, socket]]) -> list[socket]:
     """What `rank` needs of them: the end that it reads, and those that it writes; nothing for a rank alone."""
     return [pairs[rank][0], *(outbox for other, (_, outbox) in enumerate(pairs) if other != rank)] if pairs else []
 
 
-def take(rank: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> Peers:
+def take(rank: int, pairs: Sequence[tuple[socket, socket]]) -> Peers:
     """What `rank` needs of them; the rest is closed in this process."""
     for other, (inbox, outbox) in enumerate(pairs):
         (outbox if other == rank else inbox).close()

@@ -7,10 +7,13 @@ import faulthandler
 import os
 import random
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from functools import cached_property
+from multiprocessing import connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING
 
 import pytest
@@ -122,6 +125,8 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
+    # A test may replace these, which the connection to the driver looks up in their module for each message.
+    connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     _reseed()
     _let_the_driver_finish()
     joining = _Joining(session, wait_for_role, installed)

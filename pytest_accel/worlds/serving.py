@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import socket
 import sys
-import traceback
 from collections.abc import Generator
 from multiprocessing.connection import Connection
+from os import _exit, getpid
+from pickle import dumps
+from socket import socket
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,12 +23,12 @@ from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK, RANK_PLUGIN
-from pytest_accel.worlds import group, peers
+from pytest_accel.worlds import descriptors, group, peers
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
 from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
-from pytest_accel.worlds.hygiene import CLEAN, Hygiene
+from pytest_accel.worlds.hygiene import CLEAN, Hygiene, unknown
 from pytest_accel.worlds.messages import (
     Astray,
     Broken,
@@ -71,7 +72,7 @@ class RankPlugin:
     def __init__(
         self,
         context: RankContext,
-        listener: socket.socket,
+        listener: socket,
         others: peers.Peers,
         meeting: group.Meeting | None,
         starting: contextlib.ExitStack,
@@ -81,7 +82,7 @@ class RankPlugin:
         self.context = context
         self.served = False
         self.retired = False
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._listener = listener
         self._peers = others
         self._meeting = meeting
@@ -143,7 +144,7 @@ class RankPlugin:
             self.refuse(str(error))
             return True
         except Exception:
-            self.refuse(traceback.format_exc())
+            self.refuse(format_exc())
             return True
         self.served = True
         while not self.retired:
@@ -182,8 +183,7 @@ class RankPlugin:
             ) from error
 
     def _accept(self) -> Connection:
-        driver, _ = self._listener.accept()
-        self._connection = Connection(driver.detach())
+        self._connection = Connection(descriptors.accept(self._listener))
         return self._connection
 
     def _serve(self, session: pytest.Session, connection: Connection) -> None:
@@ -235,7 +235,7 @@ class RankPlugin:
             self._send(Broken(str(error)))
             return
         except Exception:
-            self._send(Broken(traceback.format_exc()))
+            self._send(Broken(format_exc()))
             return
         self._hygiene.begin(self._catalogue.activity)
         session.items, session.testscollected = [item], 1
@@ -259,8 +259,11 @@ class RankPlugin:
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
-        left = self._hygiene.end()
-        collectives, groups = group.collectives(self.context), group.made()
+        try:
+            left = self._hygiene.end()
+            collectives, groups, properties = group.collectives(self.context), group.made(), self._properties()
+        except Exception as error:
+            left, collectives, groups, properties = unknown(error), {}, 0, {}
         if not self._spoke and stale is None and left == CLEAN:
             self._word = peers.word(collectives, groups)
         finished = Finished(
@@ -271,7 +274,7 @@ class RankPlugin:
             harm=left.harm,
             left=left.lines,
             groups=groups,
-            properties=self._properties(),
+            properties=properties,
             word=self._word,
         )
         if self._word is not None:
@@ -373,18 +376,18 @@ class RankPlugin:
 
     def _end_copy(self, report: pytest.TestReport | None = None) -> None:
         """End a process that the test forked and that has come out of the test, where only one can go on."""
-        if os.getpid() == self._pid:
+        if getpid() == self._pid:
             return
         failure = report.longreprtext if report is not None else ""
         assert self._connection is not None
         with contextlib.suppress(OSError):
             self._connection.send_bytes(
-                pickle.dumps((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
+                dumps((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
             )
-        os._exit(1)
+        _exit(1)
 
     def _send(self, *messages: object) -> None:
         self._end_copy()
         assert self._connection is not None
         with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
-            self._connection.send_bytes(pickle.dumps(messages))
+            self._connection.send_bytes(dumps(messages))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import warnings
 from collections.abc import Iterable
+from json import dumps as json_dumps
+from pickle import dumps, loads
 
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
 
@@ -41,7 +41,7 @@ def plain_properties(properties: Iterable[tuple[str, object]]) -> list[tuple[str
 def travels(value: object) -> bool:
     """Whether another process can be sent it: what a plugin has added to a report may be anything."""
     try:
-        pickle.loads(pickle.dumps(value))
+        loads(dumps(value))
     except Exception:
         return False
     return True
@@ -51,7 +51,7 @@ def _plain(value: object) -> object:
     if value is None or type(value) in (bool, int, float, str):
         return value
     try:
-        json.dumps(value)
+        json_dumps(value)
     except Exception:
         return _text(value)
     return value

@@ -6,13 +6,13 @@ other plugin has been registered, no conftest read. A rank that was a spare is a
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from os import _exit
 from typing import NamedTuple
 
 from pytest_accel.clock import monotonic
@@ -127,7 +127,7 @@ def _receive(connection: Connection) -> Role:
             spec, rank, count, port, holds = connection.recv()
             ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, count)]
         except (EOFError, OSError):
-            os._exit(0)  # It is not wanted any more.
+            _exit(0)  # It is not wanted any more.
     held = ends.pop() if holds else None
     listener, *others = ends
     meeting = None if port is None else Meeting(port, held)

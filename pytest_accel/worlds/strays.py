@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
-import threading
-import time
+from gc import collect
+from os import waitid, waitpid
 from pathlib import Path
+from threading import Thread, main_thread
+from threading import enumerate as living_threads
+from time import sleep
 from typing import NamedTuple
 
 import psutil
@@ -32,7 +34,7 @@ class Strays(NamedTuple):
     """What has been started and runs."""
 
     children: frozenset[int] = frozenset()
-    threads: frozenset[threading.Thread] = frozenset()
+    threads: frozenset[Thread] = frozenset()
     """Those that the interpreter would wait for at its end."""
 
     def __or__(self, other: Strays) -> Strays:
@@ -44,14 +46,14 @@ class Strays(NamedTuple):
 
 def find() -> Strays:
     """This process's children, which on Linux are all that it has started and that lost their parents, and threads."""
-    me = threading.main_thread()
-    threads = frozenset(thread for thread in threading.enumerate() if not thread.daemon and thread is not me)
+    me = main_thread()
+    threads = frozenset(thread for thread in living_threads() if not thread.daemon and thread is not me)
     return Strays(_children(), threads)
 
 
 def _children() -> frozenset[int]:
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return frozenset()  # Nearly always, and the cheapest question there is.
     if sys.platform == "linux":
@@ -68,16 +70,16 @@ def end(known: Strays) -> tuple[list[str], list[str]]:
     if not any(new):
         return [], []
     deadline = monotonic() + _PATIENCE
-    gc.collect()
+    collect()
     while (children := _running(new.children)) and monotonic() < deadline:
-        time.sleep(0.005)
+        sleep(0.005)
     for thread in new.threads:
         thread.join(max(0.0, deadline - monotonic()))
     told = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
         kill_tree(child.pid)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(child.pid, 0)
+            waitpid(child.pid, 0)
     busy = [thread for thread in new.threads if thread.is_alive() and not _is_idle_worker(thread)]
     return told, [f"left the thread {thread.name!r} running" for thread in busy]
 
@@ -104,7 +106,7 @@ def _name(child: psutil.Process) -> str:
     return "?"
 
 
-def _is_idle_worker(thread: threading.Thread) -> bool:
+def _is_idle_worker(thread: Thread) -> bool:
     """Whether it is one of an executor's that waits for work: such a one does nothing until it is asked to."""
     frame = sys._current_frames().get(thread.ident or 0)
     code = frame.f_code if frame is not None else None

@@ -345,3 +345,111 @@ def test_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
     assert run.code == 0
     assert "3 passed" in run.text
     assert "errors outside of any test" not in run.text
+
+
+_REPLACED = (
+    *("os._exit", "os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.getpid", "os.write", "os.read", "os.close"),
+    *("os.truncate", "os.getcwd", "os.chdir", "os.fork", "os.set_inheritable"),
+    *("signal.signal", "signal.getitimer", "signal.setitimer", "signal.sigwait", "gc.collect"),
+    *("socket.socket", "socket.socket.send", "socket.socket.recv", "socket.socket.accept", "socket.socket.fileno"),
+    *("pickle.dumps", "pickle.loads", "json.dumps", "json.loads", "struct.pack", "struct.unpack", "zlib.crc32"),
+    *("time.monotonic", "time.time", "time.sleep", "time.perf_counter", "time.clock_gettime", "select.poll"),
+    *("threading.Thread", "threading.enumerate", "threading.main_thread", "builtins.open", "io.open"),
+    *("traceback.format_exc", "atexit._run_exitfuncs"),
+)
+"""Functions that ranks need of the standard library, and that pytest itself can do without."""
+
+
+def test_what_a_test_replaces_is_not_what_its_rank_uses(suite: Suite) -> None:
+    suite.write(
+        "test_replaces.py",
+        f"""
+        import importlib
+        import os
+        import signal
+
+        import pytest
+        import torch.distributed as dist
+
+        NAMES = {_REPLACED!r}
+        """
+        """
+        getpid = os.getpid
+        seen = []
+
+
+        def owner(name):
+            module, *path, attribute = name.split(".")
+            found = importlib.import_module(module)
+            for part in path:
+                found = getattr(found, part)
+            return found, attribute
+
+
+        def replacement(*args, **options):
+            raise RuntimeError("replaced")
+
+
+        @pytest.mark.distributed(2)
+        @pytest.mark.parametrize("name", NAMES, scope="class")
+        class TestOne:
+            def test_replaces(self, name):
+                place, attribute = owner(name)
+                seen[:] = [getpid(), attribute in vars(place), getattr(place, attribute)]
+                setattr(place, attribute, replacement)
+
+            def test_the_next_runs_in_the_same_process(self, name):
+                place, attribute = owner(name)
+                pid, own, original = seen
+                if own:
+                    setattr(place, attribute, original)
+                else:
+                    delattr(place, attribute)
+                assert pid == getpid()
+
+
+        # Worlds of their own, which end with what was replaced.
+
+        @pytest.mark.distributed(3, fresh=True)
+        def test_does_not_let_its_process_end():
+            for name in ("os._exit", "os.kill", "os.killpg", "os.waitpid", "signal.signal", "atexit._run_exitfuncs"):
+                setattr(*owner(name), lambda *args: None)
+
+
+        @pytest.mark.distributed(3, fresh=True)
+        def test_does_not_let_its_copy_end(rank):
+            setattr(*owner("os._exit"), lambda *args: None)
+            if rank == 0:
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                else:
+                    os.waitpid(child, 0)
+
+
+        @pytest.mark.distributed(1)
+        def test_in_another_world():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_replaces_a_function_of_torch():
+            dist.get_process_group_ranks = replacement
+
+
+        @pytest.mark.distributed(2)
+        def test_has_the_function():
+            assert dist.get_process_group_ranks(None) == [0, 1]
+        """,
+    )
+    run = suite.run("-p", "no:randomly")
+    wrong = {
+        "test_does_not_let_its_copy_end": "FAILED",
+        "test_replaces_a_function_of_torch": "PASSED ERROR",
+    }
+    assert {name: word for name, word in run.words.items() if word != "PASSED"} == wrong, run.text
+    assert len(run.words) == 2 * len(_REPLACED) + 5
+    assert "a process that it had forked came back out of the test" in run.failure("test_does_not_let_its_copy_end")
+    told = "ranks 0-1 left something replaced that its process needs (RuntimeError: replaced); its processes have been"
+    assert told in run.failure("test_replaces_a_function_of_torch")
+    assert "errors outside of any test" not in run.text
