@@ -6,6 +6,9 @@ other plugin has been registered, no conftest read. A rank that was a spare is a
 
 from __future__ import annotations
 
+import os
+import pickle
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -14,6 +17,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import _exit
 from typing import NamedTuple
+
+import psutil
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import descriptors
@@ -100,11 +105,20 @@ class Spares:
         meeting = sockets.meeting
         held = meeting.listening if meeting is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
+        said = (spec, rank, len(ends), None if meeting is None else meeting.port, held is not None)
         while self._waiting:
             pid: int = next(iter(self._waiting))  # It has waited longest: pytest has loaded what it can.
             connection = self._waiting.pop(pid)
-            with connection, suppress(OSError):  # It has died, or has been sent more than goes into a message.
-                connection.send((spec, rank, len(ends), None if meeting is None else meeting.port, held is not None))
+            if _is_stopped(pid):
+                os.kill(pid, signal.SIGKILL)
+                connection.close()
+                continue
+            # In a file, which is there at once: a process that does not read must not keep this one from its work.
+            with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
+                pickle.dump(said, file)
+                file.flush()
+                # It may have died, or be sent more than goes into a message.
+                descriptors.send(connection, [file.fileno()])
                 descriptors.send(connection, [end.fileno() for end in ends])
                 return pid
         return None
@@ -121,10 +135,20 @@ class Spares:
         self._waiting.clear()
 
 
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) or a debugger has stopped the process, which would not start its world."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
 def _receive(connection: Connection) -> Role:
     with connection:
         try:
-            spec, rank, count, port, holds = connection.recv()
+            [told] = descriptors.receive(connection, 1)
+            with open(told, "rb") as file:
+                file.seek(0)  # Both processes have the sender's position.
+                spec, rank, count, port, holds = pickle.load(file)
             ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, count)]
         except (EOFError, OSError):
             _exit(0)  # It is not wanted any more.

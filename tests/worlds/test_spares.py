@@ -75,6 +75,47 @@ def test_ranks_of_a_later_world_have_waited_and_those_that_have_died_are_not_mis
     assert len(waiting[2]) >= 2
 
 
+_STOPS = """
+    @pytest.mark.distributed(2, device="cpu", fresh=True)
+    @pytest.mark.parametrize("number", range(2))
+    def test_stops_those_that_wait(number, rank):
+        pids = [None, None]
+        dist.all_gather_object(pids, os.getpid())
+        if rank == 0 and number == 1:
+            waiting = until(lambda: spares(pids))
+            for spare in waiting:
+                spare.suspend()
+                until(lambda: spare.status() == psutil.STATUS_STOPPED)
+            with open("stopped", "w") as file:
+                print(json.dumps([spare.pid for spare in waiting]), file=file)
+        dist.barrier()
+
+
+    LARGE = {f"LARGE_{number}": 100_000 * "x" for number in range(10)}
+
+
+    @pytest.mark.distributed(2, device="cpu", env=LARGE)
+    def test_has_a_large_environment(rank):
+        assert [os.environ[name] for name in LARGE] == list(LARGE.values())
+        with open("stopped") as file:
+            assert os.getpid() not in json.load(file)
+
+
+    @pytest.mark.distributed(3, device="cpu", env=LARGE)
+    def test_has_it_too():
+        assert [os.environ[name] for name in LARGE] == list(LARGE.values())
+    """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no processes wait")
+def test_those_that_are_stopped_hold_nobody_up(suite: Suite) -> None:
+    """What they would be told is more than a socket takes."""
+    suite.write("test_it.py", _TEST.partition("    @pytest.mark")[0] + _STOPS)
+    run = suite.run("--accel-timeout", "50")
+    assert set(run.words.values()) == {"PASSED"}, run.text
+    assert len(run.words) == 4
+
+
 def test_where_no_more_processes_may_be_made_nothing_depends_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is asked for and cannot be made is an error; one that nobody has asked for is not."""
     tried = []
