@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ class AccelSession:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._making = threading.Lock()
         self._pool: Pool | None = None
         self._port: Port | None = None
@@ -63,7 +64,7 @@ class AccelSession:
     @property
     def is_copy(self) -> bool:
         """Whether this process was forked from the session's, by a test, and has come out of the test."""
-        return os.getpid() != self._pid
+        return getpid() != self._pid
 
     @property
     def is_worker(self) -> bool:

@@ -38,7 +38,7 @@ RUNS_BETWEEN_TESTS = (
 """Of the modules in `worlds`, those whose functions a rank calls when it has run a test."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "pickle", "json", "struct"),
-    *("time", "threading", "gc", "traceback", "zlib"),
+    *("time", "threading", "gc", "traceback", "zlib", "contextlib"),
 }
 """Modules whose functions a test may have replaced by then."""
 

@@ -5,8 +5,8 @@ A plugin of the rank's pytest session, whose own collection finds nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from traceback import extract_tb, format_exc
 from typing import Any
@@ -85,7 +85,7 @@ class Catalogue:
             self._collected = []
             self._announce_conftests(session.config)
             try:
-                with contextlib.suppress(pytest.UsageError):
+                with suppress(pytest.UsageError):
                     session.perform_collect([node.path])
             except SystemExit as error:
                 last = extract_tb(error.__traceback__)[-1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from os import close, dup, dup2, fstat, getpid
 from os.path import samestat
 from signal import SIGINT, default_int_handler
@@ -80,7 +80,7 @@ class Debugging:
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
             dup2(source, number)
         self._lent = tuple(lent)
-        with contextlib.suppress(ValueError):  # Not in a thread of the test's.
+        with suppress(ValueError):  # Not in a thread of the test's.
             self._interrupt = set_handler(SIGINT, default_int_handler)
         return True
 
@@ -98,12 +98,12 @@ class Debugging:
             close(number)
         self._saved, self._lent = {}, ()
         if self._interrupt is not None:
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 set_handler(SIGINT, self._interrupt)
         self._send(GivesTerminal())
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             stream.flush()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import multiprocessing
 import sys
 import weakref
+from contextlib import suppress
 from multiprocessing import process, util
-from os import _exit
+from os import _exit, kill
+from signal import SIGKILL
 from typing import NoReturn
 
 
@@ -35,15 +36,18 @@ def _kill_children() -> None:
     `multiprocessing` would wait for them. Those that are daemons it ends itself.
     """
     for child in multiprocessing.active_children():
-        if not child.daemon:
-            child.kill()
+        if not child.daemon and child.pid is not None:
+            with suppress(ProcessLookupError):
+                kill(child.pid, SIGKILL)
 
 
 def leave(code: int) -> NoReturn:
     """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    _exit(code)
+    try:
+        with suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):
+                stream.flush()
+    finally:  # Whatever the process has been brought to raise: what it was copied from goes on behind this.
+        _exit(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from os import kill, killpg
 from signal import SIGKILL
@@ -30,13 +30,13 @@ def resource_tracker_pid() -> int | None:
 
 def kill_tree(pid: int) -> None:
     """SIGKILL for a process, its process group and every descendant that has left the group, but torch's manager."""
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
+            with suppress(psutil.Error, ProcessLookupError):
                 if not _is_shm_manager(child) and child.is_running():
                     kill(child.pid, SIGKILL)  # Not psutil's, which takes what a test may have put in os.kill's place.
     kill_group(pid)
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         kill(pid, SIGKILL)
 
 
@@ -48,7 +48,7 @@ def kill_marked(directory: str) -> None:
     while True:
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 tracks = any("multiprocessing.resource_tracker" in part for part in process.cmdline())
@@ -63,7 +63,7 @@ def kill_marked(directory: str) -> None:
 
 def kill_group(pid: int) -> None:
     """SIGKILL for what is left of a rank's process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         killpg(pid, SIGKILL)
 
 
@@ -77,7 +77,7 @@ def kill_descendants() -> None:
             return
         overdue = monotonic() >= deadline
         for child in children:
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 if overdue or not _is_shm_manager(child):
                     child.kill()
         psutil.wait_procs(children, timeout=1)

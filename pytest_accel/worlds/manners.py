@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from os import chdir, environb, fsdecode, getcwd
 from signal import ITIMER_REAL, getitimer, setitimer
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ def put_back(name: str | bytes, value: Any) -> bool:
             setitimer(ITIMER_REAL, 0)
         return True
     if name == _CWD:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             chdir(value)
             return True
     return False

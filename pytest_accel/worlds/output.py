@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import io
 import os
 import sys
+from contextlib import suppress
 from os import stat, truncate
 from os.path import relpath
 
@@ -22,7 +22,7 @@ def redirect(session: SessionSpec, world: int, rank: int) -> None:
     if session.logs is not None:
         os.makedirs(session.logs, exist_ok=True)
         kept = kept_log_path(session.logs, world, rank)
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(kept)
         os.symlink(kept, path)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -52,7 +52,7 @@ class Log:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)
-        with contextlib.suppress(ValueError, AttributeError):
+        with suppress(ValueError, AttributeError):
             name = "__stdoutp" if sys.platform == "darwin" else "stdout"
             self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)  # _IOLBF
 
@@ -70,7 +70,7 @@ class Log:
         if self._libc is None:
             return
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with suppress(OSError, ValueError):
                 stream.flush()
         self._libc.fflush(None)
         if self._ends_lines:

@@ -7,8 +7,8 @@ words differ, nobody goes on before the driver says so. The driver has the same 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from select import POLLIN, poll
 from socket import MSG_DONTWAIT, socket, socketpair
@@ -54,7 +54,7 @@ class Peers:
         """Say that this rank has passed `test`, which is so manieth of the world; the others have a moment to do so."""
         self._test, self._words = test, {test: {**self._words.get(test, {}), self._rank: word}, test + 1: {}}
         for outbox in self._outboxes:
-            with contextlib.suppress(OSError):  # The other is gone, which the driver finds.
+            with suppress(OSError):  # The other is gone, which the driver finds.
                 _send(outbox, _RECORD.pack(self._rank, test, word), MSG_DONTWAIT)
         self._read()
         self._listen(None, _MOMENT)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from os import _exit, getpid
 from pickle import dumps
@@ -156,7 +157,7 @@ class RankPlugin:
     def refuse(self, text: str) -> None:
         """Tell the driver why this rank cannot run anything."""
         self.served = True
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._accept()
             self._send(Broken("\n".join([text, *self._catalogue.errors])))
 
@@ -380,7 +381,7 @@ class RankPlugin:
             return
         failure = report.longreprtext if report is not None else ""
         assert self._connection is not None
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._connection.send_bytes(
                 dumps((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
             )
@@ -389,5 +390,5 @@ class RankPlugin:
     def _send(self, *messages: object) -> None:
         self._end_copy()
         assert self._connection is not None
-        with contextlib.suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
+        with suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
             self._connection.send_bytes(dumps(messages))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
+from contextlib import suppress
 from gc import collect
 from os import waitid, waitpid
 from pathlib import Path
@@ -57,7 +57,7 @@ def _children() -> frozenset[int]:
     except ChildProcessError:
         return frozenset()  # Nearly always, and the cheapest question there is.
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
             if lists:  # Not there without CONFIG_PROC_CHILDREN.
                 return frozenset(int(pid) for pids in lists for pid in pids.split())
@@ -78,7 +78,7 @@ def end(known: Strays) -> tuple[list[str], list[str]]:
     told = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
         kill_tree(child.pid)
-        with contextlib.suppress(ChildProcessError):
+        with suppress(ChildProcessError):
             waitpid(child.pid, 0)
     busy = [thread for thread in new.threads if thread.is_alive() and not _is_idle_worker(thread)]
     return told, [f"left the thread {thread.name!r} running" for thread in busy]
@@ -87,7 +87,7 @@ def end(known: Strays) -> tuple[list[str], list[str]]:
 def _running(pids: frozenset[int]) -> list[psutil.Process]:
     found = []
     for pid in sorted(pids):
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             child = psutil.Process(pid)
             words = " ".join(child.cmdline())
             if (
@@ -100,7 +100,7 @@ def _running(pids: frozenset[int]) -> list[psutil.Process]:
 
 
 def _name(child: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         words = " ".join(child.cmdline()) or child.name()
         return words if len(words) <= 80 else f"{words[:79]}…"
     return "?"

@@ -355,7 +355,7 @@ _REPLACED = (
     *("pickle.dumps", "pickle.loads", "json.dumps", "json.loads", "struct.pack", "struct.unpack", "zlib.crc32"),
     *("time.monotonic", "time.time", "time.sleep", "time.perf_counter", "time.clock_gettime", "select.poll"),
     *("threading.Thread", "threading.enumerate", "threading.main_thread", "builtins.open", "io.open"),
-    *("traceback.format_exc", "atexit._run_exitfuncs"),
+    *("traceback.format_exc", "atexit._run_exitfuncs", "contextlib.suppress"),
 )
 """Functions that ranks need of the standard library, and that pytest itself can do without."""
 
