@@ -247,11 +247,11 @@ def _is_numbered_as_its_world(context: RankContext) -> bool:
     """Return whether torch's ranks are the world's, which those of a group that some of them have made are not."""
     import torch.distributed as dist
 
-    return (
-        dist.is_available()
-        and dist.is_initialized()
-        and (dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks)
-    )
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    if dist.group.WORLD is context.default_group:
+        return True
+    return (dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks)
 
 
 def members() -> dict[str, tuple[int, ...]]:
