@@ -15,6 +15,7 @@ from pytest_accel.markers import Requirement
 from pytest_accel.outside import outside_cause
 from pytest_accel.relay import without_log_capture
 from pytest_accel.verdict import RankError, Verdict
+from pytest_accel.worlds.catalogue import names_of
 from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
 from pytest_accel.worlds.outcome import PHASES
 from pytest_accel.worlds.shape import WorldShape
@@ -69,7 +70,7 @@ class MarkedItem:
 
     @property
     def node(self) -> NodeRef:
-        return NodeRef(str(self.item.path), tuple(self.item.nodeid.split("::")[1:]))
+        return NodeRef(str(self.item.path), names_of(self.item))
 
     @property
     def is_sure_to_run(self) -> bool:

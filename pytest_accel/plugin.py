@@ -169,6 +169,10 @@ class CollectionHooks:
         option = session.config.option
         self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
         self._considered: set[str] = set()
+        self._read: set[Path] = set()
+        """Files that have been read for signs of import hooks."""
+        self._hooked = False
+        """Whether nothing may be imported ahead of the ranks, since a finder may change it."""
 
     def pytest_collect_file(self, file_path: Path) -> None:
         if not self._runs or file_path.suffix != ".py":
@@ -181,6 +185,7 @@ class CollectionHooks:
             modules = self._adopted.imports(text) - self._considered
         # Without devices in the session, tests that only ask for devices are skipped.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
+            self._look_for_hooks(file_path)
             self._session.port.warm()
             self._preload(preload.imports_of(file_path) | self._imported)
             # It asks torch for devices, which may leave a server with a driver's runtime that no rank can use.
@@ -195,6 +200,7 @@ class CollectionHooks:
         result = yield
         marked = self._session.adopt(items)
         if marked and self._runs:
+            self._look_for_hooks(*(one.item.path for one in marked), collected=True)
             self._preload(self._imported)
             from pytest_accel.running import RunningHooks, by_world
 
@@ -208,6 +214,28 @@ class CollectionHooks:
     def _imported(self) -> set[str]:
         """The packages that conftests and test files have imported."""
         return {name.partition(".")[0] for name in sys.modules.keys() - _BEFORE}
+
+    def _look_for_hooks(self, *files: Path, collected: bool = False) -> None:
+        """Keep the fork server from importing ahead what a finder of this session changes.
+
+        `files` are files with tests for ranks; `collected` says that all tests have been collected.
+        """
+        from pytest_accel import import_hooks
+
+        if self._hooked:
+            return
+        why = import_hooks.foreign_finder()
+        plugins = self._session.config.pluginmanager.list_name_plugin()
+        conftests = [Path(name) for name, _ in plugins if name.endswith("conftest.py")]
+        new = set(files).union(conftests) - self._read
+        self._read |= new
+        if why is None and (found := next(filter(import_hooks.mentioned_in, sorted(new)), None)) is not None:
+            why = f"{found} seems to install an import hook"
+        if why is not None:
+            self._hooked = True
+            self._session.port.import_nothing_ahead(why)
+        elif collected:
+            self._session.port.keep_out(tuple(sorted(import_hooks.loaded_otherwise(self._session.config.rootpath))))
 
     def _preload(self, names: set[str]) -> None:
         new = names - self._considered

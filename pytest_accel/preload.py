@@ -1,4 +1,7 @@
-"""What the fork server should import ahead of the ranks: seen in the test files and in what collection imports."""
+"""What the fork server should import ahead of the ranks: seen in the test files and in what collection imports.
+
+What must not be imported ahead is the business of `import_hooks`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 _MARKS = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
+_INSTALLED = {"site-packages", "dist-packages"}
 _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 
 
@@ -34,19 +39,20 @@ def text(path: Path) -> str:
 def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
     """Those of `names` that are installed packages: not the standard library, nor the project's own files.
 
-    Packages that hold pytest plugins are left out, because pytest rewrites their asserts when a rank loads them.
+    Packages that hold pytest plugins are left out, because pytest rewrites their asserts when a rank loads them, and so
+    is what else is not loaded as a plain Python loads it.
     """
-    plugins = _plugin_packages()
-    return tuple(
-        sorted(
-            name
-            for name in set(names)
-            if name not in sys.stdlib_module_names
-            and name not in plugins
-            and not name.startswith("_")
-            and _is_installed(name, rootpath)
-        )
-    )
+    from pytest_accel.import_hooks import loads_plainly
+
+    plugins = plugin_packages()
+
+    def is_worth(name: str) -> bool:
+        if name in sys.stdlib_module_names or name in plugins or name.startswith("_"):
+            return False
+        spec = _spec_of(name)
+        return _is_installed(spec, rootpath) and loads_plainly(spec) and not _is_vendored(spec)
+
+    return tuple(sorted(filter(is_worth, set(names))))
 
 
 def installed_plugins(named: Iterable[str], rootpath: Path) -> tuple[str, ...]:
@@ -54,7 +60,7 @@ def installed_plugins(named: Iterable[str], rootpath: Path) -> tuple[str, ...]:
 
     def is_harmless(name: str) -> bool:
         published = any(entry.name == name for entry in _plugins())
-        return published or _is_installed(name.partition(".")[0], rootpath)
+        return published or _is_installed(_spec_of(name.partition(".")[0]), rootpath)
 
     return tuple(name for name in named if name.startswith("no:") or is_harmless(name))
 
@@ -65,24 +71,48 @@ def _plugins() -> tuple[metadata.EntryPoint, ...]:
 
 
 @functools.cache
-def _plugin_packages() -> set[str]:
+def plugin_packages() -> set[str]:
     """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
     named = {entry.value.partition(":")[0].partition(".")[0] for entry in _plugins()}
     files = [path for entry in _plugins() if entry.dist is not None for path in entry.dist.files or ()]
     return named | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
 
 
-def _is_installed(name: str, rootpath: Path) -> bool:
-    module = sys.modules.get(name)
-    spec = getattr(module, "__spec__", None)
+def _spec_of(name: str) -> Any:
+    """Return the spec of the top-level module `name`, or None if it cannot be found."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
     if spec is None:
         try:
             from importlib.util import find_spec
 
             spec = find_spec(name)
         except (ImportError, ValueError):
-            return False
+            return None
+    return spec
+
+
+def _is_installed(spec: Any, rootpath: Path) -> bool:
     origin = getattr(spec, "origin", None)
-    if origin is None or not Path(origin).is_absolute():
-        return False
-    return "site-packages" in origin or "dist-packages" in origin or rootpath not in Path(origin).parents
+    return origin is not None and Path(origin).is_absolute() and is_outside(origin, rootpath)
+
+
+def is_outside(origin: str, rootpath: Path) -> bool:
+    """Return whether the file `origin` is not the project's own."""
+    parents = Path(origin).parents
+    return rootpath not in parents or any(parent.name in _INSTALLED for parent in parents)
+
+
+def _is_vendored(spec: Any) -> bool:
+    """Return whether a package is part of another one, which has put its own folder on `sys.path` (setuptools).
+
+    The fork server, whose `sys.path` is that of the session's start, would not find it.
+    """
+    folder = Path(spec.origin).parent
+    if spec.submodule_search_locations is not None:
+        folder = folder.parent
+    for parent in (folder, *folder.parents) if _INSTALLED & set(folder.parts) else ():
+        if parent.name in _INSTALLED:
+            return False
+        if (parent / "__init__.py").exists():
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,20 @@ def silent_terminal(config: pytest.Config) -> pytest.TerminalReporter:
     hooks = {name: None for name in dir(pytest.TerminalReporter) if name.startswith("pytest_")}
     silent: type[pytest.TerminalReporter] = type("SilentTerminalReporter", (pytest.TerminalReporter,), hooks)
     return silent(config, sys.stdout)
+
+
+def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
+    """Have pytest rewrite the asserts of the files that `session` is given by name, whatever their names.
+
+    pytest does so when it starts to collect, which a rank does once for each file. Called once a collection knows what
+    it is given. Files that the command line names beside it count too: one may import the other.
+    """
+    from _pytest import assertion
+
+    config = session.config
+    named = (config.invocation_params.dir / str(argument).partition("::")[0] for argument in config.args)
+    session._initialpaths |= {Path(os.path.abspath(path)) for path in named}
+    assertion.pytest_collection(session)
 
 
 def teardown_for(item: pytest.Item) -> None:

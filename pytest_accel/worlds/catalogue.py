@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
+from os.path import relpath
 from pathlib import Path
 from traceback import extract_tb, format_exc
 from typing import Any
 
 import pytest
 
-from pytest_accel.shims import teardown_for
+from pytest_accel.shims import rewrite_asserts_of_initial_files, teardown_for
 from pytest_accel.worlds.messages import NodeRef, RunTest
 
 
@@ -47,6 +48,8 @@ class Catalogue:
         """Directories that have been collected."""
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
         self._left: tuple[pytest.Item, list[Any]] | None = None
+        self._only: Path | None = None
+        """The file to collect, where pytest is given a folder that holds it."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
@@ -60,8 +63,17 @@ class Catalogue:
         return made if made is None else self._directories.setdefault(path, made)
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        if isinstance(collector, pytest.Directory):
+        if isinstance(collector, pytest.Session):
+            rewrite_asserts_of_initial_files(collector)
+        elif isinstance(collector, pytest.Directory):
             self._opened.add(collector.path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out all but the wanted file, where pytest is given a folder that holds it."""
+        if self._only is None:
+            return None
+        return collection_path != self._only and collection_path not in self._only.parents
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -84,12 +96,15 @@ class Catalogue:
             self._skipped.clear()
             self._collected = []
             self._announce_conftests(session.config)
+            argument, self._only = _argument(node.path, session.config.invocation_params.dir)
             try:
                 with suppress(pytest.UsageError):
-                    session.perform_collect([node.path])
+                    session.perform_collect([argument])
             except SystemExit as error:
                 last = extract_tb(error.__traceback__)[-1]
                 self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
+            finally:
+                self._only = None
             for item in self._collected:
                 _leave_xfail_to_the_driver(item)
                 _draw_alike(item, self._seed)
@@ -151,8 +166,23 @@ class _Later(pytest.Item):
         """Nothing: it is never run."""
 
 
+def _argument(path: str, start: Path) -> tuple[str, Path | None]:
+    """Return what pytest is given to collect the file `path`, and the file itself where that is a folder that holds it.
+
+    pytest takes ``[`` and ``::`` in an argument for parts of a test's name. `start`, the folder to which arguments are
+    relative, may have them in its name.
+    """
+    argument = Path(relpath(path, start))
+    plain = next(part for part in (argument, *argument.parents) if not ("[" in str(part) or "::" in str(part)))
+    return str(plain), None if plain == argument else Path(path)
+
+
 def names_of(item: pytest.Item) -> tuple[str, ...]:
     """The parts of a test's id that lie below its file."""
+    file = item.getparent(pytest.File)
+    prefix = "" if file is None else f"{file.nodeid}::"
+    if prefix and item.nodeid.startswith(prefix):
+        return tuple(item.nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.
     return tuple(item.nodeid.split("::")[1:])
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exi
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
+    ImportedAhead,
+    KeepOut,
     KillWorld,
     Preload,
     RankExited,
@@ -98,8 +101,28 @@ class Fleet:
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
-        if self._starter is not None and self._preload:
+        if self._starter is not None and self._preload and not self._spec.bare:
             self._starter.send(Preload(modules))
+
+    def import_nothing_ahead(self, why: str) -> None:
+        """Have ranks come from a server that has imported nothing but torch and pytest, from now on.
+
+        A running server is replaced, unless ranks have come from it.
+        """
+        if self._spec.bare:
+            return
+        self._go_bare(why)
+        if self._starter is not None and not self.worlds:
+            self._starter.kill()
+
+    def keep_out(self, modules: tuple[str, ...]) -> None:
+        """Have ranks come from a server that has not imported any of `modules` ahead."""
+        if self._starter is not None and not self._spec.bare and modules:
+            self._starter.send(KeepOut(modules))
+
+    def _go_bare(self, why: str) -> None:
+        self._spec = replace(self._spec, bare=True)
+        self.notes.append(f"preload: nothing but torch and pytest, since {why}")
 
     def start(self, world: PooledWorld) -> None:
         """Start a world's processes."""
@@ -227,6 +250,8 @@ class Fleet:
                 self._start_failed(message)
             elif isinstance(message, RankExited):
                 self._exited(message)
+            elif isinstance(message, ImportedAhead) and not self._spec.bare:
+                self._go_bare(f"the session does not import {message.module} as a plain Python does")
             elif isinstance(message, ServerNote) and message.text not in self.notes:  # Each of several says it.
                 self.notes.append(message.text)
 

@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
+from pytest_accel.import_hooks import loads_plainly
 from pytest_accel.worlds import linux, peers
 from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import socket_path
@@ -37,6 +38,8 @@ from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
 from pytest_accel.worlds.messages import (
+    ImportedAhead,
+    KeepOut,
     KillWorld,
     Preload,
     RankExited,
@@ -67,7 +70,10 @@ class _Running:
 
 
 class _Server:
-    def __init__(self, connection: Connection, spec: SessionSpec, controller: int, parent: int) -> None:
+    def __init__(
+        self, connection: Connection, spec: SessionSpec, controller: int, parent: int, always: frozenset[str]
+    ) -> None:
+        """`always` are the modules that every fork server imports: torch, pytest, and what these import."""
         self.connection = connection
         self.parent = parent
         self.pid = getpid()
@@ -77,6 +83,7 @@ class _Server:
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
+        self._always = always
         self._installed = Installed()
         self._plugins_loaded = False
         self._spares = Spares(self._fork)
@@ -131,6 +138,8 @@ class _Server:
                 self._kill_overdue()
         elif isinstance(message, Preload):
             self._preload(message.modules)
+        elif isinstance(message, KeepOut):
+            self._keep_out(message.modules)
 
     def _say(self, message: object) -> None:
         with contextlib.suppress(OSError):  # The controller is gone; serve() is about to notice.
@@ -229,10 +238,21 @@ class _Server:
                 for pid in world.pids:
                     kill_tree(pid)
 
+    def _keep_out(self, modules: Sequence[str]) -> None:
+        """End this process, and its original, if one of `modules` has been imported as the session does not."""
+        for name in modules:
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is not None and name not in self._always and loads_plainly(spec) and not self.worlds:
+                self._say(ImportedAhead(name))
+                kill_descendants()
+                os._exit(0)
+
     def _preload(self, modules: Sequence[str]) -> None:
         """Import `modules` in a copy of this process, which then serves in its place if it is still fit to fork."""
         if self.worlds:
             return  # The ranks must stay the children of the process that reaps them.
+        if self.spec.bare:
+            return
         wanted = [name for name in modules if name not in sys.modules]
         if self._plugins_loaded and not wanted:
             return
@@ -277,6 +297,12 @@ class _Server:
         if (reason := unfit()) is not None:
             self._say(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
             _exit(_UNFIT)
+
+
+def _import(modules: Sequence[str]) -> None:
+    for name in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def reserve_port(address: str) -> socket.socket:
@@ -358,12 +384,13 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ending_with(parent, spec):
-        for name in (*PLAIN_PRELOAD, *spec.preload):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+        _import(PLAIN_PRELOAD)
+        always = frozenset(sys.modules)
+        if not spec.bare:
+            _import(spec.preload)
     if given is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
-    server = _Server(connection, spec, controller, parent)
+    server = _Server(connection, spec, controller, parent, always)
     code = 1
     try:
         server.serve()

@@ -54,6 +54,8 @@ class SessionSpec:
     """Whether it is on another machine than the driver: it then has a folder to itself."""
     clock: float = 0.0
     """Seconds to add to `clock.monotonic` for the driver's, which is another machine's where `far`."""
+    bare: bool = False
+    """Whether the fork server imports nothing but torch and pytest: neither `preload` nor plugins."""
     shared: bool = True
     """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
 
@@ -159,6 +161,13 @@ class Preload:
     modules: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KeepOut:
+    """Modules that ranks must import themselves: a server that has imported one of them says so and ends."""
+
+    modules: tuple[str, ...]
+
+
 # Fork server to controller
 
 
@@ -190,6 +199,13 @@ class ServerNote:
     """Something that a person who asked for ``-v`` wants to know."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedAhead:
+    """The answer to :class:`KeepOut` of a server that has imported `module`."""
+
+    module: str
 
 
 # Driver to rank

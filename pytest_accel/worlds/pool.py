@@ -81,6 +81,16 @@ class Pool:
         with self._lock:
             self._fleet.preload(modules)
 
+    def import_nothing_ahead(self, why: str) -> None:
+        """Have ranks forked from a server that has imported nothing but torch and pytest; `why` is told with ``-v``."""
+        with self._lock:
+            self._fleet.import_nothing_ahead(why)
+
+    def keep_out(self, modules: tuple[str, ...]) -> None:
+        """Have ranks forked from a server that has not imported any of `modules` ahead."""
+        with self._lock:
+            self._fleet.keep_out(modules)
+
     def acquire(
         self, shape: WorldShape, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
     ) -> int:

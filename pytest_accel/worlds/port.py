@@ -24,6 +24,12 @@ class Port(Protocol):
     def preload(self, modules: tuple[str, ...]) -> None:
         """Collection has imported `modules`."""
 
+    def import_nothing_ahead(self, why: str) -> None:
+        """Tell the pool that a finder may change what is imported; see :meth:`Pool.import_nothing_ahead`."""
+
+    def keep_out(self, modules: tuple[str, ...]) -> None:
+        """Tell the pool which modules a finder has changed; see :meth:`Pool.keep_out`."""
+
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         """A world of `shape`, whose devices may take `patience` seconds; :class:`PoolError` says why there is none."""
 
@@ -83,6 +89,8 @@ class LocalPort(_Waits):
         self._pool = pool
         self.warm = pool.warm
         self.preload = pool.preload
+        self.import_nothing_ahead = pool.import_nothing_ahead
+        self.keep_out = pool.keep_out
         self.release = pool.release
 
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
@@ -130,6 +138,12 @@ class RemotePort(_Waits):
 
     def preload(self, modules: tuple[str, ...]) -> None:
         self._send("preload", modules)
+
+    def import_nothing_ahead(self, why: str) -> None:
+        self._send("import nothing ahead", why)
+
+    def keep_out(self, modules: tuple[str, ...]) -> None:
+        self._send("keep out", modules)
 
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         number, answers = self._expect()
@@ -223,6 +237,10 @@ class PoolService:
             self._pool.warm()
         elif kind == "preload":
             self._pool.preload(values[0])
+        elif kind == "import nothing ahead":
+            self._pool.import_nothing_ahead(values[0])
+        elif kind == "keep out":
+            self._pool.keep_out(values[0])
         elif kind == "usage":
             self._on_usage_error(values[0])
 

@@ -27,18 +27,24 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
 
     before = os.getcwd()
     os.chdir(directory)
-    variable = environment_variable(LAUNCHER)
-    given = os.environ.get(variable)
-    os.environ[variable] = "none"  # Where this process is one of an MPI job, nobody is to meet the others.
+    changed = {
+        environment_variable(
+            LAUNCHER
+        ): "none",  # Where this process is one of an MPI job, nobody is to meet the others.
+        "PYTEST_ADDOPTS": "",  # The files that its options name are the session's; `named` has the plugins.
+    }
+    given = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             names = [f"-p{name}" for name in named]
             pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *names])
     finally:
         os.chdir(before)
-        del os.environ[variable]
-        if given is not None:
-            os.environ[variable] = given
+        for name, value in given.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def let_loggers_propagate(package: str) -> None:

@@ -50,7 +50,21 @@ from pytest_accel.worlds.sketches import plain_properties, sketch, sketch_warnin
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
 
-_WRITES_A_FILE = ("xmlpath", "htmlpath", "log_file", "report_log", "json_report_file", "pastebin", "csv_path")
+_WRITES_A_FILE = (
+    "debug",
+    "xmlpath",
+    "htmlpath",
+    "report_log",
+    "json_report_file",
+    "pastebin",
+    "csv_path",
+    "allure_report_dir",
+    "nunit_xmlpath",
+    "cucumber_json_path",
+    "md_report_output",
+    "ctrf",
+    "store_durations",
+)
 """Options by which a session writes a file for all: the driver's business."""
 _CHANGES_THE_RUN = (
     "lf",
@@ -108,15 +122,22 @@ class RankPlugin:
 
     # The session
 
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
+        """Leave the session's files to the driver: innermost, since pytest opens that of ``--debug`` next."""
+        config = yield
+        for name in _WRITES_A_FILE:
+            if getattr(config.option, name, None):
+                setattr(config.option, name, None)
+        config.option.log_file = os.devnull  # None would leave it to the ini file.
+        return config
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
         config.pluginmanager.register(self._catalogue)
         config.pluginmanager.register(self._debugging)
         config.stash[RANK] = self.context
         option = config.option
-        for name in _WRITES_A_FILE:
-            if getattr(option, name, None):
-                setattr(option, name, None)
         for name in _CHANGES_THE_RUN:
             if getattr(option, name, None):
                 setattr(option, name, 0)

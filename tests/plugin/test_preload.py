@@ -144,3 +144,23 @@ def test_a_test_finds_what_has_been_installed_since_the_session_began(package: S
         """,
     )
     assert package.run().count() == {"PASSED": 1}
+
+
+def test_a_package_within_another_is_left_to_that_one(package: Suite) -> None:
+    """As setuptools, once imported, has its own copies of other packages on `sys.path`, where no server finds them."""
+    package.write(
+        "site-packages/outer/__init__.py",
+        "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
+    )
+    package.write("site-packages/outer/copies/within/__init__.py", "")
+    package.write("test_outer.py", _TEST.format(name="outer"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    assert "accel: preload" not in run.text
+
+
+def test_what_cannot_be_imported_ahead_is_told_to_who_asks_only(package: Suite) -> None:
+    package.write("site-packages/own.py", "import sys\nassert 'torch' not in sys.modules\n")
+    package.write("test_own.py", _TEST.format(name="own"))
+    assert "accel: preload" not in package.run("-k", "nothing", quiet=True).text
+    assert "accel: preload: own could not be imported (AssertionError: )" in package.run("-k", "nothing").text

@@ -1,0 +1,46 @@
+"""Files that a session writes are the driver's: no rank, nor what ranks are forked from, writes or truncates one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.plugin.conftest import Suite
+
+
+def test_the_drivers_files_stay_the_drivers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import logging
+
+        import pytest
+
+
+        def test_in_the_driver():
+            logging.getLogger().info("written by the driver")
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_in_ranks():
+            logging.getLogger().info("written by a rank")
+        """,
+    )
+    suite.ini("log_level = INFO\nlog_file = log.txt")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--debug=trace.txt --junitxml=junit.xml")
+    run = suite.run("--pastebin=failed")
+    assert run.count() == {"PASSED": 2}, run.text
+    trace = (suite.path / "trace.txt").read_text()
+    assert trace.startswith("versions pytest-")
+    assert trace.count("versions pytest-") == 1
+    assert "\0" not in trace
+    arguments = trace.splitlines()[4]
+    assert arguments.startswith("args=")
+    assert arguments.count("basetemp") == 1  # A rank is given another one.
+    log = (suite.path / "log.txt").read_text()
+    assert "written by the driver" in log
+    assert "\0" not in log
+    assert "written by a rank" not in log
+    assert 'tests="2"' in (suite.path / "junit.xml").read_text()

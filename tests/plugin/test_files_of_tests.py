@@ -1,0 +1,63 @@
+"""Test files as a session is given them: named on its command line, or in folders with strange names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_NAMED = """
+    import pytest
+    {other}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_{name}():
+        number = {number}
+        assert number == 4
+    """
+
+
+def test_asserts_of_files_that_the_command_line_names_are_explained(suite: Suite) -> None:
+    """Whatever their names; also of one that another imports before its own tests come."""
+    suite.write("cmp_first.py", _NAMED.format(other="import cmp_second", name="first", number=3))
+    suite.write("cmp_second.py", _NAMED.format(other="", name="second", number=5))
+    run = suite.run("cmp_first.py", "cmp_second.py::test_second")
+    assert run.count() == {"FAILED": 2}
+    assert "E       assert 3 == 4" in run.failure("test_first")
+    assert "E       assert 5 == 4" in run.failure("test_second")
+
+
+_STRANGE = """
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.parametrize("text", ["a::b", "[c]", "d e", "ü"])
+    def test_parameter(text, request):
+        assert request.node.get_closest_marker("distributed")
+
+
+    class TestIn:
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("text", ["f::g"])
+        def test_method(self, text, of_conftest):
+            assert of_conftest == "conftest"
+    """
+
+
+def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None:
+    folders = ("br[1]", "co::lon/sub", "ümlaut", "plain")
+    suite.write("conftest.py", "import pytest\n@pytest.fixture\ndef of_conftest(): return 'conftest'\n")
+    for number, folder in enumerate(folders):
+        suite.write(f"{folder}/test_{number}.py", _STRANGE)
+        suite.write(f"{folder}/broken_{number}.py", "raise AssertionError('is not to be imported')")
+    suite.write(
+        "br[1]/test_broken_in_ranks.py", "import os\nassert 'RANK' not in os.environ\ndef test_driver(): pass\n"
+    )
+    (suite.path / "linked").symlink_to("plain")
+    run = suite.run("--import-mode=importlib")
+    assert run.count() == {"PASSED": 5 * 5 + 1}, run.text
+    for folder in (*folders, "linked"):
+        assert len([name for name in run.words if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)

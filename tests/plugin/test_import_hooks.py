@@ -1,0 +1,173 @@
+"""Import hooks and assertion rewriting see in ranks what they see in a plain session, whatever is imported ahead."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Run, Suite
+
+_HOOK = """
+    import contextlib
+    import sys
+    from importlib.machinery import PathFinder, SourceFileLoader
+
+    CHANGED = set()
+
+
+    class Loader(SourceFileLoader):
+        def exec_module(self, module):
+            super().exec_module(module)
+            module.changed = True
+
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name not in CHANGED:
+                return None
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = Loader(spec.loader.name, spec.loader.path)
+            return spec
+
+
+    def install():
+        sys.meta_path.insert(0, Finder)
+
+
+    @contextlib.contextmanager
+    def change(name):
+        install()
+        CHANGED.add(name)
+        yield
+        sys.meta_path.remove(Finder)
+    """
+_TEST = """
+    import pytest
+    {imports}
+
+
+    def test_in_the_driver():
+        {body}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_in_ranks():
+        {body}
+    """
+
+
+@pytest.fixture
+def installed(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """A suite beside installed modules: `hook`, and `typed`, whose function has annotated parameters."""
+    site = suite.path / "site-packages"
+    suite.write("site-packages/hook.py", _HOOK)
+    suite.write("site-packages/typed.py", "changed = False\ndef double(number: int) -> int:\n    return number * 2\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    suite.ini("norecursedirs = site-packages")
+    return suite
+
+
+def _write(suite: Suite, imports: str, body: str) -> None:
+    suite.write("test_it.py", _TEST.format(imports=imports, body=body))
+
+
+def _nothing_ahead(run: Run) -> bool:
+    return "accel: preload: nothing but torch and pytest, since " in run.text
+
+
+@pytest.mark.parametrize(
+    ("plugin", "checker", "workers", "error"),
+    [
+        ("typeguard", "", ("-n2",), "typeguard.TypeCheckError"),
+        ("beartype", "", (), "BeartypeCallHintParamViolation"),
+        ("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError"),
+        pytest.param("typeguard", "", (), "typeguard.TypeCheckError", marks=pytest.mark.long),
+        pytest.param("beartype", "", ("-n2",), "BeartypeCallHintParamViolation", marks=pytest.mark.long),
+        pytest.param("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.long),
+    ],
+)
+def test_a_type_checker_of_packages_finds_what_it_finds_in_a_plain_session(
+    installed: Suite, plugin: str, checker: str, workers: tuple[str, ...], error: str
+) -> None:
+    module = "pytest_beartype" if plugin == "beartype" else plugin
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs {module}")
+    _write(installed, "import typed", "typed.double('a')")
+    run = installed.run("-p", module, f"--{plugin}-packages=typed{checker}", "-W", "default", *workers)
+    assert run.count() == {"FAILED": 2}, run.text
+    summary = [line for line in run.text.splitlines() if line.startswith("FAILED ")]
+    assert len(summary) == 2
+    assert all(error in line for line in summary)
+    assert _nothing_ahead(run)
+
+
+@pytest.mark.parametrize("by", ["conftest", "sitecustomize"])
+def test_a_finder_that_is_there_before_the_tests(installed: Suite, by: str) -> None:
+    """That of `sitecustomize` is in every interpreter, and is told by the conftest what to change."""
+    installed.write("conftest.py", "import hook\nhook.CHANGED.add('typed')\n")
+    where = "conftest.py" if by == "conftest" else "site-packages/sitecustomize.py"
+    with (installed.path / where).open("a") as file:
+        file.write("import hook\nhook.install()\n")
+    _write(installed, "import typed", "assert typed.changed")
+    run = installed.run()
+    assert run.count() == {"PASSED": 2}, run.text
+    assert "nothing but torch and pytest, since hook.Finder is on sys.meta_path" in run.text
+
+
+def test_a_hook_that_is_there_for_one_import_only(installed: Suite) -> None:
+    """The server has been told of `typed`, and has imported it, before the driver imports the test file."""
+    installed.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
+    _write(installed, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
+    run = installed.run()
+    assert run.count() == {"PASSED": 2}, run.text
+    assert "since the session does not import typed as a plain Python does" in run.text
+
+
+def test_a_hook_that_a_test_installs(installed: Suite) -> None:
+    body = "\n        ".join(
+        [
+            "with import_hook('typed'):",
+            "    import typed",
+            "assert typed.changed",
+            "del __import__('sys').modules['typed']",
+        ]
+    )
+    _write(installed, "from hook import change as import_hook", body)
+    run = installed.run()
+    assert run.count() == {"PASSED": 2}, run.text
+    assert "test_it.py seems to install an import hook" in run.text
+
+
+def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
+    check = "def check_{0}(number):\n    assert number == 4\n"
+    installed.write("site-packages/checks.py", check.format("module"))
+    installed.write("site-packages/pack/__init__.py", "from pack.inner import check_inner\n")
+    installed.write("site-packages/pack/inner.py", check.format("inner"))
+    installed.write("conftest.py", "import pytest\npytest.register_assert_rewrite('checks', 'pack.inner')\n")
+    _write(installed, "import checks", "checks.check_module(3)")
+    installed.write("test_pack.py", _TEST.format(imports="import pack", body="pack.check_inner(5)"))
+    run = installed.run()
+    assert run.count() == {"FAILED": 4}, run.text
+    assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
+
+
+def test_finders_that_change_nothing_cost_nothing(installed: Suite) -> None:
+    """Those of installs in place, and those that have no say before the interpreter's own."""
+    installed.write(
+        "site-packages/__editable___some_finder.py",
+        "import hook, sys\nclass Finder(hook.Finder): ...\n"
+        "sys.meta_path.insert(0, Finder)\nsys.meta_path.append(hook.Finder)\n",
+    )
+    installed.write("conftest.py", "import __editable___some_finder\n")
+    importers = "import os\nwith open({!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    installed.write("site-packages/heavy.py", importers.format(str(installed.path / "pids")))
+    _write(installed, "import heavy", "pass")
+    run = installed.run()
+    assert run.count() == {"PASSED": 2}, run.text
+    assert not _nothing_ahead(run)
+    assert len(installed.read("pids")) == 2  # The driver and the server.
