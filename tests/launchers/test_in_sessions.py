@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import Limit, stretched
+
 _PATIENCE = 60.0
 """Seconds after which a session counts as hung."""
 TRAINER = """
@@ -36,7 +38,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     pytester.path.joinpath("trainer.py").write_text(TRAINER)
 
     def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=_PATIENCE)
+        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=stretched(_PATIENCE))
 
     return run
 
@@ -213,7 +215,7 @@ def test_a_killed_test_process_leaves_no_trainer(
         files = [pytester.path / f"rank-{rank}" for rank in range(2)]
         trainers = [psutil.Process(await_number(file)) for file in files]
         os.kill(await_number(pytester.path / "tester"), signal.SIGKILL)
-        _, alive = psutil.wait_procs(trainers, timeout=_PATIENCE)
+        _, alive = psutil.wait_procs(trainers, timeout=stretched(_PATIENCE))
         assert alive == []
         assert process.stdout is not None
         output = process.stdout.read()
@@ -223,11 +225,11 @@ def test_a_killed_test_process_leaves_no_trainer(
 
 def await_number(path: Path) -> int:
     """The number in a file, once there is one."""
-    deadline = time.monotonic() + _PATIENCE
+    limit = Limit(_PATIENCE)
     while True:
         with contextlib.suppress(OSError, ValueError):
             return int(path.read_text())
-        assert time.monotonic() < deadline, f"waited {_PATIENCE:g} s for {path}"
+        assert not limit.is_over, f"waited {_PATIENCE:g} s for {path}"
         time.sleep(0.02)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.patience import Limit
 
 _WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
 _LINES = (
@@ -17,7 +24,7 @@ _LINES = (
     re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
 )
 _PATIENCE = 150.0
-"""Seconds after which a session counts as hung; none takes a tenth of it."""
+"""Seconds of a machine that is not busy (`Limit`) after which a session counts as hung; none takes a tenth of it."""
 _INI = """
 [pytest]
 accel = sim:4
@@ -74,6 +81,7 @@ class Suite:
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = pytester.path
         self._pytester = pytester
+        self._sessions = 0
         self._monkeypatch = monkeypatch
         self._ini = _INI
         self._options: tuple[str, ...] = ("-p", "accel", "-p", "xdist")
@@ -105,14 +113,35 @@ class Suite:
         """Run a session to its end."""
         (self.path / "pytest.ini").write_text(self._ini)
         options = self._options if quiet else (*self._options, "-v")
-        result = self._pytester.runpytest_subprocess(*options, *args, timeout=_PATIENCE)
-        text = result.stdout.str()
+        ret, text, errors = self._finish([*options, *args])
         words: dict[str, list[str]] = {}
         for pattern in _LINES:
             for match in pattern.finditer(text):
                 words.setdefault(match["test"].strip(), []).append(match["word"])
         assert "INTERNALERROR" not in text
-        return Run(int(result.ret), text, result.stderr.str(), words)
+        return Run(ret, text, errors, words)
+
+    def _finish(self, args: list[str]) -> tuple[int, str, str]:
+        """Return the exit status, output and errors of a session; fail if it hangs."""
+        self._sessions += 1
+        command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
+        limit = Limit(_PATIENCE)
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = self._pytester.popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+            while process.poll() is None and not limit.is_over:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+            hangs = process.poll() is None
+            if hangs:
+                process.kill()
+                process.wait()
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read())
+        print(shlex.join(command), *texts, sep="\n")
+        assert not hangs, "the session hangs"
+        return process.returncode, texts[0], texts[1]
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.patience import stretched
+
 if TYPE_CHECKING:
     from tests.plugin.conftest import Suite
 
@@ -71,7 +73,9 @@ class Terminal:
         suite.write("test_x.py", _TESTS)
         suite.write("pytest.ini", "[pytest]\naccel = sim:2\n")
         command = [*launcher, "-m", "pytest", "-p", "accel", "-p", "xdist", *args]
-        self.child: Any = pexpect.spawn(sys.executable, command, cwd=str(suite.path), timeout=60, encoding="utf-8")
+        self.child: Any = pexpect.spawn(
+            sys.executable, command, cwd=str(suite.path), timeout=stretched(60), encoding="utf-8"
+        )
 
     def see(self, text: str) -> str:
         """Wait for `text`; gives what came before it."""

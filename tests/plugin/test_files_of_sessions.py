@@ -30,7 +30,7 @@ def test_the_drivers_files_stay_the_drivers(suite: Suite, monkeypatch: pytest.Mo
     )
     suite.ini("log_level = INFO\nlog_file = log.txt")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--debug=trace.txt --junitxml=junit.xml")
-    run = suite.run("--pastebin=failed")
+    run = suite.run()
     assert run.count() == {"PASSED": 2}, run.text
     trace = (suite.path / "trace.txt").read_text()
     assert trace.startswith("versions pytest-")

@@ -22,8 +22,10 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from tests.patience import Limit
+
 PATIENCE = 60.0
-"""Seconds after which what is waited for counts as never coming."""
+"""Seconds of a machine that is not busy (`Limit`) after which what is waited for counts as never coming."""
 MARKER = "ACCEL_TEST_RUN"
 """The environment variable by which every process of a session is known, however it has come away from it."""
 
@@ -44,9 +46,9 @@ Value = TypeVar("Value")
 
 def eventually(what: str, look: Callable[[], Value], patience: float = PATIENCE) -> Value:
     """The first true answer of `look`; fails if there is none in time."""
-    deadline = time.monotonic() + patience
+    limit = Limit(patience)
     while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {patience:g} s for {what}"
+        assert not limit.is_over, f"waited {patience:g} s for {what}, and longer where the machine is busy"
         time.sleep(0.02)
     return found
 
@@ -92,9 +94,12 @@ class Session:
 
     def finish(self, patience: float = PATIENCE) -> Run:
         """Wait for its end."""
-        try:
-            text, _ = self.process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
+        limit = Limit(patience)
+        text = None
+        while text is None and not limit.is_over:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                text, _ = self.process.communicate(timeout=1.0)
+        if text is None:
             self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it hangs.
             text, _ = self.process.communicate()
             pytest.fail(f"the session hangs\n{text}")

@@ -1,0 +1,28 @@
+"""How long tests wait for what must come, before it counts as never coming."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def stretched(seconds: float) -> float:
+    """Return a time limit that is `seconds` on a machine that is not busy, and grows with the load.
+
+    A hung process is not told from a slow one by the clock alone: on two cores with a load of twenty, everything takes
+    ten times as long.
+    """
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+class Limit:
+    """A time limit that begins now, in seconds of a machine that is not busy: the load counts as it is at each look."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() - self._began >= stretched(self._seconds)
