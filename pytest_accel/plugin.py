@@ -200,7 +200,8 @@ class CollectionHooks:
         result = yield
         marked = self._session.adopt(items)
         if marked and self._runs:
-            self._look_for_hooks(*(one.item.path for one in marked), collected=True)
+            if any(one.missing is None for one in marked):
+                self._look_for_hooks(*(one.item.path for one in marked), collected=True)
             self._preload(self._imported)
             from pytest_accel.running import RunningHooks, by_world
 

@@ -179,7 +179,7 @@ def _argument(path: str, start: Path) -> tuple[str, Path | None]:
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:
     """The parts of a test's id that lie below its file."""
-    file = item.getparent(pytest.File)
+    file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
     prefix = "" if file is None else f"{file.nodeid}::"
     if prefix and item.nodeid.startswith(prefix):
         return tuple(item.nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.

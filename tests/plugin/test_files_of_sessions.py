@@ -36,7 +36,7 @@ def test_the_drivers_files_stay_the_drivers(suite: Suite, monkeypatch: pytest.Mo
     assert trace.startswith("versions pytest-")
     assert trace.count("versions pytest-") == 1
     assert "\0" not in trace
-    arguments = trace.splitlines()[4]
+    arguments = trace.splitlines()[3]
     assert arguments.startswith("args=")
     assert arguments.count("basetemp") == 1  # A rank is given another one.
     log = (suite.path / "log.txt").read_text()
