@@ -147,13 +147,13 @@ def test_a_test_finds_what_has_been_installed_since_the_session_began(package: S
 
 
 def test_a_package_within_another_is_left_to_that_one(package: Suite) -> None:
-    """As setuptools, once imported, has its own copies of other packages on `sys.path`, where no server finds them."""
+    """setuptools, once imported, has copies of other packages on `sys.path`, where the server does not find them."""
     package.write(
-        "site-packages/outer/__init__.py",
+        "site-packages/zoo/__init__.py",
         "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
     )
-    package.write("site-packages/outer/copies/within/__init__.py", "")
-    package.write("test_outer.py", _TEST.format(name="outer"))
+    package.write("site-packages/zoo/copies/within/__init__.py", "")
+    package.write("test_zoo.py", _TEST.format(name="zoo"))
     run = package.run()
     assert run.count() == {"PASSED": 2}
     assert "accel: preload" not in run.text
