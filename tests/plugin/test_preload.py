@@ -153,7 +153,8 @@ def test_a_package_within_another_is_left_to_that_one(package: Suite) -> None:
         "import os, sys\nsys.path.append(os.path.join(os.path.dirname(__file__), 'copies'))\nimport within\n",
     )
     package.write("site-packages/zoo/copies/within/__init__.py", "")
-    package.write("test_zoo.py", _TEST.format(name="zoo"))
+    package.write("helper.py", "import zoo\n")  # So both are known at once, and are imported in their names' order.
+    package.write("test_zoo.py", _TEST.format(name="helper"))
     run = package.run()
     assert run.count() == {"PASSED": 2}
     assert "accel: preload" not in run.text
