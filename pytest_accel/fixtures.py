@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,31 +147,67 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
     """A store that the ranks of this test share; it starts empty for each test."""
     from pytest_accel.worlds import group
 
-    return group.test_store(_in_rank(request, grouped=True), "test")
+    return group.test_store(_in_rank(request, grouped=True))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def world_store(request: pytest.FixtureRequest) -> Store:
+    """A store that the ranks share; it starts empty and lives as long as their session fixtures."""
+    from pytest_accel.worlds import group
+
+    return group.session_store(_in_rank(request, grouped=True))
+
+
+@pytest.fixture(scope="session")
 def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
     """``gather(obj)``: every rank's object, in the order of ranks. All ranks must call it; `obj` must pickle.
 
     Goes over the world's store and not the process group, so it works with ``init=False`` and counts as no collective.
     """
-    from pytest_accel.worlds import group
-
     context = _in_rank(request, grouped=True)
-    store = group.test_store(context, "gather")
-    calls = 0
+    store = context.signed_store
+    assert store is not None
+    # Calls are counted in each test: ranks that have failed may have made fewer, and agree again in the next test.
+    test = calls = 0
+    previous: str | None = None
 
     def call(obj: Any) -> list[Any]:
-        nonlocal calls
+        __tracebackhide__ = True
+        nonlocal test, calls, previous
+        if context.tests != test:
+            test, calls = context.tests, 0
         calls += 1
-        store.set(f"{calls}/{context.rank}", pickle.dumps(obj))  # type: ignore[arg-type]
-        objects = [pickle.loads(store.get(f"{calls}/{rank}")) for rank in range(context.spec.ranks)]
+        own = f"gather/{test}/{calls}/{context.rank}"
+        data = pickle.dumps(obj)
+        store.set(own, data)
+        parts: list[bytes] = []
+        for rank in range(context.spec.ranks):
+            parts.append(data if rank == context.rank else store.get(f"gather/{test}/{calls}/{rank}"))
         # All have called once more, so all have read what was set in the call before.
-        store.delete_key(f"{calls - 1}/{context.rank}")
-        return objects
+        if previous is not None:
+            store.delete(previous)
+        previous = own
+        return [pickle.loads(part) for part in parts]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A port of rank 0's machine, the same on every rank, that nothing else is given as long as the world lives."""
+    from pytest_accel.launch.port import hold
+
+    context = _in_rank(request, grouped=True)
+    store = context.signed_store
+    assert store is not None
+    name = f"port/{context.sessions}"
+    if context.rank == 0:
+        with hold() as held:
+            number = int(held.getsockname()[1])
+            store.set(name, b"%d" % number)
+            yield number
+    else:
+        yield int(store.get(name))
 
 
 @pytest.fixture

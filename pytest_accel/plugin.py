@@ -18,6 +18,7 @@ from pytest_accel.fixtures import (
     device_mesh,
     devices,
     dist_store,
+    free_port,
     gather,
     local_rank,
     node_rank,
@@ -25,6 +26,7 @@ from pytest_accel.fixtures import (
     rank,
     shared_tmp_path,
     world_size,
+    world_store,
 )
 from pytest_accel.launch import outer
 from pytest_accel.launch.fixture import launch
@@ -39,6 +41,7 @@ __all__ = [
     "device_mesh",
     "devices",
     "dist_store",
+    "free_port",
     "gather",
     "launch",
     "local_rank",
@@ -47,6 +50,7 @@ __all__ = [
     "rank",
     "shared_tmp_path",
     "world_size",
+    "world_store",
 ]
 
 _BEFORE = frozenset(sys.modules)

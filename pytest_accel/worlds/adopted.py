@@ -23,6 +23,7 @@ from pytest_accel.worlds import group
 
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.signed_store import SignedStore
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_PATIENCE = timedelta(seconds=10)
@@ -107,14 +108,14 @@ class HarnessInRank:
 
     def _agree(self, case: Any) -> _Start | None:
         """What all ranks are started with, which rank 0 says; None: nothing is to be started."""
-        assert self._context.store is not None
+        __tracebackhide__ = True
         key = self._key("start")
         if self._context.rank == 0:
             environment = getattr(case, "_accel_environment", None)
             start = None if environment is None else _Start(case.file_name, self._changes(environment))
-            self._context.store.set(key, json.dumps(start))
+            self._store.set(key, json.dumps(start).encode())
             return start
-        told = json.loads(self._context.store.get(key))
+        told = json.loads(self._store.get(key))
         return None if told is None else _Start(*told)
 
     def _changes(self, environment: dict[str, str]) -> dict[str, str | None]:
@@ -154,22 +155,34 @@ class HarnessInRank:
         _destroy_groups()
         self._meet("ended", patience if self._context.rank == 0 else None)
         if self._context.rank == 0:
-            assert self._context.store is not None
-            for word in ("start", "left", "all left", "ended", "all ended"):
-                self._context.store.delete_key(self._key(word))
+            for key in (self._key("start"), *self._keys("left"), *self._keys("ended")):
+                self._store.delete(key)
 
     def _meet(self, word: str, patience: timedelta | None) -> None:
         """Say that this rank has come so far, and wait until all have, but not for longer than `patience`."""
-        store = self._context.store
-        assert store is not None
-        if store.add(self._key(word), 1) == self._context.spec.ranks:
-            store.set(self._key(f"all {word}"), "")
-        elif patience is not None:
-            with contextlib.suppress(RuntimeError):  # torch's DistStoreError is one.
-                store.wait([self._key(f"all {word}")], patience)
+        __tracebackhide__ = True
+        keys = self._keys(word)
+        self._store.set(keys[self._context.rank], b"")
+        if patience is None:
+            return
+        try:
+            self._store.wait(keys, patience)
+        except RuntimeError:  # torch's DistStoreError is one.
+            return
+        for key in keys:
+            self._store.get(key)
+
+    @property
+    def _store(self) -> SignedStore:
+        assert self._context.signed_store is not None
+        return self._context.signed_store
 
     def _key(self, word: str) -> str:
         return f"adopted {self._context.tests} {word}"
+
+    def _keys(self, word: str) -> list[str]:
+        """Return the keys by which each rank says `word`."""
+        return [self._key(f"{word} {rank}") for rank in range(self._context.spec.ranks)]
 
     def _run_as_torch(self, case: Any, function: Any) -> None:
         """A test that expects its processes to die is run by rank 0 as torch runs it."""

@@ -19,6 +19,7 @@ from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import flight_path
 from pytest_accel.worlds.places import AGENT_STORE, host_of
 from pytest_accel.worlds.shape import backend_names
+from pytest_accel.worlds.signed_store import SignedStore
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
+_END_PATIENCE = timedelta(seconds=5)
+"""How long rank 0 keeps the store for others at its end. Shorter than what a retired world has for its session fixtures."""
 
 
 class Meeting(NamedTuple):
@@ -60,8 +63,9 @@ def prepare(context: RankContext, meeting: Meeting) -> None:
             listening.close()
         store = dist.TCPStore(host, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
+    context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     if spec.addresses:
-        context.store.set(f"shares/{rank}", "" if context.session.shared else socket.gethostname())
+        context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
     device = torch.device(context.torch_device)
     # Not every module has a device to choose (mps has one).
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
@@ -204,19 +208,42 @@ def torch_devices(names: Sequence[str]) -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
-def test_store(context: RankContext, use: str) -> Store:
-    """A store whose keys are the running test's own, and apart from those of another `use`."""
+def test_store(context: RankContext) -> Store:
+    """A store whose keys are the running test's own."""
     import torch.distributed as dist
 
     assert context.store is not None
-    return dist.PrefixStore(f"{use}/{context.tests}", context.store)
+    return dist.PrefixStore(f"test/{context.tests}", context.store)
+
+
+def session_store(context: RankContext) -> Store:
+    """Return a store whose keys live as long as the session fixtures that are set up now, or next."""
+    import torch.distributed as dist
+
+    assert context.store is not None
+    return dist.PrefixStore(f"session/{context.sessions}", context.store)
+
+
+def end_together(context: RankContext) -> None:
+    """Keep the store until the other ranks need it no more: their session fixtures may still use it at their end.
+
+    It ends with rank 0, which waits for the others, but not for one that hangs or has died.
+    """
+    store = context.signed_store
+    assert store is not None
+    with contextlib.suppress(RuntimeError):  # The process of rank 0 has ended, or another rank's has.
+        if context.rank:
+            store.set(f"ended/{context.rank}", b"")
+        elif context.spec.ranks > 1:
+            store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_PATIENCE)
 
 
 def apart(context: RankContext) -> list[str]:
     """The machines that share no file system with the driver's, as the ranks there have found."""
-    assert context.store is not None
+    __tracebackhide__ = True
+    assert context.signed_store is not None
     ranks = range(context.spec.ranks) if context.spec.addresses else ()
-    return sorted({name for rank in ranks if (name := context.store.get(f"shares/{rank}").decode())})
+    return sorted({name for rank in ranks if (name := context.signed_store.get(f"shares/{rank}").decode())})
 
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:

@@ -6,8 +6,9 @@ dataclasses. Times are `clock.monotonic` seconds, which all processes of one mac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -87,6 +88,8 @@ class WorldSpec:
     """The machine of each rank, of which the driver's is number 0; empty: that for all."""
     addresses: tuple[str, ...] = ()
     """That of each rank's machine, as the others reach it; empty: all are on one."""
+    secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
+    """Signs what the ranks keep in their store (`signed_store`)."""
 
     def server_of(self, rank: int) -> int:
         """The fork server that `rank` comes from."""

@@ -32,6 +32,8 @@ from pytest_accel.worlds.stacks import STACK_SIGNAL
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
+    from pytest_accel.worlds.signed_store import SignedStore
+
 
 class RankContext:
     """What fixtures ask for."""
@@ -42,7 +44,12 @@ class RankContext:
         self.rank = rank
         self.tests = 0
         """How many tests this world has begun, whoever drove them: the same number on every rank."""
+        self.sessions = 0
+        """How often the session fixtures of this world have ended: the same number on every rank."""
         self.store: Store | None = None
+        """For what tests keep there. Any process that reaches its port can write to it."""
+        self.signed_store: SignedStore | None = None
+        """The same store, for what only ranks can have written."""
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
         """The environment that makes this process the rank that it is; None: not set."""

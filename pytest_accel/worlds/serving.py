@@ -277,6 +277,8 @@ class RankPlugin:
             self._debugging.end()
             self._debugging.running = False
         self._catalogue.ran(item, following)
+        if following is None:
+            self.context.sessions += 1
         self._finish(request, stale)
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
@@ -389,6 +391,14 @@ class RankPlugin:
         self._config = session.config
         self._log.open()
         self._debugging.install(session.config)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self) -> Generator[None, None, None]:
+        try:
+            return (yield)
+        finally:
+            if self.retired and self.context.signed_store is not None:
+                group.end_together(self.context)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None

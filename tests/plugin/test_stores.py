@@ -1,0 +1,223 @@
+"""What ranks tell each other over their world's store: from any fixture, and from nobody but the ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_STRANGER = """
+import encodings.idna  # Which this user may have no right to read.
+import os
+import socket
+import struct
+import sys
+
+address, port, key, value, other = sys.argv[1:]
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+SET, GET = 1, 3  # torch/csrc/distributed/c10d/TCPStoreBackend.hpp
+
+
+def text(data):
+    return struct.pack("<Q", len(data)) + data
+
+
+with socket.create_connection((address, int(port))) as store, store.makefile("rb") as answers:
+
+    def get(key):
+        store.sendall(bytes([GET]) + text(key.encode()))
+        return answers.read(*struct.unpack("<Q", answers.read(8)))
+
+    store.sendall(struct.pack("<BI", 0, 0x3C85F7CE))
+    value = get(other) if other else bytes.fromhex(value)
+    store.sendall(bytes([SET]) + text(key.encode()) + text(value))
+    assert get(key) == value
+"""
+"""Sets a key of a TCPStore, as a process of a user who has no rights and no torch."""
+
+_ATTACKS = """
+    import os
+    import pickle
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import pytest
+
+    from pytest_accel.stash import RANK
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    class Payload:
+        def __reduce__(self):
+            return exec, (f"import os; open({os.path.abspath('ran')!r}, 'a').write(f'as uid {os.getuid()}')",)
+
+
+    @pytest.fixture
+    def attack(gather, rank, dist_store, pytestconfig):
+        '''Have a stranger set what rank 1 tells rank 0, before rank 1 does.'''
+
+        def attack(call, value=b"", other=0):
+            if rank == 0:
+                store = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+                name = f"/accel/gather/{pytestconfig.stash[RANK].tests}/{{}}/1".format
+                words = name(call), value.hex(), name(other) if other else ""
+                command = [sys.executable, "-I", "-S", "-c", Path("stranger.py").read_text(), *store, *words]
+                subprocess.run(command, check=True, timeout=30)
+            else:
+                dist_store.get("over")
+            try:
+                gather(rank)
+            finally:
+                dist_store.set("over", "")
+
+        return attack
+
+
+    def test_forged(attack):
+        attack(1, pickle.dumps(Payload()))
+
+
+    def test_copied_from_another_call(attack, gather, rank):
+        assert gather(rank) == [0, 1]
+        attack(2, other=1)
+
+
+    def test_too_short(attack):
+        attack(1)
+
+
+    def test_next(gather, rank):
+        assert gather(rank) == [0, 1]
+"""
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can act as another user")
+def test_what_another_user_has_written_is_an_error_and_never_runs(suite: Suite) -> None:
+    suite.write("stranger.py", _STRANGER)
+    suite.write("test_attacks.py", _ATTACKS)
+    run = suite.run("--accel-timeout=60")
+
+    assert not (suite.path / "ran").exists(), f"code of another user has run: {(suite.path / 'ran').read_text()}"
+    names = ("test_forged", "test_copied_from_another_call", "test_too_short")
+    assert run.outcomes() == {**dict.fromkeys(names, "FAILED"), "test_next": "PASSED"}
+    # Under the line of the test that called, and not in this plugin's code.
+    told = r"^>           gather\(rank\)\nE .*'gather/\d+/\d/1' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this"
+    assert len(re.findall(told, run.text, re.MULTILINE)) == 3, run.text
+    assert run.text.count("rank 0: failed at test_attacks.py:") == 3
+
+
+def test_ranks_agree_in_fixtures_of_any_scope(suite: Suite) -> None:
+    """Several files in one world, fixtures that come and go with them, and tests that run in no rank."""
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def token(gather, world_store, rank):
+            '''Agreed upon once in a world.'''
+            mine = f"{rank} in {os.getpid()}"
+            agreed = gather(mine)[0]
+            assert not world_store.check(["token"])
+            everybody = gather(None)  # All have looked.
+            if rank == 0:
+                world_store.set("token", agreed)
+            yield agreed
+            assert gather(mine)[0] == agreed
+            if rank == 1:
+                # Rank 0, which has the store, has nothing more to do.
+                for number in range(50):
+                    world_store.set("last", str(number))
+                    assert world_store.get("last") == str(number).encode()
+                open(f"ended-{agreed}", "w").close()
+
+
+        @pytest.fixture(scope="module")
+        def service(request, gather, rank):
+            '''Started once by rank 0 for all tests of a file.'''
+            started = f"service of {request.module.__name__}" if rank == 0 else None
+            yield gather(started)[0]
+            assert gather(rank) == [0, 1]
+            if rank == 0:
+                with open("services", "a") as file:
+                    print(started, file=file)
+        """,
+    )
+    for name in ("one", "two"):
+        suite.write(
+            f"test_{name}.py",
+            f"""
+            import pytest
+
+            pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+
+
+            @pytest.mark.parametrize("number", range(3))
+            def test_{name}(number, service, token, gather, world_store, dist_store, free_port, rank):
+                assert service == "service of test_{name}"
+                assert gather((number, token, free_port)) == [(number, token, free_port)] * 2
+                assert world_store.get("token") == token.encode()
+                assert dist_store.add("asked", 1) <= 2
+                if number == 1 and rank == 0:
+                    gather("is not answered")
+                assert not (number == 1 and rank == 1), "on purpose"
+
+
+            def test_unmarked_{name}(request):
+                pass
+            """.replace("def test_unmarked", "test_is_marked = None\n\n\n            def test_unmarked"),
+        )
+    suite.write(
+        "test_unmarked.py",
+        """
+        import pytest
+
+
+        @pytest.fixture(scope="session")
+        def everybody(gather):
+            return gather(None)
+
+
+        @pytest.fixture(scope="module")
+        def stored(world_store):
+            return world_store
+
+
+        @pytest.fixture(scope="module")
+        def port(free_port):
+            return free_port
+
+
+        def test_gather(everybody):
+            pass
+
+
+        def test_gather_again(everybody):
+            pass
+
+
+        def test_store(stored):
+            pass
+
+
+        def test_port(port):
+            pass
+
+
+        @pytest.mark.devices(1)
+        def test_no_ranks(everybody):
+            pass
+        """,
+    )
