@@ -152,10 +152,10 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
 
 @pytest.fixture(scope="session")
 def world_store(request: pytest.FixtureRequest) -> Store:
-    """A store that the ranks share; it starts empty and lives as long as their session fixtures."""
+    """A store that the ranks share as long as their world lives; what a test has set there, the next one finds."""
     from pytest_accel.worlds import group
 
-    return group.session_store(_in_rank(request, grouped=True))
+    return group.world_store(_in_rank(request, grouped=True))
 
 
 @pytest.fixture(scope="session")
@@ -200,14 +200,13 @@ def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     context = _in_rank(request, grouped=True)
     store = context.signed_store
     assert store is not None
-    name = f"port/{context.sessions}"
     if context.rank == 0:
         with hold() as held:
             number = int(held.getsockname()[1])
-            store.set(name, b"%d" % number)
+            store.set("port", b"%d" % number)
             yield number
     else:
-        yield int(store.get(name))
+        yield int(store.get("port"))
 
 
 @pytest.fixture

@@ -216,12 +216,12 @@ def test_store(context: RankContext) -> Store:
     return dist.PrefixStore(f"test/{context.tests}", context.store)
 
 
-def session_store(context: RankContext) -> Store:
-    """Return a store whose keys live as long as the session fixtures that are set up now, or next."""
+def world_store(context: RankContext) -> Store:
+    """Return a store whose keys live as long as the world, apart from those of its tests."""
     import torch.distributed as dist
 
     assert context.store is not None
-    return dist.PrefixStore(f"session/{context.sessions}", context.store)
+    return dist.PrefixStore("world", context.store)
 
 
 def end_together(context: RankContext) -> None:

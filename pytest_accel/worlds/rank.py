@@ -44,8 +44,6 @@ class RankContext:
         self.rank = rank
         self.tests = 0
         """How many tests this world has begun, whoever drove them: the same number on every rank."""
-        self.sessions = 0
-        """How often the session fixtures of this world have ended: the same number on every rank."""
         self.store: Store | None = None
         """For what tests keep there. Any process that reaches its port can write to it."""
         self.signed_store: SignedStore | None = None

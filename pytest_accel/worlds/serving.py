@@ -277,8 +277,6 @@ class RankPlugin:
             self._debugging.end()
             self._debugging.running = False
         self._catalogue.ran(item, following)
-        if following is None:
-            self.context.sessions += 1
         self._finish(request, stale)
 
     def _finish(self, request: RunTest, stale: str | None) -> None:

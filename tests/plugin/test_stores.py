@@ -115,109 +115,125 @@ def test_what_another_user_has_written_is_an_error_and_never_runs(suite: Suite) 
     assert run.text.count("rank 0: failed at test_attacks.py:") == 3
 
 
+_SCOPES = """
+    import os
+    import time
+
+    import psutil
+    import pytest
+
+
+    @pytest.fixture(scope="session")
+    def token(gather, world_store, rank):
+        first = gather(os.getpid())[0]
+        if rank == 0:
+            world_store.set("token", f"of {first}")
+            with open("begun", "a") as file:
+                print(first, file=file)
+        yield world_store.get("token").decode()
+        assert gather(os.getpid())[0] == first
+        if rank == 1:
+            # The store ends with rank 0, which has nothing more to do.
+            until = time.monotonic() + 0.5
+            while psutil.pid_exists(first) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert world_store.get("token")
+            with open("ended", "a") as file:
+                print(first, file=file)
+
+
+    @pytest.fixture(scope="module")
+    def service(request, gather, rank):
+        started = f"for {request.module.__name__}" if rank == 0 else None
+        yield gather(started)[0]
+        assert gather(rank) == [0, 1]
+        if rank == 0:
+            with open("services", "a") as file:
+                print(started, file=file)
+"""
+_TEST_SCOPES = """
+    import pytest
+
+
+    @pytest.mark.distributed(2, init=False)
+    @pytest.mark.parametrize("number", range(3))
+    def test_{name}(number, service, token, gather, world_store, dist_store, free_port, rank):
+        assert service == "for test_{name}"
+        assert gather((number, token, free_port)) == [(number, token, free_port)] * 2
+        assert world_store.get("token") == token.encode()
+        assert dist_store.add("asked", 1) <= 2
+        gather(None)
+        assert dist_store.add("asked", 0) == 2
+        assert not (number == {failing} and rank == 1)
+"""
+
+
 def test_ranks_agree_in_fixtures_of_any_scope(suite: Suite) -> None:
-    """Several files in one world, fixtures that come and go with them, and tests that run in no rank."""
-    suite.write(
-        "conftest.py",
-        """
-        import os
+    """Also where they end: with a test, out of turn before the next, and when their processes are retired."""
+    suite.write("conftest.py", _SCOPES)
+    suite.write("test_one.py", _TEST_SCOPES.format(name="one", failing=1))
+    suite.write("test_two.py", _TEST_SCOPES.format(name="two", failing=None))
+    suite.write("test_unmarked.py", _MISUSED)
+    run = suite.run()
 
-        import pytest
-
-
-        @pytest.fixture(scope="session")
-        def token(gather, world_store, rank):
-            '''Agreed upon once in a world.'''
-            mine = f"{rank} in {os.getpid()}"
-            agreed = gather(mine)[0]
-            assert not world_store.check(["token"])
-            everybody = gather(None)  # All have looked.
-            if rank == 0:
-                world_store.set("token", agreed)
-            yield agreed
-            assert gather(mine)[0] == agreed
-            if rank == 1:
-                # Rank 0, which has the store, has nothing more to do.
-                for number in range(50):
-                    world_store.set("last", str(number))
-                    assert world_store.get("last") == str(number).encode()
-                open(f"ended-{agreed}", "w").close()
+    assert run.outcomes() == {
+        **{f"test_one[{number}]": "FAILED" if number == 1 else "PASSED" for number in range(3)},
+        **{f"test_two[{number}]": "PASSED" for number in range(3)},
+        **dict.fromkeys(_MISUSES, "ERROR"),
+    }
+    assert suite.read("services") == ["for test_one", "for test_one", "for test_two"]
+    # The failed test's processes are replaced, and then end their fixtures as others do.
+    assert len(set(suite.read("begun"))) == 2
+    assert sorted(suite.read("ended")) == sorted(suite.read("begun"))
+    assert "of its session" not in run.text
+    for name, told in _MISUSES.items():
+        assert told in run.failure(name)
+        assert "Traceback" not in run.failure(name)
 
 
-        @pytest.fixture(scope="module")
-        def service(request, gather, rank):
-            '''Started once by rank 0 for all tests of a file.'''
-            started = f"service of {request.module.__name__}" if rank == 0 else None
-            yield gather(started)[0]
-            assert gather(rank) == [0, 1]
-            if rank == 0:
-                with open("services", "a") as file:
-                    print(started, file=file)
-        """,
-    )
-    for name in ("one", "two"):
-        suite.write(
-            f"test_{name}.py",
-            f"""
-            import pytest
-
-            pytestmark = pytest.mark.distributed(2, device="cpu", init=False)
+_MISUSED = """
+    import pytest
 
 
-            @pytest.mark.parametrize("number", range(3))
-            def test_{name}(number, service, token, gather, world_store, dist_store, free_port, rank):
-                assert service == "service of test_{name}"
-                assert gather((number, token, free_port)) == [(number, token, free_port)] * 2
-                assert world_store.get("token") == token.encode()
-                assert dist_store.add("asked", 1) <= 2
-                if number == 1 and rank == 0:
-                    gather("is not answered")
-                assert not (number == 1 and rank == 1), "on purpose"
+    @pytest.fixture(scope="session")
+    def everybody(gather):
+        return gather(None)
 
 
-            def test_unmarked_{name}(request):
-                pass
-            """.replace("def test_unmarked", "test_is_marked = None\n\n\n            def test_unmarked"),
-        )
-    suite.write(
-        "test_unmarked.py",
-        """
-        import pytest
+    @pytest.fixture(scope="module")
+    def stored(world_store):
+        return world_store
 
 
-        @pytest.fixture(scope="session")
-        def everybody(gather):
-            return gather(None)
+    @pytest.fixture(scope="package")
+    def port(free_port):
+        return free_port
 
 
-        @pytest.fixture(scope="module")
-        def stored(world_store):
-            return world_store
+    def test_gather(everybody):
+        pass
 
 
-        @pytest.fixture(scope="module")
-        def port(free_port):
-            return free_port
+    def test_gather_again(everybody):
+        pass
 
 
-        def test_gather(everybody):
-            pass
+    def test_store(stored):
+        pass
 
 
-        def test_gather_again(everybody):
-            pass
+    def test_port(port):
+        pass
 
 
-        def test_store(stored):
-            pass
-
-
-        def test_port(port):
-            pass
-
-
-        @pytest.mark.devices(1)
-        def test_no_ranks(everybody):
-            pass
-        """,
-    )
+    @pytest.mark.devices(1)
+    def test_no_ranks(everybody):
+        pass
+"""
+_MISUSES = {
+    "test_gather": "the fixture 'gather' needs @pytest.mark.distributed on the test",
+    "test_gather_again": "the fixture 'gather' needs @pytest.mark.distributed on the test",
+    "test_store": "the fixture 'world_store' needs @pytest.mark.distributed on the test",
+    "test_port": "the fixture 'free_port' needs @pytest.mark.distributed on the test",
+    "test_no_ranks": "the fixture 'gather' needs @pytest.mark.distributed on the test; @pytest.mark.devices alone makes",
+}

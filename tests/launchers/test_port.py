@@ -1,0 +1,69 @@
+"""Ports that are held for servers that bind to them by themselves, in whatever way."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_accel.launch import port
+
+REUSE = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+
+
+@pytest.fixture
+def held() -> Iterator[socket.socket]:
+    with port.hold() as made:
+        yield made
+
+
+def serve(number: int, *options: int, family: socket.AddressFamily = socket.AF_INET) -> None:
+    """Listen on a port and take one call; OSError where that is not allowed."""
+    with socket.socket(family) as server:
+        for option in options:
+            server.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind(("", number))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", number)):
+            # The end that closes first waits for what is still on its way, and the port with it.
+            server.accept()[0].close()
+
+
+@pytest.mark.parametrize("options", [(), REUSE[:1], REUSE[1:], REUSE], ids=["plain", "address", "port", "both"])
+def test_any_server_can_listen(held: socket.socket, options: tuple[int, ...]) -> None:
+    number = held.getsockname()[1]
+    families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
+    for family in families:
+        with port.hold() as another:
+            serve(another.getsockname()[1], *options, family=family)
+    serve(number, *options)
+
+
+def test_the_kernel_gives_it_to_nobody(held: socket.socket) -> None:
+    first, last = port._kernels_range()
+    assert not first <= held.getsockname()[1] <= last
+
+
+def test_no_other_session_is_given_it(held: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = held.getsockname()[1]
+    with port.hold() as another, socket.create_server(("", 0)) as taken:
+        free = another.getsockname()[1]
+        another.close()
+        monkeypatch.setattr(port, "_outside", lambda first, last: iter([number, taken.getsockname()[1], free]))
+        with port.hold() as next_one:
+            assert next_one.getsockname()[1] == free
+
+
+def test_where_the_kernel_gives_away_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "_kernels_range", lambda: (1024, 65535))
+    with port.hold() as held:
+        number = held.getsockname()[1]
+        if sys.platform == "linux":
+            serve(number, socket.SO_REUSEADDR)
+            with pytest.raises(OSError, match="in use"):
+                serve(number)
+        serve(number, *REUSE)
