@@ -346,3 +346,35 @@ def test_a_harness_that_is_not_known(suite: Suite) -> None:
 
     assert run.code == pytest.ExitCode.USAGE_ERROR
     assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
+
+
+def test_ranks_believe_no_stranger(suite: Suite) -> None:
+    """Rank 0 says in the world's store what the test's file and environment are, where others can write, too."""
+    adopting(
+        suite,
+        """
+import json
+
+from pytest_accel.stash import RANK
+
+
+@pytest.fixture(autouse=True)
+def forged(pytestconfig):
+    context = pytestconfig.stash[RANK]
+    if context.rank == 1:
+        name = f"adopted {context.tests} start"
+        context.store.get(name)
+        context.store.set(name, json.dumps([tempfile.mktemp(), {"LD_PRELOAD": "/of/a/stranger"}]))
+
+
+class TestForged(Case):
+    def test_environment(self):
+        assert "LD_PRELOAD" not in os.environ
+""",
+    )
+
+    run = suite.run()
+
+    run.expect({"test_environment": "FAILED"})
+    told = r"rank 1: .*'adopted 1 start' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    assert re.search(told, run.text), run.text
