@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -245,3 +246,31 @@ except ImportError:
         ("tried", False, False),
         ("fallback", False, False),
     ]
+
+
+def unpickles(source: str) -> bool:
+    """Whether a module reads pickles, its own or those that `multiprocessing.connection.Connection.recv` reads."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="load" | "loads", value=ast.Name(id="pickle"))):
+                return True
+            case ast.ImportFrom(module="pickle", names=names):
+                if {"load", "loads", "Unpickler"} & {alias.name for alias in names}:
+                    return True
+            case ast.Attribute(attr="Unpickler"):
+                return True
+            case ast.Call(func=ast.Attribute(attr="recv"), args=[], keywords=[]):
+                return True
+    return False
+
+
+def test_every_place_that_unpickles_is_accounted_for() -> None:
+    table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## Every place that unpickles")[2]
+    told = {
+        name
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\S+\.py)`", row.split("|")[1])
+    }
+    there = {path.relative_to(PACKAGE).as_posix() for path in MODULES if unpickles(path.read_text(encoding="utf-8"))}
+    assert told == there
