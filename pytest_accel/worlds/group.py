@@ -32,7 +32,7 @@ _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
 _END_PATIENCE = timedelta(seconds=5)
-"""How long rank 0 keeps the store for others at its end. Shorter than what a retired world has for its session fixtures."""
+"""How long rank 0 keeps the store for others at its end: less than a retired world has for its session fixtures."""
 
 
 class Meeting(NamedTuple):

@@ -1,6 +1,7 @@
-"""What this plugin keeps in a world's store, signed: torch's TCPStore lets every process that reaches its port set any key.
+"""Values in a world's store that only a rank of the world can have written.
 
-A world's ranks share a secret, which comes to them with the world's spec and never enters the store. A value is signed
+torch's TCPStore lets every process that reaches its port set any key. So what this plugin keeps there is signed. A
+world's ranks share a secret, which comes to them with the world's spec and never enters the store. A value is signed
 together with its name, so that a value that was read there cannot be used under another name.
 """
 
@@ -20,7 +21,7 @@ _SIZE = 32
 
 
 class ForgedValueError(Exception):
-    """A value in the store does not carry the signature of a rank. Not a RuntimeError, as torch's errors of stores are."""
+    """A value in the store lacks a rank's signature. Not a RuntimeError, as the errors of torch's stores are."""
 
 
 class SignedStore:
@@ -37,7 +38,7 @@ class SignedStore:
         self._store.set(name, self._signature(name, value) + value)  # type: ignore[arg-type]
 
     def get(self, name: str) -> bytes:
-        """Return the value of `name`, waiting until it is set; :class:`ForgedValueError` where no rank has written it."""
+        """Return the value of `name`, once it is set; raise :class:`ForgedValueError` where no rank has written it."""
         __tracebackhide__ = True
         found = self._store.get(name)
         signature, value = found[:_SIZE], found[_SIZE:]

@@ -85,6 +85,8 @@ TOGETHER = """
 
     import pytest
 
+    from pytest_accel.stash import RANK
+
 
     @pytest.mark.distributed(2, nodes=2)
     def test_both(rank, local_rank, node_rank, world_size, gather):
@@ -132,6 +134,31 @@ TOGETHER = """
         assert len(set(gather(tmp_path))) == 2
 
 
+    @pytest.mark.distributed(2, nodes=2)
+    def test_a_forged_value(request, rank, gather):
+        store = request.config.stash[RANK].store
+        mine = store.get("shares/1")
+        gather(None)
+        if rank == 0:
+            store.set("shares/1", "no-such-node")
+        gather(None)
+        told = r"'shares/1' in the store at 10\\.77\\.0\\.1:\\d+ was not written by a rank of this test"
+        with pytest.raises(Exception, match=told):
+            request.getfixturevalue("shared_tmp_path")
+        gather(None)
+        store.set("shares/1", mine)
+
+
+    @pytest.mark.distributed(2, nodes=2)
+    def test_a_port(free_port, rank, gather):
+        server = socket.create_server(("", free_port)) if rank == 0 else None
+        gather(None)
+        with socket.create_connection((os.environ["MASTER_ADDR"], free_port)):
+            gather(None)
+        if server:
+            server.close()
+
+
     def test_plain():
         assert "RANK" not in os.environ
 """
@@ -141,6 +168,8 @@ TOGETHER_ENDS = {
     "test_alone": "PASSED",
     "test_more_ranks": "SKIPPED",
     "test_a_folder": "PASSED",
+    "test_a_forged_value": "PASSED",
+    "test_a_port": "PASSED",
     "test_plain": "PASSED",
 }
 

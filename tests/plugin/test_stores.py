@@ -110,7 +110,10 @@ def test_what_another_user_has_written_is_an_error_and_never_runs(suite: Suite) 
     names = ("test_forged", "test_copied_from_another_call", "test_too_short")
     assert run.outcomes() == {**dict.fromkeys(names, "FAILED"), "test_next": "PASSED"}
     # Under the line of the test that called, and not in this plugin's code.
-    told = r"^>           gather\(rank\)\nE .*'gather/\d+/\d/1' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this"
+    told = (
+        r"^>           gather\(rank\)\n"
+        r"E .*'gather/\d+/\d/1' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
+    )
     assert len(re.findall(told, run.text, re.MULTILINE)) == 3, run.text
     assert run.text.count("rank 0: failed at test_attacks.py:") == 3
 
@@ -235,5 +238,5 @@ _MISUSES = {
     "test_gather_again": "the fixture 'gather' needs @pytest.mark.distributed on the test",
     "test_store": "the fixture 'world_store' needs @pytest.mark.distributed on the test",
     "test_port": "the fixture 'free_port' needs @pytest.mark.distributed on the test",
-    "test_no_ranks": "the fixture 'gather' needs @pytest.mark.distributed on the test; @pytest.mark.devices alone makes",
+    "test_no_ranks": "the fixture 'gather' needs @pytest.mark.distributed on the test; @pytest.mark.devices alone",
 }
