@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.shims import ask_before_debugging
-from pytest_accel.worlds.descriptors import accept
+from pytest_accel.worlds import unix_sockets
 from pytest_accel.worlds.messages import GivesTerminal, WantsTerminal
 
 
@@ -67,7 +67,7 @@ class Debugging:
         if not self.running or getpid() != self._pid:
             return False
         self._send(WantsTerminal(method))
-        with socket(fileno=accept(self._listener)) as driver:
+        with unix_sockets.accept(self._listener) as driver:
             _, lent, _, _ = recv_fds(driver, 1, 2)
         if not lent:
             return False

@@ -7,8 +7,6 @@ from multiprocessing.connection import Connection
 from os import dup, set_inheritable
 from socket import recv_fds, send_fds, socket
 
-_accept = socket._accept  # type: ignore[attr-defined]
-
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
     """Raises OSError where nobody is at the other end. They stay open in this process."""
@@ -25,13 +23,3 @@ def receive(connection: Connection, count: int) -> list[int]:
     for descriptor in descriptors:
         set_inheritable(descriptor, False)
     return descriptors
-
-
-def accept(listener: socket) -> int:
-    """Wait for a connection and return its descriptor, which is this process's to close.
-
-    `socket.accept` makes an object of what `socket.socket` is now, with the default timeout of now: both are a test's
-    to change.
-    """
-    descriptor: int = _accept(listener)[0]
-    return descriptor

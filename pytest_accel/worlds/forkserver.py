@@ -31,7 +31,7 @@ from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
 from pytest_accel.import_hooks import loads_plainly
-from pytest_accel.worlds import linux, peers
+from pytest_accel.worlds import linux, peers, unix_sockets
 from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import socket_path
 from pytest_accel.worlds.group import Meeting
@@ -56,6 +56,8 @@ from pytest_accel.worlds.spares import Role, Sockets, Spares
 
 _LOOK = 0.5
 """Seconds between two looks at whether the controller is still there, while it cannot be heard."""
+_CALLS = 128
+"""Connections that may wait until a rank accepts them."""
 _UNFIT = 3
 """Exit status by which a preloading server says that ranks must not be forked from it."""
 
@@ -154,9 +156,7 @@ class _Server:
             if spec.near:
                 pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
-                listener = listeners[rank] = socket.socket(socket.AF_UNIX)
-                listener.bind(socket_path(self.spec.directory, spec.world, rank))
-                listener.listen()
+                listeners[rank] = unix_sockets.listen(socket_path(self.spec.directory, spec.world, rank), _CALLS)
             if spec.grouped and port is None:
                 store = reserve_port(spec.addresses[0] if spec.addresses else HOST)
                 port = store.getsockname()[1]

@@ -25,9 +25,10 @@ from pytest_accel.clock import monotonic
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.launch.launching import program_of, version_of
 from pytest_accel.launch.outer import of_a_rank
-from pytest_accel.worlds import linux
+from pytest_accel.worlds import linux, unix_sockets
 from pytest_accel.worlds.autopsy import JOB_ENDED, tail
 from pytest_accel.worlds.files import server_log_path
+from pytest_accel.worlds.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
 from pytest_accel.worlds.servers import Servers
@@ -38,6 +39,8 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 START_PATIENCE = 120.0
 """Seconds that a job's processes may take to come."""
 _LENGTH = struct.Struct("<I")
+_PROCESS = struct.Struct("<II")
+"""Rank and process id."""
 _LOOK = 0.1
 _END_PATIENCE = 5.0
 """Seconds that ``mpirun`` may take to end when its processes have."""
@@ -70,9 +73,7 @@ class MpiJob:
         self._log = server_log_path(spec.directory, numbers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         os.makedirs(spec.directory, mode=0o700, exist_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self._path)
-        self._listener.listen(world.ranks)
+        self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start(launcher)
         self._thread = threading.Thread(target=self._attend, name=f"accel-mpi-{world.world}", daemon=True)
         self._thread.start()
@@ -145,13 +146,12 @@ class MpiJob:
         """The calls of the job's processes and their process ids, by rank; fewer where the job has ended before."""
         calls: dict[int, tuple[socket.socket, int]] = {}
         deadline = monotonic() + START_PATIENCE
-        self._listener.settimeout(_LOOK)
-        with self._listener:
-            while len(calls) < self.world.ranks and self._process.poll() is None and monotonic() < deadline:
-                with contextlib.suppress(TimeoutError):
-                    call, _ = self._listener.accept()
-                    call.settimeout(None)
-                    rank, pid = map(int, call.makefile().readline().split())
+        ranks = self.world.ranks
+        with self._listener, Handshakes(self._listener, _receive_process, ranks) as handshakes:
+            while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
+                met = handshakes.wait(monotonic() + _LOOK)
+                if met is not None:
+                    call, (rank, pid) = met
                     calls[rank] = call, pid
         return calls
 
@@ -204,6 +204,14 @@ class _Launched:
         return True
 
 
+def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
+    """Wait for the rank and the process id of one of the job's processes."""
+    if not unix_sockets.is_own(call):
+        raise Refused("is another user's")
+    rank, pid = _PROCESS.unpack((yield _PROCESS.size))
+    return rank, pid
+
+
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _Launched:
     """Give a process of the job its end of the connection to the pool."""
     with contextlib.suppress(OSError):  # It has ended, and so has the connection.
@@ -220,9 +228,8 @@ def serve(path: str, controller: int) -> None:
     parent = os.getppid()
     linux.die_with_parent(parent)
     rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
-    with socket.socket(socket.AF_UNIX) as call:
-        call.connect(path)
-        call.sendall(f"{rank} {os.getpid()}\n".encode())
+    with unix_sockets.connect(path) as call:
+        call.sendall(_PROCESS.pack(int(rank), os.getpid()))
         length, descriptors, _, _ = socket.recv_fds(call, _LENGTH.size, 1)
         data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
     if data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from pytest_accel.worlds import unix_sockets
 from pytest_accel.worlds.files import bridge_path, socket_path
 from pytest_accel.worlds.messages import WorldSpec
 
@@ -18,12 +19,12 @@ def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket.so
     """A connection to the rank, whose process is `pid` on its machine; OSError where it does not listen."""
     if spec.is_far(rank):
         return call_far(bridge_path(directory, spec.server_of(rank)), f"{_RANK} {spec.world} {rank} {pid}")
-    return _call(socket_path(directory, spec.world, rank))
+    return unix_sockets.connect(socket_path(directory, spec.world, rank))
 
 
 def call_far(path: str, name: str) -> socket.socket:
     """A stream to what `name` is on the machine to which the bridge at `path` leads."""
-    call = _call(path)
+    call = unix_sockets.connect(path)
     call.sendall(f"{name}\n".encode())
     return call
 
@@ -35,13 +36,3 @@ def named_rank(name: str) -> tuple[int, int, int] | None:
         return None
     world, rank, pid = map(int, numbers.split())
     return world, rank, pid
-
-
-def _call(path: str) -> socket.socket:
-    call = socket.socket(socket.AF_UNIX)
-    try:
-        call.connect(path)
-    except OSError:
-        call.close()
-        raise
-    return call

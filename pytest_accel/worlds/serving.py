@@ -24,7 +24,7 @@ from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK, RANK_PLUGIN
-from pytest_accel.worlds import descriptors, group, peers
+from pytest_accel.worlds import group, peers, unix_sockets
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
 from pytest_accel.worlds.debugging import Debugging
@@ -205,7 +205,7 @@ class RankPlugin:
             ) from error
 
     def _accept(self) -> Connection:
-        self._connection = Connection(descriptors.accept(self._listener))
+        self._connection = Connection(unix_sockets.accept(self._listener).detach())
         return self._connection
 
     def _serve(self, session: pytest.Session, connection: Connection) -> None:
