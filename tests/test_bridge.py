@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ import pytest
 from pytest_accel.worlds import linux
 from pytest_accel.worlds.bridge import Bridge, Opened
 from tests.worlds.conftest import eventually
+
+KEY = b"of this connection alone"
 
 
 class Far:
@@ -52,14 +56,19 @@ def _nothing(name: str) -> Opened:
     raise FileNotFoundError(name)
 
 
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        call = socket.create_connection(listener.getsockname())
+        return call, listener.accept()[0]
+
+
 @pytest.fixture
 def near(far: Far) -> Iterator[Bridge]:
     """The near end of a bridge that works."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        call = socket.create_connection(listener.getsockname())
-        link, _ = listener.accept()
-    made = Bridge(call, first=0, open_stream=_nothing, take=print)
-    other = Bridge(link, first=1, open_stream=far.open, take=far.take)
+    call, link = tcp_pair()
+    made = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=print)
+    other = Bridge(link, key=KEY, first=1, open_stream=far.open, take=far.take)
     threads = [threading.Thread(target=each.run) for each in (made, other)]
     for thread in threads:
         thread.start()
@@ -147,10 +156,141 @@ def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         listener.accept()[0].close()
-    bridge = Bridge(call, first=0, open_stream=_nothing, take=print)
+    bridge = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=print)
     ours, theirs = socket.socketpair()
     steps: list[Callable[[], object]] = [bridge.run, lambda: bridge.join(theirs, "stream")]
     for step in steps if late else reversed(steps):
         step()
     with ours:
         assert all_of(ours) == b""
+
+
+class Deadly:
+    """What unpickles it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+HEAD = struct.Struct("<BII")
+MESSAGE = 4
+TAG = 16
+
+
+def forged(frames: list[bytes], mark: Path) -> bytes:
+    """A frame of somebody who does not know the key."""
+    data = pickle.dumps(Deadly(mark))
+    return frames[0] + HEAD.pack(MESSAGE, 0, len(data)) + data + frames[0][-TAG:]
+
+
+def changed(frames: list[bytes], mark: Path) -> bytes:
+    """The frame that was sent, and in it something of the same length that was not."""
+    data = pickle.dumps(Deadly(mark))
+    data += bytes(len(frames[1]) - HEAD.size - TAG - len(data))
+    return frames[0] + frames[1][: HEAD.size] + data + frames[1][-TAG:]
+
+
+def replayed(frames: list[bytes], mark: Path) -> bytes:
+    return frames[0] + frames[0]
+
+
+def swapped(frames: list[bytes], mark: Path) -> bytes:
+    return frames[1] + frames[0]
+
+
+def left_out(frames: list[bytes], mark: Path) -> bytes:
+    return frames[1]
+
+
+def shortened(frames: list[bytes], mark: Path) -> bytes:
+    """The second frame lacks a byte of its content."""
+    kind, number, length = HEAD.unpack_from(frames[1])
+    return frames[0] + HEAD.pack(kind, number, length - 1) + frames[1][HEAD.size : -TAG - 1] + frames[1][-TAG:]
+
+
+def endless(frames: list[bytes], mark: Path) -> bytes:
+    """A frame of which nobody would wait for the end."""
+    return frames[0] + HEAD.pack(MESSAGE, 0, 0xFFFFFFFF)
+
+
+def sent_back(frames: list[bytes], mark: Path) -> bytes:
+    """None: it is the sender that gets its own frame."""
+    return b""
+
+
+def untouched(frames: list[bytes], mark: Path) -> bytes:
+    return frames[0] + frames[1]
+
+
+@pytest.mark.parametrize(
+    ("interfere", "come"),
+    [
+        (untouched, 2),
+        (forged, 1),
+        (changed, 1),
+        (replayed, 1),
+        (swapped, 0),
+        (left_out, 0),
+        (shortened, 1),
+        (endless, 1),
+        (sent_back, 0),
+    ],
+)
+def test_a_frame_that_was_not_sent_ends_the_connection(
+    far: Far, tmp_path: Path, interfere: Callable[[list[bytes], Path], bytes], come: int
+) -> None:
+    mark = tmp_path / "mark"
+    messages = ["first", {"second": "x" * 500}]
+    near_end, near_way = tcp_pair()
+    far_end, far_way = tcp_pair()
+    reasons: dict[str, str | None] = {}
+    sender = Bridge(near_end, key=KEY, first=0, open_stream=_nothing, take=print)
+    receiver = Bridge(far_end, key=KEY, first=1, open_stream=far.open, take=far.take)
+    threads = [
+        threading.Thread(target=lambda: reasons.update(sender=sender.run())),
+        threading.Thread(target=lambda: reasons.update(receiver=receiver.run())),
+    ]
+    for thread in threads:
+        thread.start()
+    with near_way, far_way:
+        near_way.settimeout(30)
+        frames = []
+        for message in messages:
+            sender.send(message)
+            head = exactly(near_way, HEAD.size)
+            frames.append(head + exactly(near_way, HEAD.unpack(head)[2] + TAG))
+        far_way.sendall(interfere(frames, mark))
+        far_way.shutdown(socket.SHUT_WR)
+        if interfere is sent_back:
+            near_way.sendall(frames[0])
+        near_way.shutdown(socket.SHUT_WR)
+        for thread in threads:
+            thread.join()
+
+    if interfere is untouched:
+        assert reasons == {"sender": None, "receiver": None}
+    else:
+        reason = reasons["sender" if interfere is sent_back else "receiver"]
+        assert reason is not None
+        assert "a frame came that the other end has not sent, or not in this order" in reason
+    assert far.messages == messages[:come]
+    assert not mark.exists()
+
+
+def exactly(end: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += (piece := end.recv(size - len(data)))
+        assert piece
+    return data
+
+
+def test_a_message_that_is_larger_than_a_frame_arrives_whole(near: Bridge, far: Far) -> None:
+    messages = [os.urandom(size) for size in (1 << 16, (1 << 16) - 100, 300_000, 1)]
+    for message in messages:
+        near.send(message)
+    eventually("the messages", lambda: len(far.messages) == len(messages))
+    assert far.messages == messages

@@ -27,7 +27,9 @@ class Outer:
     local_size: int
     """How many of the processes are on this machine."""
     job: tuple[str, ...]
-    """What the processes of this start have in common, and those of no other that runs on the machine."""
+    """What the launcher gives to the processes of this start on all machines, and to those of no other."""
+    parent: str = ""
+    """The process that started those of this machine, where the launcher gives nothing of the kind."""
 
     @property
     def about(self) -> str:
@@ -37,7 +39,7 @@ class Outer:
     @property
     def key(self) -> str:
         """The job as a file name."""
-        return hashlib.sha256("\0".join((self.launcher, *self.job)).encode()).hexdigest()[:16]
+        return hashlib.sha256("\0".join((self.launcher, *self.job, self.parent)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def find(environ: Mapping[str, str], parent: str) -> Outer | None:
         except ValueError:
             continue
         job = tuple(environ[name] for name in signs.job if name in environ)
-        return Outer(signs.launcher, rank, size, local_rank, local_size, job or (parent,)) if size > 1 else None
+        started_by = "" if job else parent
+        return Outer(signs.launcher, rank, size, local_rank, local_size, job, started_by) if size > 1 else None
     return None
 
 

@@ -40,9 +40,7 @@ class FarKeeper:
         self._changes = changes
         self._servers: list[tuple[KeptServer, SessionSpec]] = []
         self._token: str | None = None
-        link = socket.socket(fileno=os.dup(met.connection.fileno()))
-        met.connection.close()
-        self._bridge = Bridge(link, first=0, open_stream=_nothing_here, take=self._take)
+        self._bridge = Bridge(met.link.socket, key=met.link.key, first=0, open_stream=_nothing_here, take=self._take)
         self.supply = FarSupply(node, self._bridge.send)
         """The devices of its machine. One keeper of a machine is asked for them."""
         # Where a test forks this process, and the copy lives on, the other end would never see this one's end.

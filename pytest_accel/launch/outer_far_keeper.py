@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from typing import Any
 from pytest_accel.config import Settings
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.launch.outer_keeper import LOST, PATIENCE, changed
+from pytest_accel.launch.outer_machines import Link
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.worlds import linux
+from pytest_accel.worlds import linux, unix_sockets
 from pytest_accel.worlds.autopsy import tail
 from pytest_accel.worlds.bridge import Bridge, Opened
 from pytest_accel.worlds.far_supply import Agent
@@ -30,12 +32,10 @@ from pytest_accel.worlds.scout import answer
 from pytest_accel.worlds.starter import OwnServer
 
 
-def keep(connection: Connection, clock: float) -> int:
+def keep(link: Link, clock: float) -> int:
     """Obey the driver until it ends; gives its exit status. Its clock is this machine's and `clock`."""
     # A Ctrl-C at the terminal is the driver's to hear.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    link = socket.socket(fileno=os.dup(connection.fileno()))
-    connection.close()
     keeper = _FarKeeper(link, clock)
     try:
         return keeper.obey()
@@ -44,9 +44,9 @@ def keep(connection: Connection, clock: float) -> int:
 
 
 class _FarKeeper:
-    def __init__(self, link: socket.socket, clock: float) -> None:
+    def __init__(self, link: Link, clock: float) -> None:
         self._clock = clock
-        self._bridge = Bridge(link, first=1, open_stream=self._open, take=self._take)
+        self._bridge = Bridge(link.socket, key=link.key, first=1, open_stream=self._open, take=self._take)
         self._server: OwnServer | None = None
         self._stream: socket.socket | None = None
         """The driver's end of the connection to the fork server, until the bridge has it."""
@@ -56,7 +56,9 @@ class _FarKeeper:
         self._agent = Agent(self._bridge.send, _machine)
 
     def obey(self) -> int:
-        self._bridge.run()
+        why = self._bridge.run()
+        if self._bridge.forged:  # Of any other end the driver tells.
+            print(f"accel: the connection to rank 0 has ended: {why}", file=sys.stderr, flush=True)
         return self._status
 
     def _take(self, message: Any) -> None:
@@ -113,13 +115,7 @@ class _FarKeeper:
         if named is None:
             raise FileNotFoundError(name)
         world, rank, pid = named
-        call_there = socket.socket(socket.AF_UNIX)
-        try:
-            call_there.connect(socket_path(self._spec.directory, world, rank))
-        except OSError:
-            call_there.close()
-            raise
-        return Opened(call_there, linux.end_of(pid))
+        return Opened(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), linux.end_of(pid))
 
     def close(self) -> None:
         """The bridge is down, and with it the fork server's connection, so that it ends by itself."""

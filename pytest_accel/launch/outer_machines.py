@@ -2,47 +2,45 @@
 
 Rank 0 listens on a TCP port, and the others call it. torchrun's agents share a store
 (``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves its addresses and a random secret. Under other launchers the
-port is the one that the user has exported. What comes over a connection is unpickled only after the other end has shown
-that it knows the secret (`multiprocessing.connection`: HMAC of a challenge, both ways). Nothing is encrypted.
+port is the one that the user has exported, and the secret is the user's (`shared_secret`). Both ends prove that they
+know it before either says more (`mutual_auth`). Nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import hmac
 import json
 import os
 import platform
 import secrets
 import socket
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from pytest_accel.clock import monotonic
+from pytest_accel.launch import mutual_auth, shared_secret
+from pytest_accel.launch.mutual_auth import Messages, Peer, WrongSecret
 from pytest_accel.launch.outer import Outer
 from pytest_accel.launch.outer_meeting import PATIENCE, MeetingError, missing
-from pytest_accel.launch.outer_messages import Hello, Place
+from pytest_accel.launch.outer_messages import Hello, hello_of
+from pytest_accel.worlds.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.worlds.layout import Layout, Node
 
-SECRET = "PYTEST_ACCEL_SECRET"
-"""The variable for a secret of the user's own, where the launcher has no store for one."""
 _LOOK = 0.1
 _CALL_PATIENCE = 3.0
-_ANSWER_PATIENCE = 5
-"""Seconds that a process may take for the next word of the greeting."""
+_ANSWER_PATIENCE = 5.0
+"""Seconds that a greeting may take; then rank 0 is called once more."""
+_WRONG_PATIENCE = 5.0
+"""Seconds for which rank 0 is looked for while somebody else listens at its address."""
 _ROUNDS = 5
-_CLOCK = struct.Struct("<d")
-_STRANGER = (AuthenticationError, AssertionError, EOFError, OSError)
-"""What the greeting of somebody who is none of the job's processes comes to."""
 
 _STORE = """
 import sys
@@ -66,8 +64,20 @@ class Rendezvous:
     address: str
     port: int
     secret: bytes
+    """The user's; empty where there is none, and the one in the agents' store is enough."""
     key: str | None
     """That of rank 0's addresses in the agents' store, which is at the port then; None: rank 0 listens there itself."""
+    job: tuple[str, ...]
+    """What tells the processes from those of another job with the same secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection between two machines whose ends have proved themselves."""
+
+    socket: socket.socket
+    key: bytes
+    """For the codes of its frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ class Far:
     """A process on another machine, as the driver has met it."""
 
     hello: Hello
-    connection: Connection
+    link: Link
     address: str
     """Its machine's."""
     own_address: str
@@ -83,7 +93,7 @@ class Far:
 
 
 def rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
-    """Read from what the launcher has set; :class:`MeetingError` where something is missing."""
+    """Read from what the launcher and the user have set; :class:`MeetingError` where something is missing."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise MeetingError(
@@ -92,11 +102,23 @@ def rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
             "address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
             "(--accel-launcher none: each process runs all tests by itself)"
         )
+    try:
+        secret = shared_secret.read_secret(environ)
+    except shared_secret.SecretError as error:
+        raise MeetingError(f"rank {outer.rank} on {platform.node()}: {error}") from None
+    job = (outer.launcher, str(outer.size), address, port, *outer.job)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        return Rendezvous(address, int(port), b"", key)
-    parts = (outer.launcher, str(outer.size), address, port, str(os.getuid()), environ.get(SECRET, ""))
-    return Rendezvous(address, int(port), hashlib.sha256("\0".join(parts).encode()).digest(), None)
+        return Rendezvous(address, int(port), secret or b"", key, job)
+    if secret is None:
+        raise MeetingError(
+            f"{outer.launcher} has started {outer.size} processes on several machines, and rank {outer.rank} on "
+            f"{platform.node()} has no secret by which they know each other. Export {shared_secret.VARIABLE} with the "
+            f"same value to all of them, or keep one in {shared_secret.FILE}, a file that only you can read and that "
+            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (--accel-launcher none: each process runs all tests "
+            "by itself)"
+        )
+    return Rendezvous(address, int(port), secret, None, job)
 
 
 def identity() -> str:
@@ -118,36 +140,42 @@ def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIE
     """
     deadline = monotonic() + patience
     far: dict[int, Far] = {}
-    near: list[int] = []
-    with _listen(where) as listener:
+    near: set[int] = set()
+    wrong: dict[int, str] = {}
+    with _listen(where, outer.size) as listener:
         secret = where.secret
         if where.key is not None:
-            secret = secrets.token_bytes(32)
+            random = secrets.token_bytes(32)
             port = listener.getsockname()[1]
-            told = json.dumps({"addresses": _addresses(where), "port": port, "secret": secret.hex()})
+            told = json.dumps({"addresses": _addresses(where), "port": port, "secret": random.hex()})
             _ask_store(where, told, patience)
-        while len(far) + len(near) < outer.size - 1:
-            listener.settimeout(max(0.001, deadline - monotonic()))
-            try:
-                call, peer = listener.accept()
-            except TimeoutError:
-                absent = [rank for rank in range(1, outer.size) if rank not in far and rank not in near]
-                raise missing(outer, absent, patience) from None
-            own_address = _plain(call.getsockname()[0])
-            connection = _connection(call)
-            with contextlib.suppress(*_STRANGER):
-                hello = _greet(connection, secret, own)
+            secret = _mixed(random, where.secret)
+
+        def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
+            note = partial(_note_wrong, wrong, _plain(call.getpeername()[0]))
+            return _greet(secret, where.job, outer.size, own, note)
+
+        with Handshakes(listener, begin, outer.size) as handshakes:
+            while len(far) + len(near) < outer.size - 1:
+                met = handshakes.wait(deadline)
+                if met is None:
+                    absent = [rank for rank in range(1, outer.size) if rank not in far and rank not in near]
+                    notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
+                    raise MeetingError("; ".join([str(missing(outer, absent, patience)), *notes]))
+                call, (hello, peer) = met
+                if hello.rank in far:  # It has called once more, since it did not hear the last word in time.
+                    far.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
-                    near.append(hello.rank)
-                    connection.close()
-                else:
-                    far[hello.rank] = Far(hello, connection, _plain(peer[0]), own_address)
-                continue
-            connection.close()
-    return [far[rank] for rank in sorted(far)], near
+                    near.add(hello.rank)
+                    call.close()
+                    continue
+                with contextlib.suppress(OSError):  # It has gone again.
+                    addresses = _plain(call.getpeername()[0]), _plain(call.getsockname()[0])
+                    far[hello.rank] = Far(hello, Link(call, mutual_auth.key_for(peer, "frames")), *addresses)
+    return [far[rank] for rank in sorted(far)], sorted(near)
 
 
-def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIENCE) -> tuple[Connection, float] | None:
+def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIENCE) -> tuple[Link, float] | None:
     """As any other rank: the connection to rank 0, and what to add to this machine's clock for the one there.
 
     None where rank 0 is on the same machine. :class:`MeetingError` if it does not come in time.
@@ -156,71 +184,99 @@ def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIEN
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
         told = json.loads(_ask_store(where, "", patience))
-        addresses, port, secret = told["addresses"], told["port"], bytes.fromhex(told["secret"])
-    while monotonic() < deadline:
+        addresses, port, secret = told["addresses"], told["port"], _mixed(bytes.fromhex(told["secret"]), where.secret)
+    wrong_since: float | None = None
+    while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_PATIENCE):
         for address in addresses:
             try:
-                connection = _connection(socket.create_connection((address, port), _CALL_PATIENCE))
+                link = socket.create_connection((address, port), _CALL_PATIENCE)
             except OSError:
                 continue
             try:
-                place, clock = _present(connection, secret, hello)
-            except _STRANGER:
-                connection.close()
+                until = min(deadline, monotonic() + _ANSWER_PATIENCE)
+                far, clock, key = perform(link, _present(secret, where.job, hello), until)
+            except (Refused, EOFError, OSError, ValueError) as error:
+                link.close()
+                if isinstance(error, WrongSecret) and wrong_since is None:
+                    wrong_since = monotonic()
                 continue
-            if place.far:
-                return connection, clock
-            connection.close()
+            if far:
+                return Link(link, key), clock
+            link.close()
             return None
         time.sleep(_LOOK)
+    if wrong_since is not None:
+        raise MeetingError(
+            f"the process that listens for rank 0 at {' or '.join(addresses)}, port {port}, has another secret "
+            f"({shared_secret.NAMES}) than rank {outer.rank} on {hello.host}, or belongs to another job"
+        )
     raise MeetingError(
         f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} on {hello.host} did not reach "
         f"rank 0 at {' or '.join(addresses)}, port {port}, within {patience:g} s"
     )
 
 
-def _greet(connection: Connection, secret: bytes, own: Hello) -> Hello:
-    deliver_challenge(connection, secret)
-    answer_challenge(connection, secret)
-    hello: Hello = connection.recv()
+def _mixed(random: bytes, users: bytes) -> bytes:
+    """Return what takes both secrets to know: who reaches the agents' store can read the one that is there."""
+    return hmac.digest(random, users, "sha256")
+
+
+def _greet(
+    secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
+) -> Handshake[tuple[Hello, Peer]]:
+    peer = yield from mutual_auth.admit_caller(secret, job, range(1, size), on_wrong_secret)
+    messages = Messages(peer, caller=False)
+    hello = hello_of((yield from messages.receive()))
+    if hello.rank != peer.rank:
+        raise Refused(f"calls itself rank {hello.rank}, and has proved to be rank {peer.rank}")
     for _ in range(_ROUNDS):
-        connection.recv_bytes(_CLOCK.size)
-        connection.send_bytes(_CLOCK.pack(monotonic()))
-    connection.send(Place(far=hello.node != own.node))
-    return hello
+        yield from messages.receive()
+        yield messages.pack(monotonic())
+    yield messages.pack(hello.node != own.node)
+    return hello, peer
 
 
-def _present(connection: Connection, secret: bytes, hello: Hello) -> tuple[Place, float]:
-    answer_challenge(connection, secret)
-    deliver_challenge(connection, secret)
-    connection.send(hello)
+def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, bytes]]:
+    """Gives whether rank 0 is on another machine, what to add to this one's clock, and the key for frames."""
+    peer = yield from mutual_auth.prove_caller(secret, job, hello.rank)
+    messages = Messages(peer, caller=True)
+    yield messages.pack(hello.as_json())
     rounds = []
     for _ in range(_ROUNDS):
         began = monotonic()
-        connection.send_bytes(_CLOCK.pack(began))
-        (there,) = _CLOCK.unpack(connection.recv_bytes(_CLOCK.size))
+        yield messages.pack(None)
+        there = yield from messages.receive()
         took = monotonic() - began
+        if not isinstance(there, float):
+            raise Refused(f"tells a time that is none: {there!r}")
         # It was asked somewhere between the two, so the shortest round says it best.
         rounds.append((took, there - began - took / 2))
-    place: Place = connection.recv()
-    return place, min(rounds)[1]
+    far = yield from messages.receive()
+    return bool(far), min(rounds)[1], mutual_auth.key_for(peer, "frames")
 
 
-def _connection(call: socket.socket) -> Connection:
-    call.settimeout(None)
-    call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _ANSWER_PATIENCE, 0))
-    return Connection(call.detach())
+def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
+    """Tell the user once, and go on waiting: anybody who reaches the port may claim this."""
+    if rank not in wrong:
+        wrong[rank] = address
+        print(f"accel: {_wrong_text(rank, address)}; still waiting for rank {rank}", file=sys.stderr, flush=True)
 
 
-def _listen(where: Rendezvous) -> socket.socket:
+def _wrong_text(rank: int, address: str) -> str:
+    return f"rank {rank} at {address} has another secret ({shared_secret.NAMES}) than rank 0, or belongs to another job"
+
+
+def _listen(where: Rendezvous, backlog: int) -> socket.socket:
     port = where.port if where.key is None else 0
+    backlog += PENDING
     with contextlib.suppress(OSError):
         if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     try:
-        return socket.create_server(("", port))
+        return socket.create_server(("", port), backlog=backlog)
     except OSError as error:
-        raise MeetingError(f"MASTER_PORT={port}: rank 0 cannot listen there ({error.strerror})") from None
+        why = os.strerror(error.errno or 0)  # Without what the library adds.
+        raise MeetingError(f"MASTER_PORT={port}: rank 0 cannot listen there ({why})") from None
 
 
 def _ask_store(where: Rendezvous, value: str, patience: float) -> str:

@@ -1,26 +1,26 @@
-"""Where a launcher's processes find each other, on one machine: a socket whose path the job's identity gives."""
+"""Where a launcher's processes find each other, on one machine: a socket whose path user and job give."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
-import stat
 import time
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from pytest_accel.clock import monotonic
 from pytest_accel.launch.outer import Outer
-from pytest_accel.launch.outer_messages import Hello
-from pytest_accel.leases.folder import LockFolderError, default_folder, prepare_folder
+from pytest_accel.launch.outer_messages import Hello, receive_hello
+from pytest_accel.leases.folder import VARIABLE
+from pytest_accel.worlds import unix_sockets
+from pytest_accel.worlds.files import user_folder
+from pytest_accel.worlds.handshakes import Handshake, Handshakes, Refused
 
 PATIENCE = 60.0
 """Seconds that whoever comes first waits for the others."""
 _LOOK = 0.02
-_LONGEST = 100
-"""Characters: a socket's path has at most 104 on macOS and 108 on Linux (unix(7))."""
 
 
 class MeetingError(Exception):
@@ -28,10 +28,19 @@ class MeetingError(Exception):
 
 
 def meeting_path(outer: Outer) -> str:
-    """The socket of rank 0: below the folder of the locks, or in ``/tmp`` where its path would be too long."""
-    name = f"outer-{os.getuid()}"
-    path = os.path.join(default_folder(), name, f"{outer.key}.sock")
-    return path if len(path) <= _LONGEST else f"/tmp/accel-{name}/{outer.key}.sock"
+    """Return the path of rank 0's socket. Sessions with different lock folders never meet.
+
+    :class:`MeetingError` where another user could listen there.
+    """
+    try:
+        folder = user_folder()
+    except OSError as error:
+        raise MeetingError(
+            f"{error.filename}, where the processes that {outer.launcher} has started would meet, cannot be used: "
+            f"{error.strerror}"
+        ) from None
+    locks = hashlib.sha256(os.fsencode(os.environ.get(VARIABLE, ""))).hexdigest()[:8]
+    return os.path.join(folder, f"{locks}-{outer.key}.sock")
 
 
 def gather(
@@ -45,24 +54,27 @@ def gather(
     if not expected:
         return []
     path = meeting_path(outer)
-    _prepare(os.path.dirname(path))
     deadline = monotonic() + patience
     found: dict[int, tuple[Hello, Connection]] = {}
-    with _listen(path, outer) as listener:
+    with _listen(path, outer) as listener, Handshakes(listener, _receive_hello, outer.size) as handshakes:
         try:
             while len(found) < len(expected):
-                listener.settimeout(max(0.001, deadline - monotonic()))
-                connection = Connection(listener.accept()[0].detach())
-                if not connection.poll(max(0.0, deadline - monotonic())):
-                    raise TimeoutError
-                with contextlib.suppress(EOFError, OSError):  # It has gone again.
-                    hello: Hello = connection.recv()
-                    found[hello.rank] = (hello, connection)
-        except TimeoutError:
-            raise missing(outer, [rank for rank in expected if rank not in found], patience) from None
+                met = handshakes.wait(deadline)
+                if met is None:
+                    raise missing(outer, [rank for rank in expected if rank not in found], patience)
+                call, hello = met
+                if hello.rank in expected:
+                    found[hello.rank] = hello, Connection(call.detach())
+                call.close()
         finally:
             os.unlink(path)
     return [found[rank] for rank in sorted(found)]
+
+
+def _receive_hello(call: socket.socket) -> Handshake[Hello]:
+    if not unix_sockets.is_own(call):
+        raise Refused("is another user's")
+    return receive_hello()
 
 
 def missing(outer: Outer, ranks: Sequence[int], patience: float) -> MeetingError:
@@ -79,51 +91,29 @@ def join(outer: Outer, hello: Hello, patience: float = PATIENCE) -> Connection:
     path = meeting_path(outer)
     deadline = monotonic() + patience
     while True:
-        call = socket.socket(socket.AF_UNIX)
         try:
-            _check(os.path.dirname(path))
-            call.connect(path)
+            with unix_sockets.connect(path) as call:
+                call.sendall(hello.pack())
+                return Connection(call.detach())
+        except PermissionError as error:
+            raise MeetingError(f"rank {outer.rank} cannot meet rank 0 at {path}: {error.strerror}") from None
         except OSError:
-            call.close()
             if monotonic() >= deadline:
                 raise MeetingError(
                     f"{outer.launcher} has started {outer.size} processes, and rank 0 did not come to rank "
                     f"{outer.rank} within {patience:g} s"
                 ) from None
-            time.sleep(_LOOK)
-            continue
-        connection = Connection(call.detach())
-        connection.send(hello)
-        return connection
-
-
-def _prepare(folder: str) -> None:
-    try:
-        prepare_folder(Path(folder).parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        _check(folder)
-    except (OSError, LockFolderError) as error:
-        raise MeetingError(f"the folder {folder}, where the processes would meet, cannot be used: {error}") from None
-
-
-def _check(folder: str) -> None:
-    """OSError where somebody else could listen there in our name."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user's alone (mode 0700)")
+        time.sleep(_LOOK)
 
 
 def _listen(path: str, outer: Outer) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    with socket.socket(socket.AF_UNIX) as call:
-        try:
-            call.connect(path)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # Of a process that was killed.
-        else:
-            raise MeetingError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
-    listener.bind(path)
-    listener.listen(outer.size)
-    return listener
+    try:
+        unix_sockets.connect(path).close()
+    except PermissionError as error:
+        raise MeetingError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # Of a process that was killed.
+    else:
+        raise MeetingError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
+    return unix_sockets.listen(path, outer.size)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from pytest_accel.worlds.handshakes import Handshake, Refused
 from pytest_accel.worlds.messages import SessionSpec
+
+_LENGTH = struct.Struct("<I")
+_LONGEST_HELLO = 1 << 24
+"""Bytes: command lines may be long."""
 
 # Keeper to driver
 
@@ -28,6 +35,41 @@ class Hello:
     node: str = ""
     """What tells the machine from the others: alike for processes that can hand each other files and signals."""
 
+    def as_json(self) -> dict[str, object]:
+        """Return what :func:`hello_of` makes a greeting of again."""
+        return asdict(self)
+
+    def pack(self) -> bytes:
+        """Return the bytes for :func:`receive_hello`."""
+        data = json.dumps(self.as_json()).encode()
+        return _LENGTH.pack(len(data)) + data
+
+
+def receive_hello() -> Handshake[Hello]:
+    """Wait for what :meth:`Hello.pack` has made."""
+    (length,) = _LENGTH.unpack((yield _LENGTH.size))
+    if not 0 < length <= _LONGEST_HELLO:
+        raise Refused("says nothing that a launched process would say")
+    return hello_of(json.loads((yield length)))
+
+
+def hello_of(value: object) -> Hello:
+    """Return the greeting that came as JSON; :class:`Refused` where it is none."""
+    match value:
+        case {
+            "rank": int(rank),
+            "pid": int(pid),
+            "args": list(args),
+            "directory": str(directory),
+            "rootdir": str(rootdir),
+            "masks": dict(masks),
+            "host": str(host),
+            "node": str(node),
+        }:
+            shown = {str(name): str(mask) for name, mask in masks.items()}
+            return Hello(rank, pid, tuple(map(str, args)), directory, rootdir, shown, host, node)
+    raise Refused("says nothing that a launched process would say")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerEnded:
@@ -45,14 +87,6 @@ class Welcome:
 
     pid: int
     """The driver's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the process is, as seen from the driver, which goes on talking to it in one way or the other."""
-
-    far: bool
-    """Whether it is on another machine; on the same, they meet once more on a socket that can hand on descriptors."""
 
 
 @dataclass(frozen=True, slots=True)

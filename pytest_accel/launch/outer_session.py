@@ -40,7 +40,7 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
         try:
             where_to_meet = outer_machines.rendezvous(os.environ, world)
         except MeetingError as error:
-            _refuse(world, str(error))
+            raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
@@ -71,12 +71,6 @@ def _keep(world: Outer, hello: Hello, where_to_meet: Rendezvous | None) -> int:
         if met is not None:
             return outer_far_keeper.keep(*met)
     return outer_keeper.keep(join(world, hello))
-
-
-def _refuse(world: Outer, why: str) -> None:
-    if world.rank != 0:
-        raise SystemExit(int(pytest.ExitCode.USAGE_ERROR))
-    raise pytest.UsageError(why)
 
 
 def _masks() -> dict[str, str]:

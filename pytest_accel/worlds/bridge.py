@@ -3,6 +3,9 @@
 A stream is a connected socket at each end, whose bytes the bridge carries. What it holds for a reader that is slow is
 not bounded: all that comes to a driver is cut by those who send it, and one stream must not hold up the others.
 
+Each frame has an authentication code (`frame_auth`), which is checked before anything is done with the frame. One that
+is wrong ends the connection.
+
 That a machine has been cut off is found by the kernel (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT): a process that computes
 for a minute without letting go of the interpreter is not taken for lost.
 """
@@ -26,14 +29,18 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from pytest_accel.clock import monotonic
+from pytest_accel.worlds import unix_sockets
+from pytest_accel.worlds.frame_auth import TAG, ForgedFrame, FrameAuth
 
 SILENCE = 10.0
 """Seconds after which a machine that does not answer any more counts as lost."""
 _PROBE = 2
 """Seconds between two questions to a machine that says nothing."""
 _HEAD = struct.Struct("<BII")
-_OPEN, _DATA, _CLOSE, _MESSAGE = range(4)
+_OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
+"""Kinds of frames. A message is as many parts as it needs, and its end."""
 _CHUNK = 1 << 16
+"""Bytes that a frame carries at most, so that a forged length is found at once."""
 _LONGEST_NAME = 200
 
 
@@ -59,18 +66,33 @@ class Bridge:
     """One end of it. :meth:`run` does the work in one thread; the other methods may be called in any."""
 
     def __init__(
-        self, link: socket.socket, *, first: int, open_stream: Callable[[str], Opened], take: Callable[[Any], None]
+        self,
+        link: socket.socket,
+        *,
+        key: bytes,
+        first: int,
+        open_stream: Callable[[str], Opened],
+        take: Callable[[Any], None],
     ) -> None:
-        """`first` is 0 at one end and 1 at the other. `open_stream` makes what the other end asks for by name.
+        """`key` is one that only the two ends have. `first` is 0 at one end and 1 at the other.
 
-        It raises OSError where there is no such thing. `take` gets the messages.
+        `open_stream` makes what the other end asks for by name; it raises OSError where there is no such thing. `take`
+        gets the messages.
         """
+        self.forged = False
+        """Whether it is down because a frame came that the other end has not sent."""
         self._link = link
+        self._sent = FrameAuth(key, first)
+        self._received = FrameAuth(key, 1 - first)
+        self._parts = bytearray()
+        """Those of a message whose end has not come."""
         self._open_stream = open_stream
         self._take = take
         self._numbers = count(first, 2)
         self._streams: dict[int, _Stream] = {}
         self._listeners: list[socket.socket] = []
+        self._callers: set[socket.socket] = set()
+        """Those that have not said what they want."""
         self._in = bytearray()
         self._out = bytearray()
         self._deadline: float | None = None
@@ -88,7 +110,7 @@ class Bridge:
 
     def send(self, message: object) -> None:
         """Have the other end take `message`; nothing happens where that is gone."""
-        self._post(partial(self._put, _MESSAGE, 0, pickle.dumps(message)))
+        self._post(partial(self._put_message, pickle.dumps(message)))
 
     def join(self, end: socket.socket, name: str) -> None:
         """Make a stream of `end`, which is the bridge's to close, and of what `name` is at the other end."""
@@ -97,11 +119,9 @@ class Bridge:
 
     def listen(self, path: str) -> None:
         """Make each connection to `path` a stream: what it leads to is the first line that comes over it."""
-        listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        listener.bind(path)
-        listener.listen(64)
+        listener = unix_sockets.listen(path, 64)
         listener.setblocking(False)
         if not self._post(partial(self._listen, listener)):
             listener.close()
@@ -139,6 +159,9 @@ class Bridge:
             return None
         except EOFError:
             return None
+        except ForgedFrame as error:
+            self.forged = True
+            return str(error)
         except OSError as error:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
                 return f"nothing was heard of it for {SILENCE:g} s"
@@ -176,8 +199,8 @@ class Bridge:
                     end.close()
         for stream in list(self._streams.values()):
             self._drop(stream)
-        for listener in self._listeners:
-            listener.close()
+        for held in (*self._listeners, *self._callers):
+            held.close()
         self._selector.close()
         self._link.close()
         os.close(self._wake_read)
@@ -198,16 +221,24 @@ class Bridge:
         at = 0
         while len(self._in) - at >= _HEAD.size:
             kind, number, length = _HEAD.unpack_from(self._in, at)
-            if len(self._in) - at < _HEAD.size + length:
+            if length > _CHUNK:
+                raise ForgedFrame
+            end = at + _HEAD.size + length
+            if len(self._in) < end + TAG:
                 break
-            at += _HEAD.size
-            self._take_frame(kind, number, bytes(self._in[at : at + length]))
-            at += length
+            frame = bytes(self._in[at:end])
+            self._received.check(frame, self._in[end : end + TAG])
+            self._take_frame(kind, number, frame[_HEAD.size :])
+            at = end + TAG
         del self._in[:at]
 
     def _take_frame(self, kind: int, number: int, data: bytes) -> None:
-        if kind == _MESSAGE:
-            self._take(pickle.loads(data))
+        if kind == _PART:
+            self._parts += data
+        elif kind == _MESSAGE:
+            message = pickle.loads(self._parts + data)
+            self._parts.clear()
+            self._take(message)
         elif kind == _OPEN:
             try:
                 opened = self._open_stream(data.decode())
@@ -223,8 +254,16 @@ class Bridge:
                 stream.closing = True
             self._flush(stream)
 
+    def _put_message(self, data: bytes) -> None:
+        last = max(0, len(data) - 1) // _CHUNK * _CHUNK
+        for at in range(0, last, _CHUNK):
+            self._put(_PART, 0, data[at : at + _CHUNK])
+        self._put(_MESSAGE, 0, data[last:])
+
     def _put(self, kind: int, number: int, data: bytes) -> None:
-        self._out += _HEAD.pack(kind, number, len(data)) + data
+        frame = _HEAD.pack(kind, number, len(data)) + data
+        self._out += frame
+        self._out += self._sent.tag(frame)
         self._flush_link()
 
     def _flush_link(self) -> None:
@@ -302,7 +341,11 @@ class Bridge:
     def _on_call(self, listener: socket.socket, mask: int) -> None:
         with contextlib.suppress(OSError):
             call, _ = listener.accept()
+            if not unix_sockets.is_own(call):
+                call.close()
+                return
             call.setblocking(False)
+            self._callers.add(call)
             self._selector.register(call, selectors.EVENT_READ, partial(self._on_name, call, bytearray()))
 
     def _on_name(self, call: socket.socket, text: bytearray, mask: int) -> None:
@@ -315,11 +358,15 @@ class Bridge:
         except BlockingIOError:
             return
         except (EOFError, OSError):
-            self._selector.unregister(call)
+            self._let_go(call)
             call.close()
             return
-        self._selector.unregister(call)
+        self._let_go(call)
         self._join(call, text.decode().strip())
+
+    def _let_go(self, call: socket.socket) -> None:
+        self._callers.remove(call)
+        self._selector.unregister(call)
 
 
 def _events(out: bytearray) -> int:

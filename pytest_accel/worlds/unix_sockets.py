@@ -13,6 +13,9 @@ from os import geteuid
 from socket import AF_UNIX, SOL_SOCKET, socket
 from struct import Struct
 
+if sys.platform == "linux":
+    from socket import SO_PEERCRED
+
 _CREDENTIALS = Struct("=iII")
 """Process, user and group."""
 _accept = socket._accept  # type: ignore[attr-defined]
@@ -68,8 +71,6 @@ def is_own(call: socket) -> bool:
 def peer_uid(call: socket) -> int:
     """Return the user at the other end of `call`: of the one who listened, or of the one who connected."""
     if sys.platform == "linux":
-        from socket import SO_PEERCRED
-
         credentials = call.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
         uid: int = _CREDENTIALS.unpack(credentials)[1]
     else:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import queue
+import re
 import socket
+import subprocess
 import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -11,11 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from pytest_accel.launch import outer_machines
 from pytest_accel.launch.outer import Outer, find, of_a_rank, without_local_rank
-from pytest_accel.launch.outer_machines import Rendezvous, call, receive, rendezvous
+from pytest_accel.launch.outer_machines import Link, Rendezvous, call, receive, rendezvous
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join, meeting_path
 from pytest_accel.launch.outer_messages import Hello
 from pytest_accel.launch.outer_session import differences
+from tests.worlds.conftest import eventually
+
+SECRET = "nobody can guess this one"
+STRANGER = 1002
+"""Another user."""
 
 TORCHRUN = {
     "RANK": "1",
@@ -68,7 +79,7 @@ SRUN = {
         ),
         pytest.param(DEEPSPEED, Outer("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
         pytest.param(OPEN_MPI, Outer("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
-        pytest.param(MPICH, Outer("mpirun", 1, 2, 1, 2, ("7-1.5",)), id="mpich"),
+        pytest.param(MPICH, Outer("mpirun", 1, 2, 1, 2, (), "7-1.5"), id="mpich"),
         pytest.param(SRUN, Outer("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
         pytest.param({**SRUN, **TORCHRUN}, Outer("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))),
     ],
@@ -165,7 +176,6 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def test_the_others_are_found_whoever_comes_first() -> None:
     # What a process that was killed has left.
-    Path(meeting_path(world(0))).parent.mkdir(mode=0o700)
     Path(meeting_path(world(0))).touch()
     found: dict[str, Connection] = {}
     early = threading.Thread(target=lambda: found.update(early=join(world(2), hello(2), 30)))
@@ -197,61 +207,312 @@ def test_who_did_not_come_is_named() -> None:
         join(world(1), hello(1), 0)
 
 
-def test_a_folder_that_others_could_write_is_refused(locks: Path) -> None:
-    folder = Path(meeting_path(world(0))).parent
-    folder.mkdir()
-    folder.chmod(0o777)
-    with pytest.raises(MeetingError, match=r"cannot be used: .*not a folder of this user's alone"):
-        gather(world(0), 0.1)
-
-
-def test_a_long_path_is_not_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", "/" + "long/" * 30)
-    assert len(meeting_path(world(0))) < 100
-
-
-def test_where_processes_on_several_machines_meet() -> None:
+def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     outer = Outer("mpirun", 0, 4, 0, 2, ("a",))
-    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
+    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     found = rendezvous(exported, outer)
-    assert (found.address, found.port, found.key) == ("node-0", 29511, None)
+    assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
     assert found == rendezvous(exported, replace(outer, rank=3, local_rank=1))
-    assert found.secret != rendezvous({**exported, "PYTEST_ACCEL_SECRET": "x"}, outer).secret
+    assert found.job != rendezvous(exported, replace(outer, job=("b",))).job
     agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert rendezvous(agents, outer).key == "pytest-accel/2"
-    for name in exported:
+    assert rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, outer).secret == b""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
         with pytest.raises(MeetingError, match=rf"they do not know where to meet: .*{name}=''"):
             rendezvous({**exported, name: ""}, outer)
 
 
-def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers() -> None:
-    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    outer = Outer("srun", 3, 4, 1, 2, ("a",))
+    exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
+    with pytest.raises(MeetingError) as missing:
+        rendezvous(exported, outer)
+    said = str(missing.value)
+    assert "rank 3 on" in said
+    assert "Export PYTEST_ACCEL_SECRET" in said
+    # What it says to do is what helps.
+    (command,) = re.findall(r"\(umask 077.*secret\)", said)
+    subprocess.run(command, shell=True, check=True)
+    path = tmp_path / ".pytest-accel-secret"
+    assert rendezvous(exported, outer).secret == path.read_bytes().strip()
+    assert rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, outer).secret == SECRET.encode()
+
+    path.chmod(0o640)
+    with pytest.raises(MeetingError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
+        rendezvous(exported, outer)
+    path.chmod(0o600)
+    path.write_text("guess me\n")
+    with pytest.raises(MeetingError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
+        rendezvous(exported, outer)
+    if os.geteuid() == 0:
+        os.chown(path, STRANGER, STRANGER)
+        with pytest.raises(MeetingError, match=rf"belongs to user {STRANGER}, and not to user 0"):
+            rendezvous(exported, outer)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(MeetingError, match=r"is not a regular file"):
+        rendezvous(exported, outer)
+
+
+@pytest.fixture
+def meeting() -> Rendezvous:
+    """A free port of this machine, and a secret."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        where = Rendezvous("127.0.0.1", free.getsockname()[1], b"secret", None)
-    found: dict[str, tuple[Connection, float] | None] = {}
+        return Rendezvous("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
-    def come() -> None:
-        with pytest.raises(MeetingError, match=r"rank 1 on there did not reach rank 0 at 127.0.0.1"):
-            call(replace(outer, rank=1), replace(where, secret=b"guess"), there, 0.5)
-        with socket.create_connection(("127.0.0.1", where.port)) as stranger:
-            stranger.sendall(b"\0\0\0\x04ping")
-            while stranger.recv(64):
-                pass
-        found["far"] = call(replace(outer, rank=1), where, there, 30)
-        found["near"] = call(replace(outer, rank=2), where, hello(2, node="here"), 30)
 
-    there = hello(1, node="there", host="there")
-    thread = threading.Thread(target=come)
+def come(found: dict[int, tuple[Link, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
+    """Call as a rank of three, in a thread that has begun."""
+    outer = Outer("mpirun", own.rank, 3, 0, 2, ("a",))
+    thread = threading.Thread(target=lambda: found.update({own.rank: call(outer, where, own, 30)}))
     thread.start()
-    far, near = receive(outer, where, hello(0, node="here"), 30)
-    thread.join()
+    return thread
+
+
+def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers(meeting: Rendezvous) -> None:
+    found: dict[int, tuple[Link, float] | None] = {}
+    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+    there = hello(1, node="there", host="there", args=("-k", "\udcff"))
+    with contextlib.ExitStack() as strangers:
+        threads: list[threading.Thread] = []
+
+        def come_after_strangers() -> None:
+            # More than may be under way at once, each with the beginning of something and no more.
+            for number in range(200):
+                stranger = strangers.enter_context(reach(meeting))
+                with contextlib.suppress(OSError):
+                    stranger.sendall(b"accel-1\n"[: number % 9])
+            other = strangers.enter_context(reach(meeting))
+            other.sendall(b"GET / HTTP/1.1\r\n" * 9)
+            assert all_of(other) == b""
+            threads.extend([come(found, meeting, there), come(found, meeting, hello(2, node="here"))])
+
+        beginning = threading.Thread(target=come_after_strangers)
+        beginning.start()
+        far, near = receive(outer, meeting, hello(0, node="here"), 60)
+        beginning.join()
+        for thread in threads:
+            thread.join()
 
     assert [one.hello for one in far] == [there]
-    assert (near, found["near"]) == ([2], None)
-    assert found["far"] is not None
-    connection, clock = found["far"]
+    assert (near, found[2]) == ([2], None)
+    assert found[1] is not None
+    link, clock = found[1]
     assert abs(clock) < 1
-    connection.send("from there")
-    assert far[0].connection.recv() == "from there"
-    for end in (connection, far[0].connection):
-        end.close()
+    assert link.key == far[0].link.key
+    link.socket.sendall(b"from there")
+    assert far[0].link.socket.recv(64) == b"from there"
+    for end in (link, far[0].link):
+        end.socket.close()
+
+
+def reach(where: Rendezvous) -> socket.socket:
+    """A connection to who listens there, once somebody does."""
+
+    def look() -> socket.socket | None:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((where.address, where.port), 30)
+        return None
+
+    made = eventually("somebody to listen", look)
+    assert made is not None
+    return made
+
+
+def all_of(end: socket.socket) -> bytes:
+    """What comes until the other end closes the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):  # It has not read all that it was sent.
+        while data := end.recv(1 << 16):
+            found += data
+    return found
+
+
+def test_another_secret_is_told_at_both_ends(
+    meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
+    other = replace(meeting, secret=b"the secret of somebody else")
+    failures: list[str] = []
+
+    def come() -> None:
+        reach(meeting).close()
+        with pytest.raises(MeetingError) as raised:
+            call(replace(outer, rank=1), other, hello(1, node="there", host="far-node"), 30)
+        failures.append(str(raised.value))
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with pytest.raises(MeetingError) as raised:
+        receive(outer, meeting, hello(0, node="here"), 5)
+    thread.join()
+
+    wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
+    assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on far-node" in failures[0]
+    assert "rank 1 did not come within 5 s" in str(raised.value)
+    assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
+    said = capsys.readouterr().err
+    assert said.count(f"accel: rank 1 at 127.0.0.1 {wrong} 0, or belongs to another job; still waiting") == 1
+    assert not any("somebody else" in text or SECRET in text for text in (said, *failures, str(raised.value)))
+
+
+@pytest.mark.parametrize("theirs", [SECRET, "", "the secret of somebody else"])
+def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
+    meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch, theirs: str
+) -> None:
+    told: queue.Queue[str] = queue.Queue()
+
+    def ask_store(where: Rendezvous, value: str, patience: float) -> str:
+        if value:
+            told.put(value)
+        return value or told.get()
+
+    monkeypatch.setattr(outer_machines, "_ask_store", ask_store)
+    monkeypatch.setattr(outer_machines, "_addresses", lambda where: ["127.0.0.1"])
+    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    outer = Outer("torchrun", 0, 2, 0, 1, ("a",))
+    where = replace(meeting, key="pytest-accel/0")
+    found: list[object] = []
+
+    def come() -> None:
+        try:
+            own = hello(1, node="there")
+            found.append(call(replace(outer, rank=1), replace(where, secret=theirs.encode()), own, 30))
+        except MeetingError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    if theirs == SECRET:
+        far, _ = receive(outer, where, hello(0, node="here"), 30)
+        thread.join()
+        (met,) = found
+        assert isinstance(met, tuple)
+        for link in (far[0].link, met[0]):
+            link.socket.close()
+    else:
+        with pytest.raises(MeetingError, match=r"rank 1 at 127.0.0.1 has another secret"):
+            receive(outer, where, hello(0, node="here"), 5)
+        thread.join()
+        assert "has another secret" in str(found[0])
+
+
+class Deadly:
+    """What unpickles it leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("whose", ["its own", "the other's"])
+def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
+    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    mark = tmp_path / "mark"
+    failures: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = Rendezvous("127.0.0.1", listener.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
+
+        def come(rank: int) -> None:
+            outer = Outer("mpirun", rank, 3, 0, 2, ("a",))
+            with pytest.raises(MeetingError) as raised:
+                call(outer, where, hello(rank, node="there", host="there"), 30)
+            failures.append(str(raised.value))
+
+        threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        listener.settimeout(30)
+        with listener.accept()[0] as first, listener.accept()[0] as second:
+            ends = (first, second) if whose == "its own" else (second, first)
+            for end in ends:
+                end.settimeout(30)
+            calls = [first.recv(1 << 16), second.recv(1 << 16)]
+            for end, said in zip(ends, calls, strict=True):
+                end.sendall(said + said[8:])
+            proofs = [first.recv(1 << 16), second.recv(1 << 16)]
+            for end, said in zip(ends, proofs, strict=True):
+                with contextlib.suppress(OSError):
+                    end.sendall(said + pickle.dumps(Deadly(mark)))
+        listener.close()
+        for thread in threads:
+            thread.join()
+    assert len(failures) == 2
+    assert all("has another secret" in text for text in failures)
+    assert not mark.exists()
+    # A random number, and no more than a rank before rank 0 has proved to be that.
+    assert [len(said) for said in calls] == [40, 40]
+    assert calls[0] != calls[1]
+    assert {said[1] for said in proofs} == {1, 2}
+    assert {said[:1] + said[2:] for said in proofs} == {bytes(36)}
+
+
+@pytest.mark.parametrize("to", ["the same", "another"])
+def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str) -> None:
+    """A stranger gives back to rank 0 what that says, on the same connection and on another one."""
+    outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
+    heard: list[bytes] = []
+
+    def deceive() -> None:
+        with reach(meeting) as one, reach(meeting) as two:
+            call_of = b"accel-1\n" + bytes(32)
+            one.sendall(call_of)
+            answer = one.recv(72)
+            if to == "another":
+                two.sendall(b"accel-1\n" + answer[8:40])
+                answer = two.recv(72)
+            one.sendall(b"\x01" + (1).to_bytes(4, "little") + answer[40:])
+            heard.append(all_of(one))
+
+    thread = threading.Thread(target=deceive)
+    thread.start()
+    with pytest.raises(MeetingError, match="rank 1 did not come within 2 s"):
+        receive(outer, meeting, hello(0, node="here"), 2)
+    thread.join()
+    assert heard == [b""]
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_holds_up_nobody(meeting: Rendezvous) -> None:
+    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+    found: dict[int, tuple[Link, float] | None] = {}
+    over = threading.Event()
+
+    def trickle(made: socket.socket, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            for number in range(len(data)):
+                made.sendall(data[number : number + 1])
+                if over.wait(0.05):
+                    break
+
+    def come_meanwhile() -> None:
+        slow = reach(meeting)
+        dribble = threading.Thread(target=trickle, args=[slow, b"accel-1\n" + bytes(10_000)])
+        dribble.start()
+        with slow:
+            for own in (hello(1, node="there"), hello(2, node="there")):
+                come(found, meeting, own).join()
+            over.set()
+            dribble.join()
+
+    thread = threading.Thread(target=come_meanwhile)
+    thread.start()
+    far, _ = receive(outer, meeting, hello(0, node="here"), 60)
+    # It is over while the stranger is still at it.
+    assert not over.is_set()
+    thread.join()
+    assert [one.hello.rank for one in far] == [1, 2]
+    for one in far:
+        one.link.socket.close()
+    for link in found.values():
+        assert link is not None
+        link[0].socket.close()

@@ -5,10 +5,14 @@ Where a test is not about a launcher, plain processes with the variables that sr
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +23,8 @@ from tests.launchers import slurm
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.launchers.under import launched, suites
 from tests.worlds.conftest import PYTEST, Run, Suite, eventually
+
+SECRET = "a secret that nobody guesses"
 
 
 @pytest.fixture
@@ -36,47 +42,57 @@ def two(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
         eventually("all processes of both machines to end", lambda: not made.pids(), patience=15)
 
 
-def both(far: Sequence[str], near: Sequence[str]) -> tuple[str, ...]:
-    """A program that runs one of them on each machine, and has the near one's exit status."""
-    script = f'{" ".join(far)} "$@" & {" ".join(near)} "$@"; code=$?; wait; exit $code'
+def both(far: Sequence[str], near: str) -> tuple[str, ...]:
+    """A program that runs them at the same time, and has the near one's exit status."""
+    script = "".join(f'{command} "$@" & ' for command in far) + f'{near} "$@"; code=$?; wait; exit $code'
     return ("/bin/sh", "-c", script, "both")
 
 
 def torchrun(two: Machines, per_node: int) -> tuple[str, ...]:
-    def agent(machine: int) -> list[str]:
+    def agent(machine: int) -> str:
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
         words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--rdzv-id=one"]
         words += [f"--local-addr={ADDRESSES[machine]}", "-m", "pytest"]
-        return [shlex.join([*two.on(machine), *words])]
+        return shlex.join([*two.on(machine), *words])
 
-    return both(agent(1), agent(0))
+    return both([agent(1)], agent(0))
 
 
 def srun(
-    two: Machines, *, private: Sequence[str] = (), meet: bool = True, of_far: Sequence[str] = ()
+    two: Machines,
+    *,
+    private: Sequence[str] = (),
+    meet: bool = True,
+    secret: str = SECRET,
+    of_far: Sequence[str] = (),
+    far: int = 1,
+    after: Path | None = None,
 ) -> tuple[str, ...]:
-    """One process on each machine, as srun would start them; folders that are `private` are not shared.
+    """One process on the near machine and `far` on the other, as srun would start them.
 
-    `of_far` is what the far one has more on its command line.
+    Folders that are `private` are not shared. `of_far` is what the far ones have more on their command line; they start
+    when the file `after` is there.
     """
 
-    def task(machine: int) -> list[str]:
-        variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)"]
-        variables += [f"SLURM_NODEID={machine}", f"SLURM_PROCID={machine}", "SLURM_LOCALID=0"]
+    def task(rank: int) -> str:
+        machine = int(rank > 0)
+        variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", f"SLURM_STEP_NUM_TASKS={far + 1}"]
+        variables += [f"SLURM_STEP_TASKS_PER_NODE=1,{far}", f"SLURM_NODEID={machine}", f"SLURM_PROCID={rank}"]
+        variables += [f"SLURM_LOCALID={rank - machine}", f"PYTEST_ACCEL_SECRET={secret}"]
         variables += [f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"] if meet else []
-        return [
-            shlex.join(
-                [
-                    *two.on(machine, private=private if machine else ()),
-                    "env",
-                    *variables,
-                    *PYTEST,
-                    *(of_far if machine else ()),
-                ]
-            )
-        ]
+        wait = ["/bin/sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"', str(after)]
+        return shlex.join(
+            [
+                *(wait if machine and after is not None else ()),
+                *two.on(machine, private=private if machine else ()),
+                "env",
+                *variables,
+                *PYTEST,
+                *(of_far if machine else ()),
+            ]
+        )
 
-    return both(task(1), task(0))
+    return both([task(rank) for rank in range(1, far + 1)], task(0))
 
 
 TOGETHER = """
@@ -276,7 +292,7 @@ def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, f
     if program is None:
         pytest.skip(f"there is no mpirun.{flavour} here")
     shell = str(two.remote_shell(tmp_path / "shell"))
-    meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+    meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"{name}{':1' if flavour == 'mpich' else ' slots=1'}\n" for name in NAMES))
     if flavour == "mpich":
@@ -297,9 +313,15 @@ def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, f
 def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> None:
     nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
     suite.write("test_it.py", TOGETHER)
+    home = tmp_path / "home"
+    home.mkdir()
+    secret = home / ".pytest-accel-secret"
+    secret.touch(0o600)
+    secret.write_text(f"{SECRET}\n")
 
     with slurm.on(nodes, tmp_path) as running:
-        environment = {**running.environment, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+        meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+        environment = {**running.environment, **meeting, "HOME": str(home)}
         command = (
             *running.enter,
             "srun",
@@ -358,7 +380,8 @@ def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
         """,
     )
 
-    run = suite.start(program=torchrun(two, 2)).finish()
+    # Besides the secret that is in the agents' store.
+    run = suite.start(program=torchrun(two, 2), environment={"PYTEST_ACCEL_SECRET": SECRET}).finish()
 
     run.expect(
         {
@@ -403,7 +426,7 @@ def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, t
     run = session.finish()
 
     # What the far rank had passed before, nobody may have asked it in time.
-    assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"})
+    assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
     assert "rank 1: lost with its node, which does not answer any more" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: nothing was heard of it for 10 s" in run.text
     assert run.code == 1
@@ -630,11 +653,140 @@ def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machin
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.long
-def test_where_to_meet_must_be_said(suite: Suite, two: Machines) -> None:
+def test_where_to_meet_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_path: Path) -> None:
     suite.write("test_it.py", TOGETHER)
 
     run = suite.start(program=srun(two, meet=False)).finish()
 
-    assert run.text.count("they do not know where to meet: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 1
+    assert run.text.count("they do not know where to meet: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 2
     assert run.code == pytest.ExitCode.USAGE_ERROR
+
+    run = suite.start(program=srun(two, secret=""), environment={"HOME": str(tmp_path)}).finish()
+
+    for who in ("rank 0 on near-node", "rank 1 on far-node"):
+        assert run.text.count(f"ERROR: srun has started 2 processes on several machines, and {who} has no secret") == 1
+    assert run.text.count("Export PYTEST_ACCEL_SECRET with the same value to all of them, or keep one in ~/.") == 2
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+
+
+@contextlib.contextmanager
+def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[None]:
+    """A process on one of the machines, from the word that it is ready."""
+    command = [*two.on(machine), sys.executable, "-c", textwrap.dedent(script), *args]
+    # A process group, since what has forked ends alone.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_who_listens_in_the_place_of_rank_0_is_not_believed(suite: Suite, two: Machines, tmp_path: Path) -> None:
+    """It has two callers answer for each other's questions, and sends a pickle to the first."""
+    suite.write("test_it.py", TOGETHER)
+    mark = tmp_path / "mark"
+
+    with attacker(
+        two,
+        0,
+        """
+        import os, pickle, select, socket, struct, sys
+        from multiprocessing.connection import Connection
+        from pathlib import Path
+
+
+        class Deadly:
+            def __reduce__(self):
+                return Path.touch, (Path(sys.argv[1]),)
+
+
+        listener = socket.create_server(("0.0.0.0", 29511))
+        os.setgroups([])
+        os.setgid(1002)
+        os.setuid(1002)
+        print("ready", flush=True)
+
+
+        def accept():
+            call, _ = listener.accept()
+            call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 5, 0))
+            return call
+
+
+        while True:
+            first, second = accept(), accept()
+            try:
+                if select.select([first], [], [], 0.5)[0]:
+                    # The callers begin: each gets what the other says.
+                    calls = first.recv(64), second.recv(64)
+                    first.sendall(calls[1] + calls[1][8:])
+                    second.sendall(calls[0] + calls[0][8:])
+                    first.sendall(second.recv(64) + pickle.dumps(Deadly()))
+                    continue
+                # The callers wait for a challenge (multiprocessing.connection).
+                first, second = Connection(first.detach()), Connection(second.detach())
+                first.send_bytes(b"#CHALLENGE#" + bytes(20))
+                first.recv_bytes()
+                first.send_bytes(b"#WELCOME#")
+                second.send_bytes(first.recv_bytes())
+                first.send_bytes(second.recv_bytes())
+                first.recv_bytes()
+                first.recv_bytes()
+                for _ in range(5):
+                    first.send_bytes(first.recv_bytes())
+                first.send(Deadly())
+            except (EOFError, OSError):
+                pass
+        """,
+        str(mark),
+    ):
+        run = suite.start(program=srun(two, far=2)).finish()
+
+    assert not mark.exists()
+    assert "MASTER_PORT=29511: rank 0 cannot listen there (Address already in use)" in run.text
+    listens = "ERROR: the process that listens for rank 0 at 10.77.0.1, port 29511, has another secret"
+    for rank in (1, 2):
+        assert run.text.count(f"{listens} (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank {rank} on far-node")
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+
+
+def test_strangers_who_dawdle_do_not_hold_up_the_start(suite: Suite, two: Machines, tmp_path: Path) -> None:
+    suite.write("test_it.py", TOGETHER)
+    ready = tmp_path / "ready"
+    session = suite.start("--junitxml=report.xml", program=srun(two, after=ready))
+
+    with attacker(
+        two,
+        1,
+        """
+        import socket, time
+
+
+        def connect():
+            while True:
+                try:
+                    return socket.create_connection(("10.77.0.1", 29511))
+                except OSError:
+                    time.sleep(0.02)
+
+
+        # A message of 256 bytes, and a greeting.
+        calls = {connect(): bytes([0, 0, 1, 0]) + bytes(256), connect(): b"accel-1\\n" + bytes(32), connect(): b""}
+        print("ready", flush=True)
+        at = 0
+        while True:
+            for call, data in calls.items():
+                try:
+                    call.sendall(data[at : at + 1])
+                except OSError:
+                    pass
+            at += 1
+            time.sleep(3)
+        """,
+    ):
+        ready.touch()
+        run = session.finish()
+
+    expect_together(suite, run, "srun")

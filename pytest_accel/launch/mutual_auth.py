@@ -1,0 +1,116 @@
+"""Mutual authentication of rank 0, which listens, and the other launched processes, which call it over TCP.
+
+Both know a secret, and prove it by an HMAC of who they are (role and rank), the job, and a random number of each. The
+caller begins with its random number, and says nothing more until the listener has proved itself. So what one end has
+said can be used neither at another end, nor in the other role, nor once more. Messages of fixed size and JSON are all
+that is read until then; afterwards, each frame has a code made with a key of this connection (`worlds/frame_auth.py`).
+
+A secret must be one that nobody can guess: who talks to either end can try guesses at home.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_accel.worlds.frame_auth import TAG, ForgedFrame, FrameAuth
+from pytest_accel.worlds.handshakes import Handshake, Refused
+
+_MAGIC = b"accel-1\n"
+_RANDOM = 32
+_CALL = struct.Struct(f"<8s{_RANDOM}s")
+_ANSWER = struct.Struct(f"<8s{_RANDOM}s32s")
+_PROOF = struct.Struct("<?I32s")
+"""Whether the listener's proof was right, the caller's rank, and its own proof."""
+_NO_PROOF = bytes(32)
+_LENGTH = struct.Struct("<I")
+_LONGEST = 1 << 24
+"""Bytes of a message in the greeting, of one who has proved itself: command lines may be long."""
+
+
+class WrongSecret(Refused):
+    """The listener has another secret, or belongs to another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end, which has proved itself."""
+
+    rank: int
+    """The caller's."""
+    key: bytes
+    """The connection's."""
+
+
+def admit_caller(
+    secret: bytes, job: Sequence[str], ranks: range, on_wrong_secret: Callable[[int], None]
+) -> Handshake[Peer]:
+    """Be the listener. `on_wrong_secret` gets the rank that a caller claims to have who has another secret."""
+    magic, theirs = _CALL.unpack((yield _CALL.size))
+    if magic != _MAGIC:
+        raise Refused("speaks another protocol")
+    ours = secrets.token_bytes(_RANDOM)
+    yield _ANSWER.pack(_MAGIC, ours, _mac(secret, "listener", job, 0, theirs, ours))
+    agrees, rank, proof = _PROOF.unpack((yield _PROOF.size))
+    if rank not in ranks:
+        raise Refused(f"has a rank that is not there: {rank}")
+    if not agrees:
+        on_wrong_secret(rank)
+        raise WrongSecret
+    if not hmac.compare_digest(proof, _mac(secret, "caller", job, rank, theirs, ours)):
+        raise Refused("does not know the secret")
+    return Peer(rank, _mac(secret, "connection", job, rank, theirs, ours))
+
+
+def prove_caller(secret: bytes, job: Sequence[str], rank: int) -> Handshake[Peer]:
+    """Be the caller of this rank; :class:`WrongSecret` where the listener cannot prove itself."""
+    ours = secrets.token_bytes(_RANDOM)
+    yield _CALL.pack(_MAGIC, ours)
+    magic, theirs, proof = _ANSWER.unpack((yield _ANSWER.size))
+    if magic != _MAGIC:
+        raise Refused("speaks another protocol")
+    if not hmac.compare_digest(proof, _mac(secret, "listener", job, 0, ours, theirs)):
+        yield _PROOF.pack(False, rank, _NO_PROOF)
+        raise WrongSecret
+    yield _PROOF.pack(True, rank, _mac(secret, "caller", job, rank, ours, theirs))
+    return Peer(rank, _mac(secret, "connection", job, rank, ours, theirs))
+
+
+def _mac(secret: bytes, purpose: str, job: Sequence[str], rank: int, callers: bytes, listeners: bytes) -> bytes:
+    # JSON has one text for each value: no two of them run into each other.
+    about = json.dumps([purpose, list(job), rank, callers.hex(), listeners.hex()])
+    return hmac.digest(secret, about.encode(), "sha256")
+
+
+def key_for(peer: Peer, purpose: str) -> bytes:
+    """Return a key of the connection for one purpose."""
+    return hmac.digest(peer.key, purpose.encode(), "sha256")
+
+
+class Messages:
+    """JSON messages between two ends that have proved themselves, the rest of the greeting."""
+
+    def __init__(self, peer: Peer, *, caller: bool) -> None:
+        key = key_for(peer, "greeting")
+        self._sent = FrameAuth(key, int(caller))
+        self._received = FrameAuth(key, int(not caller))
+
+    def pack(self, value: object) -> bytes:
+        """Return the bytes that carry `value`."""
+        data = json.dumps(value).encode()
+        frame = _LENGTH.pack(len(data)) + data
+        return frame + self._sent.tag(frame)
+
+    def receive(self) -> Handshake[object]:
+        """Wait for the other end's next message; :class:`ForgedFrame` where it is not that."""
+        head = yield _LENGTH.size
+        (length,) = _LENGTH.unpack(head)
+        if length > _LONGEST:
+            raise ForgedFrame
+        rest = yield length + TAG
+        self._received.check(head + rest[:length], rest[length:])
+        return json.loads(rest[:length])

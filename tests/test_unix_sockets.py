@@ -1,0 +1,292 @@
+"""Unix sockets, and another user of the machine who comes between. That other user needs root to be there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.launch.outer import Outer
+from pytest_accel.launch.outer_meeting import MeetingError, gather, join, meeting_path
+from pytest_accel.launch.outer_messages import Hello
+from pytest_accel.worlds import files, unix_sockets
+from pytest_accel.worlds.bridge import Bridge, Opened
+from tests.worlds.conftest import eventually
+
+STRANGER = 1002
+"""Another user."""
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="another user can be had on Linux, by root"
+)
+
+_BE_STRANGER = f"""
+import ctypes, os, socket, sys
+
+os.setgroups([])
+os.setresgid(*[{STRANGER}] * 3)
+os.setresuid(*[{STRANGER}] * 3)
+
+
+def exchange(one, other):
+    # renameat2(2), RENAME_EXCHANGE
+    libc = ctypes.CDLL(None, use_errno=True)
+    return 0 if libc.renameat2(-100, one.encode(), -100, other.encode(), 2) == 0 else ctypes.get_errno()
+"""
+
+
+@contextlib.contextmanager
+def stranger(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user, until it is let go."""
+    # Root first: the interpreter may be in a folder that nobody else can enter.
+    with subprocess.Popen(
+        [sys.executable, "-c", _BE_STRANGER + script, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that it writes."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder that all users may write, as the folder of the locks is; it belongs to the other one."""
+    made = Path(tempfile.mkdtemp(prefix="common-", dir="/tmp"))
+    try:
+        os.chown(made, STRANGER, STRANGER)
+        made.chmod(0o1777)
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+@pytest.fixture
+def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of /tmp, which belongs to root."""
+    made = common / "tmp"
+    made.mkdir()
+    made.chmod(0o1777)
+    os.chown(common, 0, 0)
+    monkeypatch.setattr(files, "_TEMPORARY", str(made))
+    return made
+
+
+WORLD = Outer("torchrun", 0, 3, 0, 3, ("a", "b"))
+
+
+def hello(rank: int) -> Hello:
+    return Hello(rank, os.getpid(), ("-v",), "/here", "/here", {})
+
+
+_LISTEN = """
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.chmod(sys.argv[1], 0o777)
+print("listening", flush=True)
+call, _ = listener.accept()
+print(len(call.recv(1 << 16)), flush=True)
+"""
+
+
+def test_a_socket_of_another_user_is_told_nothing(common: Path) -> None:
+    path = str(common / "rank.sock")
+    with stranger(_LISTEN, path) as other:
+        assert said(other) == "listening"
+        with pytest.raises(PermissionError, match=f"user {STRANGER} listens there, and not user 0"):
+            unix_sockets.connect(path)
+        assert said(other) == "0"
+
+
+_CALL = """
+with socket.socket(socket.AF_UNIX) as call:
+    call.connect(sys.argv[1])
+    try:
+        call.sendall(b"stream\\n")
+        print(len(call.recv(64)), flush=True)
+    except OSError:
+        print(0, flush=True)
+"""
+
+
+def test_another_user_who_connects_to_a_rank_is_not_heard(common: Path) -> None:
+    path = str(common / "rank.sock")
+    found: list[socket.socket] = []
+    with unix_sockets.listen(path, 8) as listener:
+        os.chmod(path, 0o777)
+        thread = threading.Thread(target=lambda: found.append(unix_sockets.accept(listener)))
+        thread.start()
+        with stranger(_CALL, path) as other:
+            assert said(other) == "0"
+        with unix_sockets.connect(path) as call:
+            thread.join()
+            call.sendall(b"own")
+            with found[0] as end:
+                assert end.recv(64) == b"own"
+
+
+def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> None:
+    opened: dict[str, socket.socket] = {}
+
+    def open_stream(name: str) -> Opened:
+        ours, opened[name] = socket.socketpair()
+        return Opened(ours)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    bridges = [
+        Bridge(near, key=b"key", first=0, open_stream=open_stream, take=print),
+        Bridge(far, key=b"key", first=1, open_stream=open_stream, take=print),
+    ]
+    threads = [threading.Thread(target=bridge.run) for bridge in bridges]
+    for thread in threads:
+        thread.start()
+    path = str(common / "far.sock")
+    bridges[0].listen(path)
+    os.chmod(path, 0o777)
+    with stranger(_CALL, path) as other:
+        assert said(other) == "0"
+    with unix_sockets.connect(path) as call, unix_sockets.connect(path):
+        call.sendall(b"own\n")
+        eventually("the stream", lambda: list(opened) == ["own"])
+        # Who is still to say what it wants is let go as well.
+        bridges[0].expire(0)
+        for thread in threads:
+            thread.join()
+    opened["own"].close()
+
+
+_EXCHANGE = """
+common, folder, name, meeting, uid = sys.argv[1:]
+os.makedirs(folder, 0o700, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.path.join(folder, name))
+listener.listen()
+listener.settimeout(0.001)
+os.chmod(os.path.join(folder, name), 0o777)
+os.chmod(folder, 0o777)
+met = rounds = 0
+while not rounds or os.path.exists(common + "/go"):
+    for target in dict.fromkeys((os.path.join(common, f"outer-{uid}"), meeting)):
+        refusal = exchange(folder, target)
+    try:
+        listener.accept()[0].close()
+        met += 1
+    except OSError:
+        pass
+    rounds += 1
+    if rounds == 1:
+        print("listening", flush=True)
+print(met, os.strerror(refusal), flush=True)
+"""
+
+
+def test_the_owner_of_the_lock_folder_cannot_step_into_the_meeting(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a sticky folder may rename what is in it, and exchanges folders faster than anybody looks."""
+    monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(common))
+    (common / "go").touch()
+    path = Path(meeting_path(WORLD))
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    args = (str(common), str(common / "stranger"), path.name, str(path.parent), str(os.getuid()))
+    connections: list[Connection] = []
+
+    def come(rank: int) -> None:
+        connections.append(join(WORLD, hello(rank), 60))
+
+    with stranger(_EXCHANGE, *args) as other:
+        assert said(other) == "listening"
+        threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        met = gather(WORLD, 60)
+        for thread in threads:
+            thread.join()
+        (common / "go").unlink()
+        assert said(other) == "0 Operation not permitted"
+    assert [one.rank for one, _ in met] == [1, 2]
+    for connection in (*connections, *(connection for _, connection in met)):
+        connection.close()
+
+
+def test_a_meeting_point_that_another_user_could_replace_is_refused(temporary: Path) -> None:
+    path = temporary / f"pytest-accel-{os.getuid()}"
+    with stranger("os.mkdir(sys.argv[1], 0o700)", str(path)) as other:
+        other.wait()
+    wanted = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
+    text = rf"^{path}, where the processes .* it is a folder of user {STRANGER} with mode 0700, and {wanted}$"
+    for meet in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
+        with pytest.raises(MeetingError, match=text):
+            meet()
+    path.rmdir()
+    path.symlink_to("/root")
+    with pytest.raises(MeetingError, match="it is no folder of user 0"):
+        gather(WORLD, 1)
+    path.unlink()
+    path.mkdir()
+    path.chmod(0o750)
+    with pytest.raises(MeetingError, match="with mode 0750"):
+        gather(WORLD, 1)
+    path.rmdir()
+    assert stat.S_IMODE(os.stat(os.path.dirname(meeting_path(WORLD))).st_mode) == 0o700
+    # Who owns the folder around it could put another one in its place.
+    os.chown(temporary, STRANGER, STRANGER)
+    with pytest.raises(MeetingError, match=rf"^{temporary}, .*: it belongs to user {STRANGER}, who can replace"):
+        gather(WORLD, 1)
+
+
+def test_a_silent_process_of_the_same_user_holds_up_no_other(temporary: Path) -> None:
+    found: list[Connection] = []
+
+    def come() -> None:
+        silent = eventually("rank 0 to listen", lambda: _try_connect(meeting_path(WORLD)))
+        assert silent is not None
+        with silent:
+            found.extend([join(WORLD, hello(rank), 30) for rank in (2, 1)])
+            over.wait()
+
+    over = threading.Event()
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        met = gather(WORLD, 30)
+    finally:
+        over.set()
+        thread.join()
+    assert [one for one, _ in met] == [hello(1), hello(2)]
+    for connection in (*found, *(connection for _, connection in met)):
+        connection.close()
+
+
+def _try_connect(path: str) -> socket.socket | None:
+    with contextlib.suppress(OSError):
+        return unix_sockets.connect(path)
+    return None
+
+
+def test_a_session_keeps_its_folder_where_nobody_can_replace_it(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(common))
+    for owner, parent in ((STRANGER, "/tmp"), (0, str(common))):
+        os.chown(common, owner, owner)
+        made = files.private_directory()
+        os.rmdir(made)
+        assert os.path.dirname(made) == parent
