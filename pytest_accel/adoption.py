@@ -22,8 +22,9 @@ RULES = "accel_rules"
 ADOPT = "accel_adopt"
 _HARNESS = "torch.testing._internal.common_distributed"
 """The module of torch's own harness. A test file that has such tests imports it; we only look whether one has."""
-_HELPERS = re.compile(r"\btorch\.testing\._internal[\w.]*\bcommon_(?:distributed|fsdp|dtensor)\b")
+_HELPERS = re.compile(r"\btorch\.testing\._internal[\w.]*\b(?:common_(?:distributed|fsdp|dtensor)|rpc_utils)\b")
 """The modules in which torch has its classes of such tests, where a test file names one of them."""
+_RPC = "torch.testing._internal.distributed.rpc.rpc_agent_test_fixture"
 _CHANNEL = "accel_adoption"
 
 
@@ -145,6 +146,9 @@ class Adoption:
         asked = own.args[0] if own is not None and own.args else arguments.get("world_size", size)
         if own is None and 0 < self._capacity() < size:
             arguments["device"] = "cpu"  # Its ranks would have shared devices, which is nothing that we can lease.
+        fixture = getattr(sys.modules.get(_RPC), "RpcAgentTestFixture", None)
+        if fixture is not None and issubclass(test_class, fixture):
+            arguments.setdefault("fresh", True)  # A process is good for one RPC (see `worlds/rpc.py`).
         arguments |= {"world_size": asked, "init": False}
         item.add_marker(pytest.mark.distributed(**arguments), append=False)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_accel.worlds import group
+from pytest_accel.worlds import group, places
 
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
@@ -50,7 +50,9 @@ class HarnessInRank:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._at_first = dict(os.environ)
+        self._identity = places.identity(context.spec, context.rank, port=0).keys()
+        """The names of the variables that say which rank this is: torch's harness says it to the test case alone."""
+        self._at_first = {name: value for name, value in os.environ.items() if name not in self._identity}
         self._harness: Any = None
         self._starter: Any = None
         """torch's own `_start_processes`."""
@@ -70,20 +72,24 @@ class HarnessInRank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Clears up. What identifies the rank is its own again: the parent that it has played may have set it."""
+        """Clears up. What identifies the rank is hidden from the parent that it plays, which may set it."""
         __tracebackhide__ = True
+        base = getattr(self._harness, "MultiProcessTestCase", None)
+        case: Any = getattr(item, "cls", None)
+        if base is None or case is None or not issubclass(case, base) or case.join_or_run is not base.join_or_run:
+            return (yield)
+        for name in self._identity:
+            os.environ.pop(name, None)
         try:
             return (yield)
         finally:
-            case: Any = getattr(item, "cls", None)
-            if self._harness is not None and case is not None and issubclass(case, self._harness.MultiProcessTestCase):
-                for name, value in self._context.variables.items():
-                    if value is None:
-                        os.environb.pop(name, None)
-                    elif os.environb.get(name) != value:
-                        os.environb[name] = value
-                while self._files:
-                    Path(self._files.pop()).unlink(missing_ok=True)
+            for name, value in self._context.variables.items():
+                if value is None:
+                    os.environb.pop(name, None)
+                elif os.environb.get(name) != value:
+                    os.environb[name] = value
+            while self._files:
+                Path(self._files.pop()).unlink(missing_ok=True)
 
     def _join(self, case: Any, function: Any) -> None:
         """In place of the parent's waiting for its processes."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gc import collect
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_accel.worlds import group, manners, strays
+from pytest_accel.worlds import group, manners, rpc, strays
 
 if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
@@ -31,6 +31,8 @@ class Left(NamedTuple):
     """What is told of it."""
     harm: str | None = None
     """Why the next test must not run in this process; None: it may."""
+    worn: bool = False
+    """Whether the process should not run another test, although nothing is wrong with it."""
 
 
 CLEAN = Left()
@@ -57,6 +59,8 @@ class Hygiene:
         self._wider: set[tuple[str | bytes, object]] = set()
         """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
         self._known = strays.find()
+        self._rpc = 0
+        """How often RPC was initialised when the test began, or a fixture of a wider scope had been set up."""
         self._memory: dict[str, int] = {}
         self._kept_memory: dict[str, int] = {}
 
@@ -65,6 +69,7 @@ class Hygiene:
         self._memory = self._allocated()
         self._kept_memory = {}
         self._known |= strays.find()
+        self._rpc = rpc.initialisations()
         undisturbed = self._settled and activity == self._activity
         self._settled, self._activity = False, activity
         if undisturbed:
@@ -79,6 +84,7 @@ class Hygiene:
         grouped = self._context.spec.grouped
         settings, known, memory = manners.look(self._context.variables), strays.find(), self._allocated()
         groups = group.group_names() if grouped else set()
+        initialised = rpc.initialisations()
         try:
             yield
         finally:
@@ -87,6 +93,8 @@ class Hygiene:
             self._known |= strays.find() - known
             for device, size in self._allocated().items():
                 self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
+            if (now := rpc.initialisations()) != initialised:
+                self._rpc = now
             if grouped:
                 self._context.kept_groups |= group.group_names() - groups
 
@@ -110,6 +118,10 @@ class Hygiene:
         told += ended
         harms += running
         harms += self._grown_memory()
+        initialised = rpc.initialisations()
+        runs = initialised > 0 and rpc.is_running()
+        if runs and initialised != self._rpc:
+            harms.append("left torch.distributed.rpc running")
         try:
             group.wait_for_devices(self._context)
         except RuntimeError as error:
@@ -119,7 +131,8 @@ class Hygiene:
         same = not different and settings.keys() == self._settings.keys()  # torch's are there once it is imported.
         self._settled = same and not (told or harms or groups.endable)
         told += [f"{harm}; {_REPLACED}" for harm in harms]
-        return Left(tuple(told), f"the test {harms[0]}" if harms else groups.harm)
+        harm = f"the test {harms[0]}" if harms else groups.harm
+        return Left(tuple(told), harm, worn=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
         return group.allocated_memory(self._context) if self._counts_memory else {}

@@ -341,3 +341,5 @@ class Finished(NamedTuple):
     properties: Mapping[str, Any] = MappingProxyType({})
     word: int | None = None
     """What the rank has told its peers (see `peers`); None: that this test is nothing to go on from."""
+    worn: bool = False
+    """Whether this world should not run another test, but may end in good order."""

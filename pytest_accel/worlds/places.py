@@ -16,6 +16,16 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
+    """The variables of `identity`, and what the process group needs beside them."""
+    return {
+        **identity(spec, rank, port),
+        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
+        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
+    }
+
+
+def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
     """The ``env://`` variables, and torchrun's, which code reads."""
     size = str(spec.ranks)
     neighbours = spec.neighbours(rank)
@@ -36,9 +46,6 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{OWN_RUN}{spec.world}",
         AGENT_STORE: "True",
-        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
-        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
     }
 
 

@@ -298,6 +298,7 @@ class RankPlugin:
             groups=groups,
             properties=properties,
             word=self._word,
+            worn=left.worn,
         )
         if self._word is not None:
             self._peers.tell(self.context.tests, self._word)

@@ -332,6 +332,7 @@ class World:
         elif isinstance(message, Finished) and message.serial == self._serial:
             rank.finished = message
             self.harm = self.harm or message.harm
+            self.worn = self.worn or message.worn
 
     # Endings
 

@@ -214,6 +214,84 @@ def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
     assert "ranks 0-1 left the process group " in run.text
 
 
+def test_rpc_that_a_test_leaves_and_rpc_after_rpc(suite: Suite) -> None:
+    suite.write(
+        "test_rpc.py",
+        """
+        import os
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.rpc as rpc
+
+        pytestmark = [
+            pytest.mark.distributed(2, device="cpu"),
+            pytest.mark.filterwarnings("ignore:You are using a Backend"),
+        ]
+        SEEN = []
+
+
+        def init():
+            rpc.init_rpc(f"worker{dist.get_rank()}", rank=dist.get_rank(), world_size=2)
+
+
+        def use():
+            other = f"worker{1 - dist.get_rank()}"
+            reference = rpc.remote(other, torch.add, args=(torch.zeros(2), 1))
+            assert rpc.rpc_sync(other, torch.add, args=(reference.to_here(), 1)).sum() == 4
+
+
+        def test_leaves_it_running():
+            init()
+
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_has_references(number):
+            init()
+            use()
+            rpc.shutdown()
+
+
+        @pytest.fixture(scope="class")
+        def agent():
+            init()
+            yield
+            rpc.shutdown()
+
+
+        class TestShares:
+            @pytest.mark.parametrize("number", range(2))
+            def test_one(self, agent, number):
+                use()
+                SEEN.append(number)
+
+
+        def test_is_in_another_process():
+            assert not SEEN
+            init()
+            use()
+            rpc.shutdown()
+
+
+        def test_needs_no_rpc():
+            dist.barrier()
+            SEEN.append("no rpc")
+
+
+        def test_stays_in_its_process():
+            assert SEEN == ["no rpc"]
+        """,
+    )
+    run = suite.run("--accel-leaks", "fail")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_leaves_it_running": "PASSED ERROR"}, (
+        run.text
+    )
+    assert len(run.outcomes()) == 8
+    assert "ranks 0-1 left torch.distributed.rpc running; its processes have been replaced" in run.text
+    assert "outside of any test" not in run.text
+
+
 @pytest.mark.long
 def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) -> None:
     suite.write(

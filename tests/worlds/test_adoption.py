@@ -30,6 +30,7 @@ from torch.testing._internal.common_distributed import (
     requires_mpi,
     skip_if_lt_x_gpu,
 )
+from torch.testing._internal.common_utils import find_free_port
 
 
 class Case(MultiProcessTestCase):
@@ -121,12 +122,28 @@ class TestWarm(Case):
 
     def test_4_is_in_the_same_processes(self):
         self.once()
-        assert "OURS" not in os.environ and os.environ["RANK"] == str(self.rank)
+        assert "OURS" not in os.environ and "RANK" not in os.environ
         assert len(seen) == 4
         assert len({(one, other) for (_, one), (_, other) in seen}) == 1
 
-    def test_5_in_the_environment(self):
+    def test_5_knows_its_rank_alone(self):
+        with pytest.raises(ValueError, match="environment variable MASTER_ADDR expected, but not set"):
+            dist.init_process_group("gloo", rank=self.rank, world_size=2)
+
+
+class TestAddress(Case):
+    def setUp(self):
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["MASTER_PORT"] = str(find_free_port())
+        super().setUp()
+
+    def test_in_the_environment(self):
         dist.init_process_group("gloo", rank=self.rank, world_size=2)
+        dist.barrier()
+
+    def test_of_its_own(self):
+        address = f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"
+        dist.init_process_group("gloo", init_method=address, rank=self.rank, world_size=2)
         dist.barrier()
 
 
@@ -148,8 +165,50 @@ def test_other(rank):
     run = suite.run()
 
     assert set(run.words.values()) == {"PASSED"}, run.text
-    assert len(run.words) == 7
+    assert len(run.words) == 9
     assert list(suite.temporary.glob("tmp*")) == []  # torch leaves its tests' files.
+
+
+def test_rpc_classes_run_in_new_processes(suite: Suite) -> None:
+    adopting(
+        suite,
+        """
+import torch.distributed.rpc as rpc
+from torch.testing._internal.dist_utils import dist_init, worker_name
+from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend")
+begun = []
+
+
+class TestRpc(TensorPipeRpcAgentTestFixture, Case):
+    world_size = 2
+
+    def refer(self):
+        assert not begun
+        begun.append(self.rank)
+        reference = rpc.remote(worker_name(1 - self.rank), torch.add, args=(torch.zeros(2), 1))
+        self.assertEqual(reference.to_here().sum(), 2)
+
+    @dist_init
+    def test_references(self):
+        self.refer()
+
+    @dist_init(clean_shutdown=False)
+    def test_references_once_more(self):
+        self.refer()
+        dist.init_process_group("gloo", init_method=self.file_init_method, rank=self.rank, world_size=2)
+        dist.barrier()
+
+    @dist_init(setup_rpc=False)
+    def test_without(self):
+        assert not begun
+""",
+    )
+
+    run = suite.run()
+
+    run.expect({"test_references": "PASSED", "test_references_once_more": "PASSED", "test_without": "PASSED"})
 
 
 @pytest.mark.long
