@@ -20,7 +20,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.launch.outer_keeper import LOST, PATIENCE, changed
 from pytest_accel.launch.outer_machines import Link
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.worlds import linux, unix_sockets
+from pytest_accel.worlds import linux, shared_memory, unix_sockets
 from pytest_accel.worlds.autopsy import tail
 from pytest_accel.worlds.bridge import Bridge, Opened
 from pytest_accel.worlds.far_supply import Agent
@@ -97,6 +97,7 @@ class _FarKeeper:
         self._server.wait(None)
         self._server = None
         kill_marked(self._spec.directory)
+        shared_memory.remove_all(self._spec.directory)
         self._bridge.send(ServerEnded(self._number, tail(server_log_path(self._spec.directory, self._spec.server))))
 
     def _open(self, name: str) -> Opened:
@@ -130,6 +131,7 @@ class _FarKeeper:
     def _remove_folder(self) -> None:
         if self._spec is not None:
             kill_marked(self._spec.directory)
+            shared_memory.remove_all(self._spec.directory)
             shutil.rmtree(self._spec.directory, ignore_errors=True)
 
 

@@ -23,6 +23,11 @@ def server_log_path(directory: str, server: int) -> str:
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")
 
 
+def shared_memory_path(directory: str, server: int | str) -> str:
+    """Where a fork server notes what its ranks have made in shared memory; `server` may be a pattern."""
+    return os.path.join(directory, f"shared-memory-{server}")
+
+
 def bridge_path(directory: str, server: int) -> str:
     """Where the bridge to a fork server on another machine listens for calls."""
     return os.path.join(directory, f"far-{server}.sock")

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from pytest_accel.clock import monotonic
-from pytest_accel.worlds import files
+from pytest_accel.worlds import files, shared_memory
 from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
@@ -295,6 +295,7 @@ class Fleet:
                     if world.state == "leased":
                         self._all_dead(world, lost)  # First: their drivers wait for it.
             kill_marked(self.directory)
+            shared_memory.remove_all(self.directory)
             for world in worlds:
                 if self.closing and world.state == "retiring":
                     self.complain(world, 0, -9, "may not have torn its session's fixtures down")

@@ -31,9 +31,9 @@ from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
 from pytest_accel.import_hooks import loads_plainly
-from pytest_accel.worlds import linux, peers, unix_sockets
+from pytest_accel.worlds import linux, peers, shared_memory, unix_sockets
 from pytest_accel.worlds.ending import disown_exit_functions, leave
-from pytest_accel.worlds.files import socket_path
+from pytest_accel.worlds.files import shared_memory_path, socket_path
 from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
@@ -89,6 +89,7 @@ class _Server:
         self._installed = Installed()
         self._plugins_loaded = False
         self._spares = Spares(self._fork)
+        self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
         # What a test forked in the controller may hold the connection open for ever.
         self._controller_end = linux.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
@@ -107,12 +108,16 @@ class _Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
-            if self._controller_end is not None:
-                selector.register(self._controller_end, selectors.EVENT_READ)
+            for descriptor in (self._controller_end, self.shared_memory.descriptor):
+                if descriptor is not None:
+                    selector.register(descriptor, selectors.EVENT_READ)
             while True:
-                ready = selector.select(self._patience())
-                if any(key.fileobj == self._controller_end for key, _ in ready):
+                ready = {key.fileobj for key, _ in selector.select(self._patience())}
+                if self._controller_end in ready:
                     return
+                if self.shared_memory.descriptor in ready:
+                    self.shared_memory.heard()
+                self.shared_memory.look_if_due(self.ranks)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self._reap()
@@ -125,9 +130,14 @@ class _Server:
                     self._obey(message)
                 self._spares.add_if_due()
 
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The world of each rank, by its process id."""
+        return {pid: number for number, world in self.worlds.items() for pid in world.pids}
+
     def _patience(self) -> float | None:
         deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
-        deadlines += [self._spares.due] if self._spares.due is not None else []
+        deadlines += [due for due in (self._spares.due, self.shared_memory.due) if due is not None]
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _obey(self, message: object) -> None:
@@ -136,6 +146,7 @@ class _Server:
         elif isinstance(message, KillWorld):
             world = self.worlds.get(message.world)
             if world is not None:
+                self.shared_memory.look(self.ranks)
                 world.deadline = monotonic() + message.after
                 self._kill_overdue()
         elif isinstance(message, Preload):
@@ -191,7 +202,7 @@ class _Server:
                 self._become_child()
                 from pytest_accel.worlds import rank as rank_module
 
-                code = rank_module.run(self.spec, wait_for_role, self._installed)
+                code = rank_module.run(self.spec, wait_for_role, self._installed, self.shared_memory)
             except BaseException:
                 traceback.print_exc()
             finally:  # Also where there is no stream to print on: the server's code is not for this process.
@@ -208,7 +219,8 @@ class _Server:
             os.setsid()
         self.connection.close()
         self._spares.dismiss()
-        for descriptor in (self._wake_read, self._wake_write, self._controller_end):
+        held = (self._wake_read, self._wake_write, self._controller_end, self.shared_memory.descriptor)
+        for descriptor in held:
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -229,6 +241,7 @@ class _Server:
                 self._say(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
                 if not world.pids:
                     del self.worlds[number]
+                    shared_memory.remove(shared_memory_path(self.spec.directory, self.spec.server), self.worlds)
 
     def _kill_overdue(self) -> None:
         now = monotonic()
@@ -274,6 +287,7 @@ class _Server:
             # The copy served until the controller went away, or it died and its ranks with it: the controller
             # learns of that by the end of this process, and starts a server that does not preload.
             kill_descendants()
+            shared_memory.remove(shared_memory_path(self.spec.directory, self.spec.server))
             _exit(0)
 
     def _import_or_leave(self, modules: Sequence[str]) -> None:
@@ -357,6 +371,7 @@ def _unmeasured() -> Iterator[None]:
 def clean_up(spec: SessionSpec) -> None:
     """Leave nothing of the session behind; the folder is for the driver's own server to remove, who reads in it."""
     kill_descendants()
+    shared_memory.remove(shared_memory_path(spec.directory, spec.server))
     if spec.server == 0 or spec.far:
         shutil.rmtree(spec.directory, ignore_errors=True)
 
@@ -394,6 +409,7 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     code = 1
     try:
         server.serve()
+        server.shared_memory.look(server.ranks)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -11,6 +11,8 @@ from os import _exit
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_IN_MOVED_TO = 0x80
+_IN_CREATE = 0x100
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -28,6 +30,18 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Adopt every descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def watch_for_new_files(folder: str) -> int | None:
+    """A descriptor that is readable once a file has been made in `folder` (inotify(7)); None where there is none."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if descriptor >= 0:
+            if libc.inotify_add_watch(descriptor, os.fsencode(folder), _IN_MOVED_TO | _IN_CREATE) >= 0:
+                return descriptor
+            os.close(descriptor)
+    return None
 
 
 def end_of(pid: int) -> int | None:

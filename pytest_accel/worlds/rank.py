@@ -26,6 +26,7 @@ from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
 from pytest_accel.worlds.shape import backend_names
+from pytest_accel.worlds.shared_memory import Watch
 from pytest_accel.worlds.spares import Role
 from pytest_accel.worlds.stacks import STACK_SIGNAL
 
@@ -122,7 +123,7 @@ class _Joining:
         pluginmanager.register(self.plugin)
 
 
-def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> int:
+def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
     """Be the rank that `wait_for_role` says until the driver or the pool ends it; gives the exit status."""
     flight.prepare()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until there is a file for them: it is not to end the process.
@@ -139,6 +140,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     plugin = joining.plugin
     if plugin is None:
         return int(code)
+    watch.look({os.getpid(): plugin.context.spec.world})
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
     # A retired rank's tests have been judged one by one; a session that cannot end raises.

@@ -1,0 +1,155 @@
+"""What ranks leave in shared memory is removed when their world ends, however it ends, and nothing else is."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory has no folder elsewhere")
+
+HEAD = """
+import ctypes
+import mmap
+import os
+import tempfile
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+RUN = "RUN_ID"
+LIBC = ctypes.CDLL(None, use_errno=True)
+HELD = []
+
+
+def share(name):
+    # As a C++ extension does it, of which Python knows nothing; DeepSpeed's has the world's port in its names.
+    descriptor = LIBC.shm_open(f"{RUN}_{name}".encode(), os.O_CREAT | os.O_RDWR, 0o600)
+    assert descriptor >= 0, os.strerror(ctypes.get_errno())
+    os.ftruncate(descriptor, 1 << 16)
+    HELD.append((descriptor, mmap.mmap(descriptor, 1 << 16)))
+
+
+def left(name):
+    return [one for one in os.listdir("/dev/shm") if one.startswith(f"{RUN}_{name}")]
+
+
+def is_seen(name):
+    notes = Path(tempfile.gettempdir()).glob("accel-*/shared-memory-*")
+    return f"{RUN}_{name}" in "".join(note.read_text() for note in notes)
+
+
+def eventually(look):
+    deadline = time.monotonic() + 30
+    while not look():
+        assert time.monotonic() < deadline, left("")
+        time.sleep(0.02)
+
+"""
+
+
+def test_files_go_with_the_world_that_made_them(suite: Suite) -> None:
+    (suite.path / "test_it.py").write_text(
+        HEAD.replace("RUN_ID", suite.run_id)
+        + """
+def test_session_makes_its_own():
+    share("mine")
+    share("used_by_ranks")
+
+
+@pytest.mark.distributed(2, fresh=True)
+def test_is_retired(rank):
+    share(f"retired_{os.environ['MASTER_PORT']}_{rank}")
+    share("used_by_ranks")
+    share("used_by_session")
+    dist.barrier()
+
+
+def test_session_uses_what_ranks_made():
+    share("used_by_session")
+    share("mine_too")
+
+
+@pytest.mark.distributed(2)
+def test_stays(rank):
+    share(f"stays_{rank}")
+    dist.barrier()
+    eventually(lambda: len(left("stays")) == 2)
+
+
+@pytest.mark.distributed(2)
+def test_is_replaced(rank):
+    assert len(left("stays")) == 2
+    threading.Thread(target=threading.Event().wait).start()
+
+
+@pytest.mark.distributed(2)
+def test_dies(rank):
+    share(f"dies_{rank}")
+    dist.barrier()
+    eventually(lambda: is_seen("dies_1"))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.distributed(2)
+def test_server_is_killed(rank):
+    share(f"orphan_{rank}")
+    dist.barrier()
+    eventually(lambda: is_seen("orphan_1"))
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_only_what_ranks_made_has_been_removed():
+    for name in ("retired", "stays", "dies", "orphan"):
+        eventually(lambda: not left(name))
+    assert len(left("")) == 4, left("")
+    for name in ("mine", "mine_too", "used_by_ranks", "used_by_session"):
+        os.unlink(f"/dev/shm/{RUN}_{name}")
+"""
+    )
+    run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(patience=150)
+    passed = dict.fromkeys(run.words, "PASSED")
+    run.expect(passed | {"test_dies": "FAILED", "test_server_is_killed": "FAILED"})
+    assert len(passed) == 8
+
+
+@pytest.mark.long
+def test_files_go_when_a_server_without_a_copy_is_killed(suite: Suite) -> None:
+    """The first fork server that is killed is the copy of another, which removes them; the second is the only one."""
+    (suite.path / "test_it.py").write_text(
+        HEAD.replace("RUN_ID", suite.run_id)
+        + """
+@pytest.mark.distributed(2)
+@pytest.mark.parametrize("server", ["copy", "alone"])
+def test_server_is_killed(rank, server):
+    share(f"{server}_{rank}")
+    dist.barrier()
+    eventually(lambda: is_seen(f"{server}_1"))
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_all_are_removed():
+    eventually(lambda: not left(""))
+"""
+    )
+    run = suite.start().finish(patience=150)
+    run.expect(
+        {
+            "test_server_is_killed[copy]": "FAILED",
+            "test_server_is_killed[alone]": "FAILED",
+            "test_all_are_removed": "PASSED",
+        }
+    )
