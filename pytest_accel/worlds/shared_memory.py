@@ -1,13 +1,14 @@
 """Files in shared memory (``/dev/shm``) that ranks have made and that outlive their world: they are removed.
 
 Nothing in the file system says which process has made a file, and sessions of one user share the folder. So a file
-counts as a world's only on evidence that was taken while its ranks lived: it was not there when the fork server
-started, its owner is this user, and a rank, or a process that comes from one, had it open or mapped. The fork server
-looks when something is made in the folder, of which inotify(7) tells it, and before it kills a world; a rank that ends
-in good order looks at itself. What they find is written to a file in the session's folder, so that the controller can
-do the rest if the server is killed.
+counts as a world's only on evidence that is taken while its ranks live. The fork server looks when something is made
+in the folder, of which inotify(7) tells it, and before it kills a world. A file that is new then, belongs to this user
+and is open or mapped in a rank, or in a process that comes from one, has been made there, unless a process of no rank
+has it too. One that no rank has at two looks has been made by somebody else, whoever uses it later. A rank that ends in
+good order looks at itself. What they find is written to a file in the session's folder, so that the controller can do
+the rest if the server is killed.
 
-When the world has ended its files are removed, but for those that a process still uses, as the driver, another world or
+When a world has ended, its files are removed, but for those that a process still uses, as the driver, another world or
 another session may: these are looked at again when the next world ends, and when the session does. What a rank has made
 and closed at once, or in the last moment before it died, is not found.
 """
@@ -17,8 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,16 +27,18 @@ import psutil
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import linux
 from pytest_accel.worlds.files import shared_memory_path
+from pytest_accel.worlds.kill import MARK
 
 FOLDER = os.path.realpath("/dev/shm")
 _REST = 10
 """So many times as long as a look has taken there is none: others may make files all the time."""
 
 
-class _Made(NamedTuple):
-    """A file that ranks of a world have made."""
+class _Note(NamedTuple):
+    """Who has made a file, as far as it is known."""
 
-    world: int
+    world: int | None
+    """The world whose ranks have made it; None: somebody else has, whatever other notes say."""
     name: str
     inode: int
 
@@ -51,8 +53,9 @@ class Watch:
         self.due: float | None = None
         """When to look (`clock.monotonic`); None: not before something has been made."""
         self._record = shared_memory_path(directory, server)
-        self._not_ours = _names()
-        self._found: set[tuple[str, int]] = set()
+        self._known = _files()
+        self._unclear: set[tuple[str, int]] = set()
+        """New files that nobody had open when they were seen: they may have been about to be."""
         self._rests_until = 0.0
 
     def heard(self) -> None:
@@ -64,45 +67,66 @@ class Watch:
 
     def look_if_due(self, ranks: Mapping[int, int]) -> None:
         """Look, if it is time to. `ranks` gives the world of each rank, by its process id."""
-        if self.due is not None and monotonic() >= self.due:
-            self.look(ranks)
+        if self.due is None or monotonic() < self.due:
+            return
+        unclear, self._unclear = self._unclear, self.look(ranks)
+        strange = unclear & self._unclear
+        self._write({_Note(None, *one) for one in strange})
+        self._unclear -= strange
+        self.due = self._rests_until if self._unclear else None
 
-    def look(self, ranks: Mapping[int, int]) -> None:
-        """Write down what the `ranks` have made since the last look; a few microseconds if there is nothing new."""
+    def look(self, ranks: Mapping[int, int]) -> set[tuple[str, int]]:
+        """Note which new files the `ranks` have, and return the others; takes a few microseconds if none is new."""
         began = monotonic()
-        new = {name for name, _ in _names() - self._not_ours - self._found if _is_own(name)}
+        new = _files() - self._known
         if new:
-            self._find(new, ranks)
+            inodes = dict(new)
+            this = psutil.Process()
+            notes = set()
+            for process in (this, *this.children(recursive=True)):
+                if used := _used_by(process.pid) & inodes.keys():
+                    world = _world_of(process, ranks)
+                    notes |= {_Note(world, name, inodes[name]) for name in used}
+            if notes:
+                strange = {note.name for note in notes} & _used_by_all(but=self._is_of_session)
+                notes |= {_Note(None, name, inodes[name]) for name in strange}
+            self._write(notes)
         ended = monotonic()
-        self.due, self._rests_until = None, ended + _REST * (ended - began)
+        self._rests_until = ended + _REST * (ended - began)
+        return new - self._known
 
-    def _find(self, new: set[str], ranks: Mapping[int, int]) -> None:
-        made = []
-        this = psutil.Process()
-        for process in (this, *this.children(recursive=True)):
-            if used := _used_by(process.pid) & new:
-                world = _world_of(process, ranks)
-                made += [_Made(world, name, _inode(name)) for name in used] if world is not None else []
-        with open(self._record, "a") as file:
-            file.write("".join(f"{json.dumps(one)}\n" for one in made))  # In one piece, since ranks write there too.
-        self._found |= {(one.name, one.inode) for one in made}
+    def _is_of_session(self, pid: int) -> bool:
+        """Whether a process comes from one of the session's fork servers, of which a world may need several."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).environ().get(MARK) == os.path.dirname(self._record)
+        return False
+
+    def _write(self, notes: set[_Note]) -> None:
+        self._known |= {(note.name, note.inode) for note in notes}
+        with contextlib.suppress(OSError), open(self._record, "a") as file:  # As where the session's folder is gone.
+            file.write("".join(f"{json.dumps(note)}\n" for note in notes))  # In one piece: ranks write there too.
 
 
 def remove(record: str, living: Collection[int] = ()) -> None:
-    """Remove what `record` has of worlds that are not among the `living` ones, but for what a process uses.
+    """Remove what only worlds that are not among the `living` ones have made, as `record` says, and nobody uses.
 
     Nothing is done, at the cost of one system call, where no rank has made anything.
     """
     if not os.path.exists(record):
         return
-    with open(record) as file:
-        made = {_Made(*json.loads(line)) for line in file}
-    made = {one for one in made if _inode(one.name) == one.inode}
-    names = {one.name for one in made} - {one.name for one in made if one.world in living}
-    used = {name for process in Path("/proc").glob("[0-9]*") for name in _used_by(process.name)} if names else set()
-    for name in names - used:
+    there = _files()
+    notes = [note for note in _read(record) if (note.name, note.inode) in there]
+    names = {note.name for note in notes} - {note.name for note in notes if note.world is None or note.world in living}
+    for name in names - _used_by_all() if names else ():
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(FOLDER, name))
+
+
+def _read(record: str) -> Iterator[_Note]:
+    with open(record) as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # One that could not be written to its end.
+                yield _Note(*json.loads(line))
 
 
 def remove_all(directory: str) -> None:
@@ -111,32 +135,32 @@ def remove_all(directory: str) -> None:
         remove(str(record))
 
 
-def _names() -> set[tuple[str, int]]:
-    """What is in the folder, with the number by which a name that is used once more is told from what it was before."""
+def _files() -> set[tuple[str, int]]:
+    """This user's files, by their names and by the numbers that tell one from another that had its name before."""
+    found = set()
     with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
-        return {(entry.name, entry.inode()) for entry in entries}
-    return set()
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    found.add((entry.name, entry.inode()))
+    return found
 
 
-def _is_own(name: str) -> bool:
-    with contextlib.suppress(OSError):
-        status = os.lstat(os.path.join(FOLDER, name))
-        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return False
+def _used_by_all(but: Callable[[int], bool] = lambda pid: False) -> set[str]:
+    """The names in shared memory that processes have open or mapped, `but` those of which this is true."""
+    names: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        if (used := _used_by(int(path.name))) and not but(int(path.name)):
+            names |= used
+    return names
 
 
-def _inode(name: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.lstat(os.path.join(FOLDER, name)).st_ino
-    return 0
-
-
-def _used_by(pid: int | str) -> set[str]:
+def _used_by(pid: int) -> set[str]:
     """The names in shared memory that a process has open or mapped; none where it may not be looked at."""
     return {path.removeprefix(f"{FOLDER}/") for path in _paths_of(pid) if path.startswith(f"{FOLDER}/")}
 
 
-def _paths_of(pid: int | str) -> Iterator[str]:
+def _paths_of(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").split("\n"):
             if FOLDER in line:
