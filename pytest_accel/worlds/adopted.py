@@ -78,8 +78,8 @@ class HarnessInRank:
         case: Any = getattr(item, "cls", None)
         if base is None or case is None or not issubclass(case, base) or case.join_or_run is not base.join_or_run:
             return (yield)
-        for name in self._identity:
-            os.environ.pop(name, None)
+        for hidden in self._identity:
+            os.environ.pop(hidden, None)
         try:
             return (yield)
         finally:

@@ -100,6 +100,14 @@ def test_dies(rank):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_only_what_ranks_made_has_been_removed():
+    for name in ("retired", "stays", "dies"):
+        eventually(lambda: not left(name))
+    assert len(left("")) == 4, left("")
+    for name in ("mine", "mine_too", "used_by_ranks", "used_by_session"):
+        os.unlink(f"/dev/shm/{RUN}_{name}")
+
+
 @pytest.mark.distributed(2)
 def test_server_is_killed(rank):
     share(f"orphan_{rank}")
@@ -110,18 +118,14 @@ def test_server_is_killed(rank):
     signal.pause()
 
 
-def test_only_what_ranks_made_has_been_removed():
-    for name in ("retired", "stays", "dies", "orphan"):
-        eventually(lambda: not left(name))
-    assert len(left("")) == 4, left("")
-    for name in ("mine", "mine_too", "used_by_ranks", "used_by_session"):
-        os.unlink(f"/dev/shm/{RUN}_{name}")
+def test_orphans_have_been_removed():
+    eventually(lambda: not left(""))
 """
     )
     run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(patience=150)
     passed = dict.fromkeys(run.words, "PASSED")
     run.expect(passed | {"test_dies": "FAILED", "test_server_is_killed": "FAILED"})
-    assert len(passed) == 8
+    assert len(passed) == 9
 
 
 @pytest.mark.long
