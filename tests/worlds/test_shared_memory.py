@@ -112,7 +112,7 @@ def test_only_what_ranks_made_has_been_removed():
 def test_server_is_killed(rank):
     share(f"orphan_{rank}")
     dist.barrier()
-    eventually(lambda: is_seen("orphan_1"))
+    eventually(lambda: is_seen("orphan_0") and is_seen("orphan_1"))
     if rank == 1:
         os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
@@ -139,7 +139,7 @@ def test_files_go_when_a_server_without_a_copy_is_killed(suite: Suite) -> None:
 def test_server_is_killed(rank, server):
     share(f"{server}_{rank}")
     dist.barrier()
-    eventually(lambda: is_seen(f"{server}_1"))
+    eventually(lambda: is_seen(f"{server}_0") and is_seen(f"{server}_1"))
     if rank == 1:
         os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
