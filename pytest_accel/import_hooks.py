@@ -60,14 +60,15 @@ def mentioned_in(path: Path) -> bool:
 def loaded_otherwise(rootpath: Path) -> set[str]:
     """Return the imported modules that other loaders than the interpreter's have loaded.
 
-    The project's own files are left out, which are not imported ahead, and so are pytest's plugins, whose asserts it
-    rewrites wherever it loads them.
+    Left out are the project's own files, which are not imported ahead, pytest's plugins, whose asserts it rewrites
+    wherever it loads them, and torch, which always is imported ahead: pytest rewrites modules that are named like files
+    of tests, such as `torch._dynamo.test_case`.
     """
-    plugins: Collection[str] = preload.plugin_packages()
+    left_out: Collection[str] = {*preload.plugin_packages(), "torch"}
     found = set()
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        if spec is None or loads_plainly(spec) or name.partition(".")[0] in plugins:
+        if spec is None or loads_plainly(spec) or name.partition(".")[0] in left_out:
             continue
         origin = getattr(spec, "origin", None)
         if not isinstance(origin, str) or preload.is_outside(origin, rootpath):
