@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from pytest_accel.worlds.collectives import Collective, account, read_record
 
 
-def entry(number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any) -> object:
+def entry(
+    number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any
+) -> dict[str, Any]:
     description = "default_pg" if group == "0" else "undefined"
     return {
         "collective_seq_id": number,
@@ -43,6 +45,26 @@ def test_a_record_has_the_last_collective_of_each_group() -> None:
 @given(st.binary() | st.just(b"[]") | st.just(b'{"entries": [{}]}') | st.just(b'{"entries": 3}'))
 def test_what_is_no_record_tells_nothing(data: bytes) -> None:
     assert read_record(data) == {}
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+entries = st.dictionaries(st.sampled_from(sorted(entry(1))), values).map(lambda changes: entry(1) | changes)
+
+
+@given(st.lists(entries, max_size=3), st.dictionaries(st.just("0"), values) | values)
+def test_whatever_a_record_says_can_be_told(given_entries: list[object], members: object) -> None:
+    found = read_record(json.dumps({"entries": given_entries, "members": members}).encode())
+    account({0: found, 1: OPEN}, {})
+
+
+def test_numbers_that_are_none_make_no_record() -> None:
+    data = json.dumps({"entries": [entry(1)]}).replace('seq_id": 1', 'seq_id": 1e400').encode()
+    assert read_record(data) == {}
+    assert read_record(b"[" * 9999) == {}
 
 
 OPEN = record(entry(3), entry(4, done=False))

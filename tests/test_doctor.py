@@ -341,12 +341,15 @@ def test_lock_folders(tmp_path: Path) -> None:
     assert look_at_locks(folder, mounts) == LockFolder(str(folder), False, None, "nfs")
     assert look_at_locks(tmp_path / "no/locks", mounts).problem == f"cannot be made, for {tmp_path / 'no'} is not there"
     assert not folder.exists()
-    (folder / "wants").mkdir(parents=True)
+    folder.mkdir()
+    folder.chmod(0o755)
     assert look_at_locks(folder, mounts) == LockFolder(str(folder), True, None, "nfs")
     for name, age in (("1-new", 0), ("2-old", 120), ("3-old", 90)):
-        (folder / "wants" / f"{name}.json").touch()
-        os.utime(folder / "wants" / f"{name}.json", (time.time() - age,) * 2)
+        (folder / f"pytest-accel-{name}.wish").touch()
+        os.utime(folder / f"pytest-accel-{name}.wish", (time.time() - age,) * 2)
     assert look_at_locks(folder, mounts).abandoned == 2
+    folder.chmod(0o777)
+    assert (look_at_locks(folder, mounts).problem or "").startswith("has mode 0777: other users may write to it")
     (tmp_path / "link").symlink_to(folder)
     assert look_at_locks(tmp_path / "link", mounts).problem == "is not a directory (a symbolic link is none)"
     (tmp_path / "file").touch()

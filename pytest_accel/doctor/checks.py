@@ -243,7 +243,7 @@ def _locks(facts: Facts) -> Iterator[_Told]:
         what = f"{locks.path} is on a network file system ({locks.filesystem}): locks may not hold there, and sessions "
         yield "note", what + "of other machines may be taken for this one's", elsewhere
     if locks.abandoned:
-        what = f"what {locks.abandoned} sessions waited for that are gone is still written in {locks.path}/wants"
+        what = f"what {locks.abandoned} sessions waited for that are gone is still written in {locks.path}"
         yield "note", f"{what}; it counts for nothing", "The next session that waits removes it."
 
 

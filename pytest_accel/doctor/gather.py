@@ -22,7 +22,8 @@ from pytest_accel.hardware.health import HealthVendor, judge
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import GROUP, VendorError, describe_kind, kinds, make_vendor, published
 from pytest_accel.hardware.torch_build import versions
-from pytest_accel.leases.folder import default_folder
+from pytest_accel.leases.folder import default_folder, folder_problem
+from pytest_accel.leases.wishes import wish_files
 from pytest_accel.session import cpu_slots, machine_for
 
 _NVIDIA = "0x10de"
@@ -148,8 +149,7 @@ def look_at_locks(folder: Path, mounts: Path = Path("/proc/mounts")) -> LockFold
         existing = existing.parent
     filesystem = filesystem_of(Path(os.path.realpath(existing)), _text(mounts))
     if existing == folder:
-        problem = _unusable(folder) or (_unusable(folder / "wants") if os.path.lexists(folder / "wants") else None)
-        return LockFolder(str(folder), True, problem, filesystem, _abandoned(folder / "wants"))
+        return LockFolder(str(folder), True, folder_problem(folder), filesystem, _abandoned(folder))
     if existing != folder.parent:
         return LockFolder(str(folder), False, f"cannot be made, for {folder.parent} is not there", filesystem)
     problem = _unusable(existing.resolve())
@@ -177,10 +177,10 @@ def _unusable(folder: Path) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else "is not writable for this user"
 
 
-def _abandoned(wants: Path) -> int:
+def _abandoned(folder: Path) -> int:
     count = 0
     with suppress(OSError):
-        for file in wants.glob("*.json"):
+        for file in wish_files(folder):
             with suppress(OSError):
                 count += time.time() - file.lstat().st_mtime > _ABANDONED
     return count

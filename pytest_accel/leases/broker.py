@@ -14,6 +14,7 @@ import itertools
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_accel.clock import monotonic
+from pytest_accel.leases.folder import LockFolderError
 from pytest_accel.leases.holdings import Holdings, Lease
 from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
 from pytest_accel.leases.usage import Usage
@@ -34,6 +36,12 @@ _PATIENT = 0.020
 _LOOK = 0.100
 _LOOK_AGAIN = 0.025
 _LINGER = 1.0
+_LOOK_AT_LOCKS = 0.5
+"""Seconds between two looks at whether the lock files of what is held are in their places."""
+
+
+class BrokerError(Exception):
+    """The broker's thread has ended with an error; the message has the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +67,20 @@ class Broker:
         locks: DeviceLocks | None,
         on_wanted: Callable[[int], None],
         clock: Callable[[], float] = time.time,
+        on_lost: Callable[[int, str], None] | None = None,
     ) -> None:
         """`devices` are in the session's order. `locks` None: no other session is asked.
 
         ``on_wanted(lease_id)`` is called once a lease when somebody, here or in another session, waits for something
         that it holds: a holder that keeps it for later use gives it back, one that is at work goes on.
+        ``on_lost(lease_id, why)`` is called when the lock of a device of the lease was lost and cannot be had again.
+        The holder must stop using the device, since another session may take it, and then release the lease.
         """
         self._slots = slots
         self._holdings = Holdings(devices, slots)
         self._locks = locks
         self._on_wanted = on_wanted
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting: dict[int, _Waiting] = {}
@@ -102,9 +114,10 @@ class Broker:
         :class:`~pytest_accel.leases.policy.Request` for `ties` and `sets`.
 
         ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
-        ``on_failure(error)`` is called in its place where the lock folder cannot be used; without it the
-        :class:`~pytest_accel.leases.folder.LockFolderError` is raised in the thread that meets it. Raises ValueError
-        for a request that could never be granted, RuntimeError when the broker is closed.
+        ``on_failure(error)`` is called in its place where the lock folder cannot be used
+        (:class:`~pytest_accel.leases.folder.LockFolderError`), or the broker's thread has ended with an error
+        (:class:`BrokerError`); without it the error is raised in the thread that meets it. Raises ValueError for a
+        request that could never be granted, RuntimeError when the broker is closed.
         """
         chosen = tuple(name for name in self._holdings.devices if name in set(candidates))
         taken = tuple(parts[name] for name in chosen) if parts else ()
@@ -147,8 +160,10 @@ class Broker:
             left = self._holdings.remove(lease_id)
             if self._locks is not None:
                 for device in left:
-                    self._locks.loosen(device)
-            self._tell(held.lease.devices)
+                    if self._locks.holds(device):  # Else its lock has been lost.
+                        self._locks.loosen(device)
+            with suppress(LockFolderError):
+                self._tell(held.lease.devices)
             calls = self._settle()
         self._deliver(calls)
 
@@ -175,7 +190,8 @@ class Broker:
             del self._waiting[request_id]
             held.told = False
             held.holder = replace(waiting.holder, since=time.time(), processes=held.holder.processes)
-            self._tell(devices)
+            with suppress(LockFolderError):
+                self._tell(devices)
             calls = self._settle()
         self._deliver(calls)
         return True
@@ -198,17 +214,41 @@ class Broker:
                 held.holder = replace(held.holder, test=test)
             self._tell(held.lease.devices)
 
-    def holders(self, request_id: int) -> dict[str, Holder]:
-        """Who has each of the candidates of a waiting request that somebody has, here or in another session."""
+    def holders(self, request_id: int) -> dict[str, Holder] | None:
+        """Return who has each of the candidates of a waiting request that somebody has, here or in another session.
+
+        None if the request is not waiting (any more).
+        """
         with self._lock:
             waiting = self._waiting.get(request_id)
+            if waiting is None:
+                return None
             found: dict[str, Holder] = {}
-            for device in waiting.request.candidates if waiting is not None else ():
+            for device in waiting.request.candidates:
                 if device in self._holdings.held:
                     found[device] = self._holdings.holder(device)
                 elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
                     found[device] = holder
             return found
+
+    def users_of_slots(self) -> list[tuple[int, Holder]]:
+        """Return how many CPU slots each lease has that has some, and who has the lease."""
+        with self._lock:
+            return [(held.lease.slots, held.holder) for held in self._holdings.leases.values() if held.lease.slots]
+
+    def ahead_of(self, request_id: int) -> list[Holder]:
+        """Return who waits in this session, for longer, for a device or slots that the request waits for too."""
+        with self._lock:
+            waiting = self._waiting.get(request_id)
+            if waiting is None:
+                return []
+            mine = waiting.request
+            earlier = [other for number, other in self._waiting.items() if number < request_id]
+            return [
+                other.holder
+                for other in earlier
+                if (mine.slots and other.request.slots) or not set(mine.candidates).isdisjoint(other.request.candidates)
+            ]
 
     def close(self) -> None:
         """Give every lease back and forget every request, without a callback."""
@@ -238,7 +278,7 @@ class Broker:
         """Say in the lock files who has those of `devices` that are held."""
         if self._locks is not None:
             for device in dict.fromkeys(devices):
-                if device in self._holdings.held:
+                if device in self._holdings.held and self._locks.holds(device):
                     self._locks.update(device, self._holdings.holder(device))
 
     def _settle(self) -> list[Callable[[], None]]:
@@ -279,8 +319,29 @@ class Broker:
                 calls.append(self._give(grant, holder))
         if self._locks is not None:
             # Not before: another session would take what an earlier request of this one gets now.
-            self._locks.let_go()
+            self._let_go(self._locks)
         return calls
+
+    def _let_go(self, locks: DeviceLocks) -> None:
+        """Unlock the devices that nobody has any more, except those that a request of this session waits for.
+
+        If these were unlocked, other sessions could take one of them after the other from a request that needs several
+        at once. A device for which another session has waited longer is unlocked: two sessions that keep a device each
+        and need both would wait for each other otherwise.
+        """
+        loose = locks.loose
+        if not loose:
+            return
+        kept: dict[str, Holder] = {}
+        rivals = locks.wishes.rivals() if self._waiting else {}
+        for shortage in shortages(self._requests(), self._free(), self._holdings.free_slots) if self._waiting else ():
+            waiting = self._waiting[shortage.request.id]
+            for device in loose.intersection(shortage.request.candidates) if shortage.devices else ():
+                if waiting.since <= rivals.get(device, math.inf):
+                    kept.setdefault(device, waiting.holder)
+        locks.let_go(loose - kept.keys())
+        for device, holder in kept.items():
+            locks.keep(device, holder)
 
     def _give(self, grant: Grant, holder: Holder) -> Callable[[], None]:
         waiting = self._waiting.pop(grant.request)
@@ -288,7 +349,8 @@ class Broker:
         self._count_usage()
         self._holdings.add(lease, holder)
         if grant.parts:
-            self._tell(grant.devices)
+            with suppress(LockFolderError):
+                self._tell(grant.devices)
         return partial(waiting.on_grant, lease)
 
     def _deliver(self, calls: Sequence[Callable[[], None]]) -> None:
@@ -325,7 +387,13 @@ class Broker:
 
     def _run(self, locks: DeviceLocks) -> None:
         """The thread: asks for devices that other sessions have, and listens for the wishes of other sessions."""
-        needed = look = monotonic()
+        try:
+            self._attend(locks)
+        except Exception as error:
+            self._break(error)
+
+    def _attend(self, locks: DeviceLocks) -> None:
+        needed = look = look_at_locks = monotonic()
         while True:
             with self._changed:
                 now = monotonic()
@@ -348,6 +416,10 @@ class Broker:
                     look = now + (_LOOK if lease is None else _LOOK_AGAIN)
                     if lease is not None:
                         calls.append(partial(self._on_wanted, lease))
+                    self._let_go(locks)  # Another session may have waited longer for what is kept.
+                if now >= look_at_locks:
+                    look_at_locks = now + _LOOK_AT_LOCKS
+                    calls += self._renew_locks(locks)
                 if not calls:
                     eager = now - self._last_change < _EAGER_FOR
                     self._nap = (_EAGER if eager else _PATIENT) if sought else look - now
@@ -355,7 +427,42 @@ class Broker:
             try:
                 self._deliver(calls)
             except Exception as error:
-                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+                self._report(error)
+
+    def _break(self, error: Exception) -> None:
+        """Fail every request that waits: nobody would grant it. The next request starts a new thread."""
+        text = "".join(traceback.format_exception(error))
+        failure = BrokerError(f"the thread that grants devices has ended with an error:\n{text}")
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        try:
+            if not waiting:
+                self._report(error)
+            self._deliver([partial(one.on_failure or _fail, failure) for one in waiting])
+        except Exception as another:
+            self._report(another)
+        finally:
+            with self._lock:
+                self._thread = None
+
+    def _report(self, error: Exception) -> None:
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+
+    def _renew_locks(self, locks: DeviceLocks) -> list[Callable[[], None]]:
+        """Make the lock files anew that something has deleted; returns the calls for leases whose locks are lost."""
+        calls: list[Callable[[], None]] = []
+        for device in locks.missing():
+            try:
+                locks.renew(device)
+            except LockFolderError as error:
+                why = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
+                calls += [
+                    partial(self._on_lost or _ignore, held.lease.id, why)
+                    for held in self._holdings.leases.values()
+                    if device in held.lease.devices
+                ]
+        return calls
 
     def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
         # One at a time: it may be enough for whoever waits, and what is kept warm on the others stays.
@@ -375,7 +482,7 @@ class Broker:
             for device in dict.fromkeys(devices):
                 if rivals.get(device, math.inf) < since:
                     return device
-                if device not in self._holdings.held:
+                if not locks.holds(device):
                     if not locks.try_acquire(device, holder):
                         return device
                     undo.callback(locks.loosen, device)
@@ -385,3 +492,7 @@ class Broker:
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+def _ignore(lease_id: int, why: str) -> None:
+    pass

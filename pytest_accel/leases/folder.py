@@ -1,8 +1,13 @@
 """The lock folder: one for all sessions and all users of the machine, and the files in it.
 
-It is ``$PYTEST_ACCEL_LOCK_DIR``, else ``pytest-accel-locks`` in the temporary directory. Folders are sticky and
-world-writable, lock files are readable and writable by all whatever the umask, because the session that creates them is
-not the only one that needs them. No name in them is ever followed as a symbolic link.
+The lock folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is made below the
+temporary directory: whoever made it would own it, and the owner of a sticky folder may rename and delete the files of
+others. A folder is used only if it belongs to root or to this user, and is sticky where others may write to it. So a
+file in it can be replaced by root, by the owner of the folder and by the owner of the file, and by nobody else.
+
+The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users whatever the
+umask, because the session that creates one is not the only one that needs it. Symbolic links are never followed, and
+whatever a file says is data, checked by whoever reads it.
 """
 
 from __future__ import annotations
@@ -11,17 +16,21 @@ import errno
 import hashlib
 import json
 import os
+import pwd
 import re
 import secrets
 import stat
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
+PREFIX = "pytest-accel-"
+"""The beginning of the name of every file: the temporary directory holds those of other programs too."""
 _CONTENT_LIMIT = 64 * 1024
+_WRITABLE_BY_OTHERS = 0o022
+_FOR_ALL = 0o666
 
 
 class LockFolderError(Exception):
@@ -29,9 +38,14 @@ class LockFolderError(Exception):
 
 
 def default_folder() -> Path:
-    """``$PYTEST_ACCEL_LOCK_DIR``, else ``pytest-accel-locks`` in the temporary directory."""
+    """Return ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory."""
     named = os.environ.get(VARIABLE)
-    return Path(named).absolute() if named else Path(tempfile.gettempdir(), "pytest-accel-locks")
+    return Path(named).absolute() if named else Path(tempfile.gettempdir()).resolve()
+
+
+def lock_path(folder: Path, device_id: str) -> Path:
+    """Return the path of the lock file of a device."""
+    return folder / f"{PREFIX}{file_name(device_id)}.lock"
 
 
 def file_name(device_id: str) -> str:
@@ -41,22 +55,45 @@ def file_name(device_id: str) -> str:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make `folder` one for all users, whose names nobody else can take; :class:`LockFolderError` where that fails."""
+    """Make `folder` where it is missing, for all users; :class:`LockFolderError` where it cannot be used."""
     try:
         # A mode given to mkdir is subject to the umask.
         with suppress(FileExistsError):
             folder.mkdir()
             folder.chmod(0o1777)
-        if not stat.S_ISDIR(folder.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory (a symbolic link is none)", str(folder))
-        for _ in range(20):
-            if os.access(folder, os.W_OK | os.X_OK):
-                return
-            # Another user may have come between mkdir and chmod.
-            time.sleep(0.005)
-        raise PermissionError(errno.EACCES, "not writable for this user", str(folder))
+        problem = folder_problem(folder)
     except OSError as error:
         raise unusable(folder, error) from error
+    if problem is not None:
+        raise LockFolderError(_sentence(f"{folder} {problem}"))
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Return why `folder` must not be used, in words that follow its path; None if it may be. Raises OSError."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"is not a directory{' (a symbolic link is none)' if stat.S_ISLNK(found.st_mode) else ''}"
+    if found.st_uid not in (0, os.getuid()):
+        return (
+            f"belongs to {user_name(found.st_uid)}, who could replace the locks of other users; allowed is a folder of "
+            "root's or of this user's own (as root, `install -d -m 1777 FOLDER` makes one for all users)"
+        )
+    if found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+        return (
+            f"has mode {stat.S_IMODE(found.st_mode):04o}: other users may write to it and could replace locks, since "
+            "it is not sticky (`chmod +t FOLDER` makes it so)"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "is not writable for this user"
+    return None
+
+
+def user_name(uid: int) -> str:
+    """Return the login name of `uid`, or the number of one that has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def create_shared(path: Path) -> None:
@@ -74,13 +111,18 @@ def create_shared(path: Path) -> None:
 
 
 def open_file(path: Path, access: int = os.O_RDWR) -> int:
-    """A descriptor of a regular file that is there; OSError for anything else of this name."""
+    """Return a descriptor of a regular file that is there; OSError for anything else of this name."""
     # No O_CREAT: where fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
     # O_NONBLOCK: a pipe that somebody put there must not hold this process up.
     descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if access & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
+        # Writing to a hard link that another user made would overwrite a file of this user's.
+        os.close(descriptor)
+        raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
     return descriptor
 
 
@@ -99,8 +141,17 @@ def read(descriptor: int) -> bytes:
 
 
 def unusable(path: Path, error: OSError) -> LockFolderError:
-    """What to raise when `error` was met at `path`."""
-    return LockFolderError(
-        f"the folder for device locks cannot be used: {error.filename or path}: {error.strerror or error}. Every "
-        f"session of the machine must be able to write there; ${VARIABLE} names another folder."
+    """Return what to raise when `error` was met at `path`."""
+    return LockFolderError(_sentence(f"{error.filename or path}: {error.strerror or error}"))
+
+
+def printable(text: str, limit: int = 300) -> str:
+    """Return `text`, which another user may have written, fit for a terminal: one line without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in text[:limit])
+
+
+def _sentence(problem: str) -> str:
+    return (
+        f"the folder for device locks cannot be used: {problem}. Every session of the machine must be able to write "
+        f"there; ${VARIABLE} names another folder."
     )

@@ -1,9 +1,9 @@
 """One lock a device for all sessions and all users of the machine.
 
-For each device the lock folder holds ``NAME.lock``: whoever has the kernel's lock on it has the device. The kernel
-drops it when the holder dies. What the file says (:class:`Holder`) is written under the lock and emptied before the
-lock is dropped. The file is never deleted: one that is deleted while somebody has it open makes room for a second
-lock.
+For each device the lock folder holds a lock file: whoever has the kernel's lock on it has the device. The kernel drops
+it when the holder dies. What the file says (:class:`Holder`) is written under the lock and emptied before the lock is
+dropped. This package never deletes the file: one that is deleted while somebody has it open makes room for a second
+lock. Where something else deletes it, the holder finds that out (:meth:`DeviceLocks.missing`) and makes a new one.
 
 The locks are filelock's native ones, taken on descriptors that stay open from one lease to the next: a path lock of
 filelock opens, resolves and closes its file each time, which costs more than all the rest of a lease.
@@ -13,33 +13,42 @@ Importing this module imports filelock and psutil: import it only where locks ar
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-import pwd
+import sys
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
 import psutil
 
 from pytest_accel.leases.folder import (
+    LockFolderError,
     create_shared,
     default_folder,
-    file_name,
+    lock_path,
     open_file,
     prepare_folder,
+    printable,
     read,
     unusable,
+    user_name,
     write,
 )
 from pytest_accel.leases.wishes import Wishes
 
 # psutil adds the kernel's boot time, which moves by up to a second when the clock is adjusted, to a count of ticks.
 _CREATE_TIME_TOLERANCE = 1.5
+_LARGEST_PID = 2**31 - 1
+"""The largest number that pid_t holds."""
+_LAST_MOMENT = 1e11
+"""Seconds since the epoch (the year 5138): a later time is no time, and is more than some functions take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,7 @@ class Holder:
     @classmethod
     def here(cls, test: str) -> Holder:
         """This process, from now on, with no process on the device yet."""
-        uid = os.getuid()
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            user = str(uid)
-        return cls(os.getpid(), user, test, time.time())
+        return cls(os.getpid(), user_name(os.getuid()), test, time.time())
 
     def as_json(self) -> dict[str, object]:
         """What the lock file says."""
@@ -89,7 +93,7 @@ class DeviceLocks:
         self._descriptors: dict[str, int] = {}
         self._held: dict[str, Holder] = {}
         self._loose: dict[str, Holder] = {}
-        """Locked still, for who had them last, and free for who comes next in this session."""
+        """Who had each device last that is locked still, and free for who comes next in this session."""
         _INSTANCES.add(self)
 
     def try_acquire(self, device_id: str, holder: Holder) -> bool:
@@ -99,24 +103,28 @@ class DeviceLocks:
         """
         if device_id in self._held:
             return False
-        self._loose.pop(device_id, None)
         try:
             descriptor = self._lock(device_id)
             if descriptor is None:
+                self._loose.pop(device_id, None)
                 return False
             try:
-                last = _parse(read(descriptor))
-                if last is not None and any(is_alive(*process) for process in last.processes):
-                    filelock.unlock_descriptor(descriptor)
-                    return False
-                write(descriptor, holder.as_json())
+                last = parse_holder(read(descriptor))
+                taken = last is None or not any(is_alive(*process) for process in last.processes)
+                if taken:
+                    write(descriptor, holder.as_json())
             except BaseException:
+                self._loose.pop(device_id, None)
                 filelock.unlock_descriptor(descriptor)
                 raise
+            if taken:
+                self._loose.pop(device_id, None)
+                self._held[device_id] = holder
+            elif device_id not in self._loose:
+                filelock.unlock_descriptor(descriptor)
         except OSError as error:
             raise unusable(self._path(device_id), error) from error
-        self._held[device_id] = holder
-        return True
+        return taken
 
     def update(self, device_id: str, holder: Holder) -> None:
         """Say something else about a device that this session holds.
@@ -144,10 +152,64 @@ class DeviceLocks:
         """As :meth:`release`, but until :meth:`let_go` only this session can take the device."""
         self._loose[device_id] = self._held.pop(device_id)
 
-    def let_go(self) -> None:
-        """Let go of every device that is loose."""
-        while self._loose:
-            self._unlock(*self._loose.popitem())
+    def holds(self, device_id: str) -> bool:
+        """Return whether somebody in this session has the device."""
+        return device_id in self._held
+
+    @property
+    def loose(self) -> frozenset[str]:
+        """The devices that nobody in this session has any more and that are locked still."""
+        return frozenset(self._loose)
+
+    def keep(self, device_id: str, waiting: Holder) -> None:
+        """Say that a device that is loose is kept for `waiting`, a holder to come."""
+        last = self._loose[device_id]
+        kept = replace(waiting, processes=last.processes)
+        if kept != last:
+            self._loose[device_id] = kept
+            with suppress(OSError):  # What is said is for people: the lock is what counts.
+                write(self._descriptors[device_id], kept.as_json())
+
+    def let_go(self, devices: Iterable[str] | None = None) -> None:
+        """Let go of those of `devices` that are loose; None: of every device that is."""
+        for device_id in tuple(self._loose if devices is None else devices):
+            if device_id in self._loose:
+                self._unlock(device_id, self._loose.pop(device_id))
+
+    def missing(self) -> list[str]:
+        """Return the devices that are held, or loose, and whose lock file is not in its place any more.
+
+        Another session would make a new lock file there, and take the device.
+        """
+        return [device_id for device_id in (*self._held, *self._loose) if not self._is_in_place(device_id)]
+
+    def _is_in_place(self, device_id: str) -> bool:
+        mine = os.fstat(self._descriptors[device_id])
+        try:
+            found = os.lstat(self._path(device_id))
+        except OSError:
+            return False
+        return os.path.samestat(mine, found)
+
+    def renew(self, device_id: str) -> None:
+        """Make and lock a new lock file of a device whose own is :meth:`missing`.
+
+        Raises :class:`~pytest_accel.leases.folder.LockFolderError` where that fails, in which case the session does
+        not hold the device any more.
+        """
+        holder, loose = self._held.get(device_id), device_id in self._loose
+        last = holder or self._loose[device_id]
+        os.close(self._descriptors.pop(device_id))
+        try:
+            descriptor = self._lock(device_id)
+            if descriptor is None:
+                there = who_holds(self.folder, device_id)
+                by = f"pid {there.pid} ({there.user}) for {there.test}" if there is not None else "another session"
+                raise OSError(errno.EBUSY, f"it was replaced, and the new one is locked by {by}")
+            write(descriptor, last.as_json())
+        except (OSError, LockFolderError) as error:
+            (self._loose if loose else self._held).pop(device_id)
+            raise error if isinstance(error, LockFolderError) else unusable(self._path(device_id), error) from error
 
     def _unlock(self, device_id: str, last: Holder) -> None:
         descriptor = self._descriptors[device_id]
@@ -179,12 +241,11 @@ class DeviceLocks:
                 path = self._path(device_id)
                 if not os.path.lexists(path):
                     prepare_folder(self.folder)
-                    self.wishes.prepare()
                     create_shared(path)
                 descriptor = self._descriptors[device_id] = open_file(path)
             if not filelock.lock_descriptor(descriptor, blocking=False):
                 return None
-            if os.fstat(descriptor).st_nlink:
+            if self._is_in_place(device_id):
                 return descriptor
             # Something that cleans temporary files has deleted it: who comes next locks another one of this name.
             os.close(self._descriptors.pop(device_id))
@@ -198,19 +259,19 @@ class DeviceLocks:
         self.wishes.forget()
 
     def _path(self, device_id: str) -> Path:
-        return self.folder / f"{file_name(device_id)}.lock"
+        return lock_path(self.folder, device_id)
 
 
 def who_holds(folder: Path, device_id: str) -> Holder | None:
     """As :meth:`DeviceLocks.holder`, for one who only looks: nothing is written, and no folder needs to be there."""
-    path = folder / f"{file_name(device_id)}.lock"
+    path = lock_path(folder, device_id)
     try:
         descriptor = open_file(path, os.O_RDONLY)
         try:
             # Shared: two who look at the same time must not take each other for the holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _parse(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
+            return parse_holder(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -221,7 +282,7 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Whether the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
+    """Return whether the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
 
     A zombie does not: the kernel has taken its device away. Raises OSError where it cannot be known, as in a process
     that may open no more files.
@@ -230,25 +291,45 @@ def is_alive(pid: int, created: float) -> bool:
         process = psutil.Process(pid)
         same = abs(process.create_time() - created) < _CREATE_TIME_TOLERANCE
         return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, ValueError, OverflowError):
-        return False
-    except psutil.AccessDenied:
-        return True
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return _exists(pid)
 
 
-def _parse(line: bytes) -> Holder | None:
-    # Any user may have written anything here.
+def _exists(pid: int) -> bool:
+    """Return whether there is a process `pid`, of which ``/proc`` shows nothing (proc(5): hidepid); else OSError."""
     try:
-        match json.loads(line):
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    if sys.platform == "linux" and not os.path.exists("/proc/self/stat"):
+        raise OSError(errno.ENOENT, f"/proc cannot be read: it is not known whether process {pid} still runs", "/proc")
+    return True
+
+
+def parse_holder(data: bytes) -> Holder | None:
+    """Return what a lock file says; None where it makes no sense.
+
+    Any user may have written anything there: numbers are checked, and texts are made fit for a terminal.
+    """
+    try:
+        told = json.loads(data)
+        match told:
             case {
                 "pid": int(pid),
                 "user": str(user),
                 "test": str(test),
                 "since": int() | float() as since,
                 "processes": list(processes),
-            }:
-                named = tuple((int(number), float(created)) for number, created in processes)
-                return Holder(pid, user, test, float(since), named)
+            } if 0 < pid <= _LARGEST_PID and 0 <= since <= _LAST_MOMENT:
+                named = tuple(
+                    (number, float(created))
+                    for number, created in processes
+                    if isinstance(number, int) and 0 < number <= _LARGEST_PID
+                    if isinstance(created, (int, float)) and 0 <= created <= _LAST_MOMENT
+                )
+                return Holder(pid, printable(user), printable(test), float(since), named)
     except (ValueError, TypeError, RecursionError):
         pass
     return None

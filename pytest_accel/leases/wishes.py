@@ -1,7 +1,7 @@
 """What sessions wait for, made known to one another in the lock folder.
 
-In its folder ``wants`` there is one file for each session that waits: which devices it would take, and since when. A
-session keeps its own file fresh; one that has not been touched for two seconds counts for nothing.
+The lock folder holds a file for each session that waits: which devices it would take, and since when. A session keeps
+its own file fresh; one that has not been touched for two seconds counts for nothing.
 """
 
 from __future__ import annotations
@@ -11,31 +11,36 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pytest_accel.clock import monotonic
-from pytest_accel.leases.folder import open_file, prepare_folder, read, unusable, write
+from pytest_accel.leases.folder import PREFIX, open_file, read, unusable, write
 
 _REFRESH = 0.5
 _STALE = 2.0
 _ABANDONED = 60.0
+_LONGEST_WAIT = 30 * 24 * 3600.0
+"""Seconds, 30 days: a wish that counts from earlier, or from as far in the future, is no session's."""
+_SETTLED = 50_000_000
+"""Nanoseconds since a folder changed after which its time of change is sure to differ at the next change: file systems
+take it from a clock that ticks up to 100 times a second."""
+_SUFFIX = ".wish"
 
 
 class Wishes:
     """What one session waits for, and what the others do. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the lock folder; :class:`~pytest_accel.leases.folder.LockFolderError` where it cannot be used."""
-        self._folder = folder / "wants"
-        self.prepare()
-        self._file = self._folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
+        """`folder` is the lock folder, which must be fit for use."""
+        self._folder = folder
+        self._file = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
         self._descriptor: int | None = None
         self._said: dict[str, float] = {}
         self._touched = 0.0
-
-    def prepare(self) -> None:
-        """Make the folder, where something has cleaned it away."""
-        prepare_folder(self._folder)
+        self._others: tuple[Path, ...] = ()
+        self._listed = -1
+        """The folder's time of change when `_others` was listed; -1 if they must be listed again."""
 
     def want(self, since: Mapping[str, float]) -> None:
         """Tell the other sessions which devices this one waits for, and since when (seconds since the epoch).
@@ -60,17 +65,23 @@ class Wishes:
         self._said, self._touched = dict(since), now
 
     def rivals(self) -> dict[str, float]:
-        """The devices that other sessions wait for, each with the time since which the first of them does."""
+        """Return the devices that other sessions wait for, each with the time since which the first of them does."""
         earliest: dict[str, float] = {}
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return earliest
-        for name in names:
-            if name.endswith(".json") and name != self._file.name:
-                for device, since in _read_wish(self._folder / name).items():
-                    earliest[device] = min(since, earliest.get(device, since))
+        for path in self._files_of_others():
+            for device, since in _read_wish(path).items():
+                earliest[device] = min(since, earliest.get(device, since))
         return earliest
+
+    def _files_of_others(self) -> tuple[Path, ...]:
+        # Listing a temporary directory with thousands of files takes milliseconds, and happens often.
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+            if changed != self._listed:
+                self._others = tuple(path for path in wish_files(self._folder) if path != self._file)
+                self._listed = changed if time.time_ns() - changed > _SETTLED else -1
+        except OSError:
+            self._others, self._listed = (), -1
+        return self._others
 
     def close(self) -> None:
         """Withdraw what was said. The object can be used again."""
@@ -85,17 +96,42 @@ class Wishes:
         self._descriptor, self._said = None, {}
 
 
-def _read_wish(path: Path) -> dict[str, float]:
+def wish_files(folder: Path) -> list[Path]:
+    """Return the files in which sessions say what they wait for. Raises OSError."""
+    names = os.listdir(folder)
+    return [folder / name for name in names if name.startswith(PREFIX) and name.endswith(_SUFFIX)]
+
+
+def parse_wish(data: bytes, now: float) -> dict[str, float]:
+    """Return the devices that a wish file names and since when each is waited for; nothing that makes no sense.
+
+    Any user may have written anything there. A time that is not finite or not near `now` (seconds since the epoch) is
+    left out: it would put the session before or behind all others for ever.
+    """
     try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(told, dict):
+        return {}
+    return {
+        device: float(since)
+        for device, since in told.items()
+        # Compared before it is converted: an integer may be too large for a float.
+        if isinstance(since, (int, float)) and now - _LONGEST_WAIT <= since <= now + _LONGEST_WAIT
+    }
+
+
+def _read_wish(path: Path) -> dict[str, float]:
+    with suppress(OSError):
         descriptor = open_file(path, os.O_RDONLY)
         try:
-            age = abs(time.time() - os.fstat(descriptor).st_mtime)
+            now = time.time()
+            age = abs(now - os.fstat(descriptor).st_mtime)
             if age < _STALE:
-                return {device: float(since) for device, since in json.loads(read(descriptor)).items()}
+                return parse_wish(read(descriptor), now)
         finally:
             os.close(descriptor)
         if age > _ABANDONED:
             path.unlink()
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        pass
     return {}

@@ -44,7 +44,7 @@ def read_record(record: bytes) -> dict[str, Collective]:
                 one = _collective(entry, members)
                 if one.group not in found or found[one.group].number <= one.number:
                     found[one.group] = one
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found
 
@@ -96,7 +96,7 @@ def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) 
         operation=str(entry["profiling_name"]).rpartition(":")[2],
         tensors=", ".join(f"{_TYPES.get(kind, kind)}[{', '.join(map(str, shape))}]" for kind, shape in shapes),
         done=bool(entry["retired"]) or entry["state"] == "completed",
-        members=tuple(members.get(str(name), ())),
+        members=tuple(int(rank) for rank in members.get(str(name), ())),
     )
 
 

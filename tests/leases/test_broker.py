@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Queue
 
+import psutil
 import pytest
 
-from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.folder import LockFolderError
+from pytest_accel.leases.broker import Broker, BrokerError
+from pytest_accel.leases.folder import LockFolderError, lock_path
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
@@ -39,15 +44,17 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
         slots: int = 4,
         on_wanted: Callable[[int], None] = wishes.put,
         clock: Callable[[], float] = time.time,
+        on_lost: Callable[[int, str], None] | None = None,
     ) -> Broker:
-        brokers.append(Broker(DEVICES, slots, DeviceLocks(tmp_path / "locks") if locks else None, on_wanted, clock))
+        its_locks = DeviceLocks(tmp_path / "locks") if locks else None
+        brokers.append(Broker(DEVICES, slots, its_locks, on_wanted, clock, on_lost))
         return brokers[-1]
 
     yield make
     for broker in brokers:
         broker.close()
     assert set(threading.enumerate()) <= before
-    assert not list((tmp_path / "locks").glob("wants/*"))
+    assert not list((tmp_path / "locks").glob("*.wish"))
 
 
 def test_granted_before_submit_returns(session: Session) -> None:
@@ -87,7 +94,7 @@ def test_slots_are_bounded_and_touch_no_lock(session: Session, tmp_path: Path) -
     assert [lease.slots for lease in leases] == [3]
     broker.release(leases[0].id)
     assert [lease.slots for lease in leases] == [3, 2, 1]
-    assert [path.name for path in (tmp_path / "locks").iterdir()] == ["wants"]
+    assert list((tmp_path / "locks").iterdir()) == []
     assert threading.active_count() == threads
 
 
@@ -268,8 +275,9 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
 
 @pytest.mark.parametrize("seconds", [0.0, 100.0])
 def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: Queue[int], seconds: float) -> None:
-    now = [1000.0]
-    busy, other = session(clock=lambda: now[0]), session(clock=lambda: 1001.0 + seconds)
+    start = time.time()
+    now = [start]
+    busy, other = session(clock=lambda: now[0]), session(clock=lambda: start + 1 + seconds)
     mine: list[Lease] = []
     order: Queue[str] = Queue()
     leases: Queue[tuple[Broker, Lease]] = Queue()
@@ -322,9 +330,8 @@ def test_others_see_what_a_lease_is_used_for(session: Session, tmp_path: Path) -
 
 
 def break_lock(folder: Path, device: str) -> None:
-    with suppress(FileNotFoundError):
-        (folder / f"{device}.lock").unlink()
-    (folder / f"{device}.lock").mkdir()
+    lock_path(folder, device).unlink(missing_ok=True)
+    lock_path(folder, device).mkdir()
 
 
 def test_a_folder_that_cannot_be_used_fails_the_request(session: Session, tmp_path: Path) -> None:
@@ -350,3 +357,149 @@ def test_a_request_that_waits_for_another_session_fails_too(session: Session, tm
     one.release(leases[0].id)
     assert isinstance(errors.get(timeout=PATIENCE), LockFolderError)
     assert len(leases) == 1
+
+
+def one_after_the_other(session: Session) -> tuple[Broker, Broker]:
+    """Two sessions; whatever the first asks for counts as asked before what the second asks for."""
+    start = time.time()
+    return session(clock=lambda: start), session(clock=lambda: start + 1)
+
+
+def test_a_device_that_an_own_request_waits_for_is_kept_when_it_is_given_back(session: Session, tmp_path: Path) -> None:
+    one, two = one_after_the_other(session)
+    mine: list[Lease] = []
+    theirs: Queue[Lease] = Queue()
+    one.submit(("a",), 1, ME, mine.append)
+    one.submit(("b",), 1, ME, mine.append)
+    waiting = one.submit(("a", "b"), 2, Holder.here("the next one"), mine.append)
+    one.release(mine[0].id)
+    two.submit(("a",), 1, ME, theirs.put)
+    assert theirs.empty()
+    shown = DeviceLocks(tmp_path / "locks").holder("a")
+    assert shown is not None
+    assert shown.test == "the next one"
+    one.release(mine[1].id)
+    assert mine[2].devices == ("a", "b")
+    assert theirs.empty()
+    one.release(mine[2].id)
+    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+    assert not one.cancel(waiting)
+
+
+def test_what_is_kept_goes_when_nobody_waits_for_it_any_more(session: Session) -> None:
+    one, two = one_after_the_other(session)
+    mine: list[Lease] = []
+    theirs: Queue[Lease] = Queue()
+    one.submit(("a",), 1, ME, mine.append)
+    one.submit(("b",), 1, ME, mine.append)
+    waiting = one.submit(("a", "b"), 2, ME, mine.append)
+    one.release(mine[0].id)
+    two.submit(("a",), 1, ME, theirs.put)
+    assert theirs.empty()
+    one.cancel(waiting)
+    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+
+
+def test_two_sessions_that_keep_what_the_other_needs_do_not_wait_for_each_other(session: Session) -> None:
+    brokers = [session(), session()]
+    got: Queue[tuple[Broker, Lease]] = Queue()
+    held: list[Lease] = []
+    for broker, own in zip(brokers, "ab", strict=True):
+        # One of its own that goes, one that stays, and a request that needs what the other session keeps.
+        broker.submit((own,), 1, ME, held.append)
+        broker.submit((chr(ord(own) + 2),), 1, ME, held.append)
+    for broker in brokers:
+        broker.submit(DEVICES, 4, ME, partial(note_grant, got, broker))
+    for broker, lease in zip((brokers[0], brokers[0], brokers[1], brokers[1]), held, strict=True):
+        broker.release(lease.id)
+    for _ in brokers:
+        broker, lease = got.get(timeout=PATIENCE)
+        assert lease.devices == DEVICES
+        broker.release(lease.id)
+
+
+def note_grant(got: Queue[tuple[Broker, Lease]], broker: Broker, lease: Lease) -> None:
+    got.put((broker, lease))
+
+
+def test_a_device_whose_last_process_lives_is_kept_for_the_own_request(session: Session, child: int) -> None:
+    one, two = one_after_the_other(session)
+    mine: Queue[Lease] = Queue()
+    theirs: Queue[Lease] = Queue()
+    one.submit(("a",), 1, ME, mine.put)
+    first = mine.get()
+    one.describe(first.id, processes=[(child, psutil.Process(child).create_time())])
+    one.submit(("a",), 1, ME, mine.put)
+    one.release(first.id)
+    two.submit(("a",), 1, ME, theirs.put)
+    assert mine.empty()
+    os.kill(child, signal.SIGKILL)
+    assert mine.get(timeout=PATIENCE).devices == ("a",)
+    assert theirs.empty()
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = session(), session()
+    held: list[Lease] = []
+    leases: Queue[Lease] = Queue()
+    errors: Queue[Exception] = Queue()
+    one.submit(("a",), 1, ME, held.append)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceLocks, "let_go", lambda *_: {}["met in the thread"])
+        two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
+        patch.setattr(DeviceLocks, "loose", frozenset({"b"}))
+        error = errors.get(timeout=PATIENCE)
+    assert isinstance(error, BrokerError)
+    assert str(error).startswith("the thread that grants devices has ended with an error:\nTraceback")
+    assert "KeyError: 'met in the thread'" in str(error)
+    two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
+    one.release(held[0].id)
+    assert leases.get(timeout=PATIENCE).devices == ("a",)
+
+
+def test_a_wish_of_nonsense_stops_nobody(session: Session, tmp_path: Path) -> None:
+    one, two = session(), session()
+    mine: list[Lease] = []
+    theirs: Queue[Lease] = Queue()
+    one.submit(("a",), 1, ME, mine.append)
+    two.submit(("a",), 1, ME, theirs.put)
+    for number, since in enumerate(("1" + "0" * 400, "-Infinity", "NaN", "1e400")):
+        (tmp_path / "locks" / f"pytest-accel-{number}.wish").write_text(f'{{"a": {since}}}')
+    one.release(mine[0].id)
+    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+    for path in (tmp_path / "locks").glob("*.wish"):
+        path.unlink(missing_ok=True)
+
+
+def test_a_lease_whose_lock_is_lost_is_told_of(session: Session, tmp_path: Path) -> None:
+    lost: Queue[tuple[int, str]] = Queue()
+    one = session(on_lost=lambda lease, why: lost.put((lease, why)))
+    leases: list[Lease] = []
+    one.submit(("a", "b"), 2, ME, leases.append)
+    one.submit(("c",), 1, ME, leases.append)
+    elsewhere, folder = DeviceLocks(tmp_path / "elsewhere"), tmp_path / "locks"
+    assert elsewhere.try_acquire("b", ME)
+    # In one step, so that the broker does not look between a file's end and the beginning of the next.
+    lock_path(tmp_path / "elsewhere", "b").rename(lock_path(folder, "b"))
+    lease, why = lost.get(timeout=PATIENCE)
+    assert lease == leases[0].id
+    assert "the lock of b was lost, since its lock file was deleted or moved" in why
+    assert f"locked by pid {os.getpid()}" in why
+    assert lost.empty()
+    one.release(lease)
+    two = DeviceLocks(folder)
+    assert two.try_acquire("a", ME)
+    assert not two.try_acquire("b", ME)
+    assert not two.try_acquire("c", ME)
+    two.close()
+    elsewhere.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import resource
 import stat
 import subprocess
@@ -19,10 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.leases.folder import VARIABLE, LockFolderError, default_folder, file_name
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.folder import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
+from pytest_accel.leases.locks import DeviceLocks, Holder, parse_holder
+from pytest_accel.leases.wishes import parse_wish, wish_files
 
 ME = Holder.here("tests/test_x.py::test_one")
+NOW = time.time()
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def test_the_holder_is_known_while_it_holds(folder: Path, make: Make, child: sub
     assert two.holder("GPU-1") == ME
     one.release("GPU-1")
     assert two.holder("GPU-1") is None
-    assert (folder / "GPU-1.lock").read_bytes() == b""
+    assert lock_path(folder, "GPU-1").read_bytes() == b""
 
 
 def test_what_a_dead_session_left_written_names_no_holder(
@@ -92,7 +95,7 @@ def test_what_a_dead_session_left_written_names_no_holder(
     one, two = make(), make()
     one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
     one.release("GPU-1")
-    assert "test_one" in (folder / "GPU-1.lock").read_text()
+    assert "test_one" in lock_path(folder, "GPU-1").read_text()
     assert two.holder("GPU-1") is None
 
 
@@ -118,19 +121,93 @@ def test_another_process_with_the_same_pid_is_another_process(make: Make, child:
     locks.close()
 
 
+def planted(folder: Path, content: bytes) -> None:
+    path = lock_path(folder, "GPU-1")
+    path.write_bytes(content)
+    path.chmod(0o666)
+
+
+def said(**changes: str) -> bytes:
+    """What a lock file says, with `changes` in it that need not be JSON."""
+    fields = {"pid": "7", "user": '"u"', "test": '"t"', "since": "5.0", "processes": "[]"} | changes
+    return ("{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}").encode()
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"garbage\xff", b"[]", b'{"pid": 1}', b'{"pid":1,"user":"u","test":"t","since":0,"processes":[[1]]}', b"[" * 9999],
+    [
+        b"garbage\xff",
+        b"[]",
+        b'{"pid": 1}',
+        b"[" * 9999,
+        said(processes="[[1]]"),
+        said(processes="[7]"),
+        said(pid="-5"),
+        said(pid="1e400"),
+        said(pid="1" + "0" * 400),
+        said(since="Infinity"),
+        said(since="NaN"),
+        said(since="1" + "0" * 400),
+    ],
 )
 def test_content_that_makes_no_sense_stops_nobody(folder: Path, make: Make, content: bytes) -> None:
     one, two = make(), make()
-    (folder / "GPU-1.lock").write_bytes(content)
+    planted(folder, content)
     assert one.try_acquire("GPU-1", ME)
-    (folder / "GPU-1.lock").write_bytes(content)
+    planted(folder, content)
     shown = two.holder("GPU-1")
     assert shown is not None
     assert shown.pid == 0
     one.close()
+
+
+@pytest.mark.parametrize("process", ["[1e400, 0]", "[-1, 0]", "[0, 0]", f"[{2**64}, 0]", "[1, 1e400]", "[1, NaN]"])
+def test_processes_that_cannot_be_stop_nobody(folder: Path, make: Make, process: str) -> None:
+    locks = make()
+    planted(folder, said(processes=f"[{process}]"))
+    assert locks.try_acquire("GPU-1", ME)
+
+
+def test_what_another_user_wrote_is_fit_for_a_terminal() -> None:
+    holder = parse_holder(said(user='"\\u001b[2J"', test='"a\\nb\\ud800' + "x" * 9999 + '"'))
+    assert holder is not None
+    assert holder.user == "?[2J"
+    assert holder.test.startswith("a?b?xxx")
+    assert len(holder.test) == 300
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.integers(10**300, 10**310),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+holder_like = st.fixed_dictionaries(
+    {},
+    optional={
+        "pid": st.integers() | json_values,
+        "user": st.text() | json_values,
+        "test": st.text() | json_values,
+        "since": st.floats() | st.integers() | json_values,
+        "processes": st.lists(st.tuples(st.integers() | json_values, st.floats() | json_values)) | json_values,
+    },
+)
+
+
+@given(st.binary() | (holder_like | json_values).map(lambda value: json.dumps(value).encode()))
+def test_whatever_a_lock_file_says_is_bounded(data: bytes) -> None:
+    holder = parse_holder(data)
+    if holder is not None:
+        assert 0 < holder.pid < 2**31
+        time.localtime(holder.since)
+        assert (holder.user + holder.test).isprintable()
+        for pid, created in holder.processes:
+            assert 0 < pid < 2**31
+            assert 0 <= created < 1e12
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_whatever_a_wish_says_is_bounded(data: bytes) -> None:
+    now = 1e9
+    assert all(abs(since - now) <= 30 * 24 * 3600 for since in parse_wish(data, now).values())
 
 
 def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> None:
@@ -138,16 +215,15 @@ def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> No
     try:
         locks = make()
         locks.try_acquire("GPU-1", ME)
-        locks.wishes.want({"GPU-2": 1.0})
+        locks.wishes.want({"GPU-2": NOW})
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    assert stat.S_IMODE((folder / "wants").stat().st_mode) == 0o1777
-    assert stat.S_IMODE((folder / "GPU-1.lock").stat().st_mode) == 0o666
-    (want,) = (folder / "wants").iterdir()
+    assert stat.S_IMODE(lock_path(folder, "GPU-1").stat().st_mode) == 0o666
+    (want,) = wish_files(folder)
     assert stat.S_IMODE(want.stat().st_mode) == 0o644
     locks.close()
-    assert sorted(path.name for path in folder.rglob("*")) == ["GPU-1.lock", "wants"]
+    assert [path.name for path in folder.iterdir()] == ["pytest-accel-GPU-1.lock"]
 
 
 @pytest.mark.parametrize("dangling", [False, True])
@@ -156,19 +232,19 @@ def test_a_planted_symbolic_link_is_refused(folder: Path, make: Make, tmp_path: 
     if not dangling:
         target.write_text("precious")
     locks = make()
-    (folder / "GPU-1.lock").symlink_to(target)
+    lock_path(folder, "GPU-1").symlink_to(target)
     with pytest.raises(LockFolderError, match=rf"GPU-1\.lock.*{VARIABLE}"):
         locks.try_acquire("GPU-1", ME)
     assert target.exists() != dangling
     assert dangling or target.read_text() == "precious"
-    (folder / "GPU-1.lock").unlink()
+    lock_path(folder, "GPU-1").unlink()
     assert locks.try_acquire("GPU-1", ME)
     locks.close()
 
 
 def test_a_planted_pipe_is_refused_at_once(folder: Path, make: Make) -> None:
     locks = make()
-    os.mkfifo(folder / "GPU-1.lock")
+    os.mkfifo(lock_path(folder, "GPU-1"))
     with pytest.raises(LockFolderError, match="not a regular file"):
         locks.try_acquire("GPU-1", ME)
 
@@ -188,7 +264,7 @@ def test_a_lock_that_cannot_be_described_is_not_kept(make: Make) -> None:
 def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LockFolderError, match=r"locks: not a directory"):
+    with pytest.raises(LockFolderError, match=r"locks is not a directory \(a symbolic link is none\)"):
         DeviceLocks(folder)
 
 
@@ -209,50 +285,49 @@ def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
         "except LockFolderError as error: print(error)",
         str(locked),
     )
-    assert f"{locked}: not writable for this user" in found
+    assert f"{locked} is not writable for this user" in found
 
 
 def test_the_folder_is_made_again_when_something_cleaned_it_away(folder: Path, make: Make) -> None:
     locks = make()
-    (folder / "wants").rmdir()
     folder.rmdir()
     assert locks.wishes.rivals() == {}
     assert locks.try_acquire("GPU-1", ME)
-    locks.wishes.want({"GPU-1": 1.0})
+    locks.wishes.want({"GPU-1": NOW})
     assert "GPU-1" in make().wishes.rivals()
     locks.close()
 
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert default_folder() == Path(tempfile.gettempdir()) / "pytest-accel-locks"
+    assert default_folder() == Path(tempfile.gettempdir()).resolve()
     monkeypatch.setenv(VARIABLE, "/named/folder")
     assert default_folder() == Path("/named/folder")
 
 
 def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
     one, two, three = (make() for _ in range(3))
-    one.wishes.want({"GPU-1": 20.0, "GPU-2": 20.0})
-    two.wishes.want({"GPU-1": 10.0})
-    assert three.wishes.rivals() == {"GPU-1": 10.0, "GPU-2": 20.0}
-    assert one.wishes.rivals() == {"GPU-1": 10.0}
+    one.wishes.want({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
+    two.wishes.want({"GPU-1": NOW + 10})
+    assert three.wishes.rivals() == {"GPU-1": NOW + 10, "GPU-2": NOW + 20}
+    assert one.wishes.rivals() == {"GPU-1": NOW + 10}
     assert "GPU-2" in two.wishes.rivals()
     assert "GPU-2" not in one.wishes.rivals()
-    two.wishes.want({"GPU-3": 10.0})
-    assert one.wishes.rivals() == {"GPU-3": 10.0}
+    two.wishes.want({"GPU-3": NOW + 10})
+    assert one.wishes.rivals() == {"GPU-3": NOW + 10}
     two.wishes.want({})
-    assert three.wishes.rivals() == {"GPU-1": 20.0, "GPU-2": 20.0}
+    assert three.wishes.rivals() == {"GPU-1": NOW + 20, "GPU-2": NOW + 20}
     one.close()
     two.close()
     assert three.wishes.rivals() == {}
-    assert list((folder / "wants").iterdir()) == []
+    assert wish_files(folder) == []
 
 
 @pytest.mark.parametrize("off", [-10.0, 10.0])
 def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Make, off: float) -> None:
     one, two = make(), make()
-    one.wishes.want({"GPU-1": 1.0})
-    (want,) = (folder / "wants").iterdir()
+    one.wishes.want({"GPU-1": NOW})
+    (want,) = wish_files(folder)
     os.utime(want, (time.time() + off,) * 2)
     assert "GPU-1" not in two.wishes.rivals()
     assert want.exists()
@@ -264,10 +339,15 @@ def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Ma
 
 def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make) -> None:
     locks = make()
-    for number, content in enumerate(["garbage", "[]", '{"GPU-1": "soon"}', '{"GPU-1": null}', json.dumps([[]])]):
-        (folder / "wants" / f"{number}.json").write_text(content)
-    (folder / "wants" / "link.json").symlink_to(folder / "wants" / "0.json")
+    planted = ["garbage", "[]", '{"GPU-1": "soon"}', '{"GPU-1": null}', json.dumps([[]]), "[" * 9999]
+    numbers = ["Infinity", "-Infinity", "NaN", "1e400", "-1e400", "0", "1e300", "-5", "1" + "0" * 400, "true"]
+    planted += [f'{{"GPU-1": {number}}}' for number in numbers]
+    for number, content in enumerate(planted):
+        (folder / f"{PREFIX}{number}.wish").write_text(content)
+    (folder / f"{PREFIX}link.wish").symlink_to(folder / f"{PREFIX}0.wish")
     assert locks.wishes.rivals() == {}
+    (folder / f"{PREFIX}real.wish").write_text(f'{{"GPU-1": {NOW}, "GPU-2": -Infinity}}')
+    assert locks.wishes.rivals() == {"GPU-1": NOW}
 
 
 def test_what_is_loose_goes_to_nobody_else(make: Make) -> None:
@@ -302,11 +382,48 @@ def test_a_lock_file_that_was_deleted_makes_no_second_lock(folder: Path, make: M
     one, two = make(), make()
     one.try_acquire("GPU-1", ME)
     one.release("GPU-1")
-    (folder / "GPU-1.lock").unlink()
+    lock_path(folder, "GPU-1").unlink()
     assert two.try_acquire("GPU-1", ME)
     assert not one.try_acquire("GPU-1", ME)
     two.release("GPU-1")
     assert one.try_acquire("GPU-1", ME)
+
+
+def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_made_again(folder: Path, make: Make) -> None:
+    one, two = make(), make()
+    for device in ("GPU-1", "GPU-2", "GPU-3"):
+        assert one.try_acquire(device, replace(ME, test=device))
+    assert one.missing() == []
+    lock_path(folder, "GPU-1").unlink()
+    folder.rename(folder.with_name("moved"))
+    assert one.missing() == ["GPU-1", "GPU-2", "GPU-3"]
+    # Another session takes one of them before they are looked at.
+    assert two.try_acquire("GPU-3", ME)
+    one.renew("GPU-1")
+    one.renew("GPU-2")
+    with pytest.raises(LockFolderError, match=rf"GPU-3\.lock: it was replaced.*locked by pid {os.getpid()} .*test_one"):
+        one.renew("GPU-3")
+    assert one.missing() == []
+    assert not one.holds("GPU-3")
+    for device in ("GPU-1", "GPU-2"):
+        assert not two.try_acquire(device, ME)
+        shown = two.holder(device)
+        assert shown is not None
+        assert shown.test == device
+        one.release(device)
+        assert two.try_acquire(device, ME)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_lock_file_that_was_moved_before_makes_no_second_lock(folder: Path, make: Make, moved: bool) -> None:
+    one, two = make(), make()
+    for locks in (one, two):
+        assert locks.try_acquire("GPU-1", ME)
+        locks.release("GPU-1")
+    if moved:
+        folder.rename(folder.with_name("moved"))
+    assert one.try_acquire("GPU-1", ME)
+    assert not two.try_acquire("GPU-1", ME)
 
 
 FORK = """
@@ -396,19 +513,50 @@ from pytest_accel.leases.locks import DeviceLocks, Holder
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
 seen, taken = locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs"))
 print(seen, taken, "GPU-1" in locks.wishes.rivals())
-locks.wishes.want({"GPU-1": 1.0})
+locks.wishes.want({"GPU-1": float(sys.argv[2])})
 locks.close()
 """
 
 
-def test_two_users_share_the_folder(open_folder: Path) -> None:
+def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
+    open_folder.chmod(0o1777)
+    assert as_another_user(TAKE, str(open_folder), str(NOW)) == "False True False"
+    mine = DeviceLocks(open_folder)
+    assert lock_path(open_folder, "GPU-1").stat().st_uid != os.getuid()
+    assert mine.try_acquire("GPU-1", ME)
+    with wanting(mine, {"GPU-1": NOW}):
+        assert as_another_user(TAKE, str(open_folder), str(NOW)) == "True False True"
+    mine.close()
+    assert as_another_user(TAKE, str(open_folder), str(NOW)) == "False True False"
+
+
+REFUSED = """
+import os, sys, pathlib
+from pytest_accel.leases.folder import LockFolderError
+from pytest_accel.leases.locks import DeviceLocks, Holder
+try:
+    DeviceLocks(pathlib.Path(sys.argv[1])).try_acquire("GPU-1", Holder.here("theirs"))
+except LockFolderError as error:
+    print(error)
+"""
+
+
+def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder: Path) -> None:
     folder = open_folder / "locks"
     open_folder.chmod(0o1777)
-    assert as_another_user(TAKE, str(folder)) == "False True False"
-    mine = DeviceLocks(folder)
-    assert (folder / "GPU-1.lock").stat().st_uid != os.getuid()
-    assert mine.try_acquire("GPU-1", ME)
-    with wanting(mine, {"GPU-1": 2.0}):
-        assert as_another_user(TAKE, str(folder)) == "True False True"
-    mine.close()
-    assert as_another_user(TAKE, str(folder)) == "False True False"
+    assert as_another_user(REFUSED, str(folder)) == "", "it made the folder, and so it is its own"
+    with pytest.raises(
+        LockFolderError, match=rf"locks belongs to nobody.*install -d -m 1777.*{VARIABLE} names another"
+    ):
+        DeviceLocks(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    os.chown(folder, 0, 0)
+    assert as_another_user(REFUSED, str(folder)) == ""
+    folder.chmod(0o777)
+    assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, str(folder))
+    folder.chmod(0o1777)
+    # A hard link to a file of one's own, where the system lets another user make it (fs.protected_hardlinks).
+    lock_path(folder, "GPU-1").chmod(0o644)
+    os.chown(lock_path(folder, "GPU-1"), pwd.getpwnam("nobody").pw_uid, -1)
+    assert "GPU-1.lock: mode 0644: a lock file is writable by all (0666)" in as_another_user(REFUSED, str(folder))
