@@ -126,7 +126,7 @@ def turns(folder: Path, rounds: int) -> list[float]:
     for number in range(2):
         own = folder / str(number)
         own.mkdir(parents=True)
-        (own / "pytest.ini").write_text(f"[pytest]\naccel = sim:{DEVICES}\npythonpath = .\n")
+        (own / "pytest.ini").write_text(f"[pytest]\naccel = sim:{DEVICES},shared\npythonpath = .\n")
         (own / "conftest.py").write_text(_TURNS)
         (own / "test_turns.py").write_text(_TURNS_TESTS.format(rounds=rounds, devices=DEVICES))
         sessions.append(_start(own, folder / "locks"))
@@ -149,7 +149,7 @@ def share(folder: Path, case: tuple[Hungry, Hungry], seconds: float) -> float:
     for number, one in enumerate(case):
         own = folder / str(number)
         own.mkdir(parents=True)
-        (own / "pytest.ini").write_text(f"[pytest]\naccel = sim:{DEVICES}\n")
+        (own / "pytest.ini").write_text(f"[pytest]\naccel = sim:{DEVICES},shared\n")
         tests = int(4 * DEVICES * seconds / one.seconds)
         (own / "test_hungry.py").write_text(_HUNGRY.format(tests=tests, gangs=one.gangs, seconds=one.seconds))
         sessions.append(_start(own, folder / "locks", [f"-n{one.workers}"]))

@@ -57,7 +57,7 @@ class XdistHooks:
         node.workerinput["accel_machine"] = pickle.dumps(machine)
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
-        PoolService(lambda: self._session.pool, channel, self._usage_error)
+        PoolService(lambda: self._session.pool, channel, self._usage_error, self._session.show)
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _ORDERED:
             from pytest_accel.schedule.controller import Dispatch
 

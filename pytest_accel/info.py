@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_accel.hardware.device import Device, Near
+from pytest_accel.hardware.device import Device, Near, PretendVendor
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine, describe
 from pytest_accel.hardware.units import format_capability, format_memory
@@ -62,7 +62,8 @@ def look(machine: Machine) -> SessionFacts:
     holders: dict[str, Holder | None] = {}
     notes: tuple[str, ...] = ()
     try:
-        holders = {device.id: who_holds(default_folder(), device.id) for device in devices}
+        if not isinstance(vendor, PretendVendor) or vendor.shared:
+            holders = {device.id: who_holds(default_folder(), device.id) for device in devices}
     except LockFolderError as error:
         notes = (f"who holds a lease is not known: {error}",)
     return SessionFacts(

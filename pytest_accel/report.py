@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,21 @@ import pytest
 from pytest_accel.items import RETRIED
 from pytest_accel.markers import foreign_marks
 from pytest_accel.session import AccelSession
+
+
+def write_line(config: pytest.Config, line: str) -> None:
+    """Write `line` on the terminal on a line of its own, whether output is captured or a test's line has begun."""
+    plugins = config.pluginmanager
+    reporter, capture = plugins.getplugin("terminalreporter"), plugins.getplugin("capturemanager")
+    if reporter is None:
+        return
+    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+        # It makes the reporter begin again with the test's name or file, where it shows these.
+        reporter.ensure_newline()
+        if config.get_terminal_writer().width_of_current_line:  # The dots of xdist.
+            reporter.write_line("")
+        reporter.write_line(line)
+        reporter.flush()
 
 
 class ReportHooks:
@@ -56,6 +72,10 @@ class ReportHooks:
         terminal.write_line(table(look(self._session.machine)))
         session.items = []
         return True
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        for line in self._session.interrupt():
+            self._session.show(line)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

@@ -120,7 +120,7 @@ class AccelSession:
             if self.worker_input is not None:
                 self._port = RemotePort(self.worker_input["accel_channel"])
             else:
-                self._port = LocalPort(self.pool)
+                self._port = LocalPort(self.pool, self.show)
         return self._port
 
     @property
@@ -248,6 +248,20 @@ class AccelSession:
             self._driver.close()
         if self._pool is not None:
             self._pool.close(politely=politely)
+
+    def show(self, line: str) -> None:
+        """Write a line for the person at the terminal, in the controller; any thread may call it."""
+        from pytest_accel.report import write_line
+
+        write_line(self.config, line)
+
+    def interrupt(self) -> list[str]:
+        """Return a line for each test that waits for devices or slots, which it does no more after that."""
+        if self._pool is None:
+            return []
+        from pytest_accel.worlds.port import waiting_line
+
+        return [waiting_line(waiting) for waiting in self._pool.interrupt()]
 
     @property
     def complaints(self) -> list[str]:

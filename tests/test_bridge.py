@@ -294,3 +294,21 @@ def test_a_message_that_is_larger_than_a_frame_arrives_whole(near: Bridge, far: 
         near.send(message)
     eventually("the messages", lambda: len(far.messages) == len(messages))
     assert far.messages == messages
+
+
+@pytest.mark.parametrize("error", [IndexError("met in take"), EOFError("met in take"), OSError("met in take")])
+def test_a_message_that_cannot_be_handled_ends_the_bridge_with_the_reason(far: Far, error: Exception) -> None:
+    def take(message: object) -> None:
+        raise error
+
+    call, link = tcp_pair()
+    bridge = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=take)
+    other = Bridge(link, key=KEY, first=1, open_stream=far.open, take=far.take)
+    thread = threading.Thread(target=other.run)
+    thread.start()
+    other.send("a message")
+    why = bridge.run()
+    thread.join()
+    assert why is not None
+    assert why.startswith("an error at this end of the connection to it:\nTraceback")
+    assert f"{type(error).__name__}: met in take" in why

@@ -19,7 +19,7 @@ from pytest_accel.hardware.device import Device, Link
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.info import DeviceFacts, SessionFacts, as_json, table
-from pytest_accel.leases.folder import LockFolderError
+from pytest_accel.leases.folder import LockFolderError, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder, who_holds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,12 +138,14 @@ def test_the_keys_are_those_of_the_documentation() -> None:
 
 def test_who_holds_a_lease(folder: Path, holder: int) -> None:
     before = time.time()
-    document = told("--accel", "sim:3", PYTEST_ACCEL_LOCK_DIR=str(folder))
+    document = told("--accel", "sim:3,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))
     first, held, last = (one["holder"] for one in document["devices"])
     assert first is last is None
     assert (held["pid"], held["test"]) == (holder, "killed")
     assert 0 < held["since"] < before
-    shown = run("--accel", "sim:3", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)}).stdout.splitlines()
+    own = told("--accel", "sim:3", PYTEST_ACCEL_LOCK_DIR=str(folder))
+    assert [one["holder"] for one in own["devices"]] == [None] * 3, "a session's own devices are nobody else's"
+    shown = run("--accel", "sim:3,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)}).stdout.splitlines()
     assert re.search(rf"  pid {holder}, \S+, killed, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  -$", shown[3])
     assert shown[2].split()[-2:] == ["-", "-"]
 
@@ -176,9 +178,9 @@ def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", ["info", "doctor"])
 def test_it_only_looks(folder: Path, holder: int, command: str) -> None:
-    done = watched(folder, command, "--accel", "sim:2")
+    done = watched(folder, command, "--accel", "sim:2,shared")
     assert done.returncode == 0, done.stderr
-    assert command == "doctor" or f"looked at {folder}/sim-1.lock" in done.stderr
+    assert command == "doctor" or f"looked at {folder}/pytest-accel-sim-1.lock" in done.stderr
     missing = folder.with_name("missing")
     assert watched(missing, command, "--accel", "sim:2").returncode == 0
     assert not missing.exists()
@@ -186,11 +188,11 @@ def test_it_only_looks(folder: Path, holder: int, command: str) -> None:
 
 def test_a_lock_folder_that_is_none(folder: Path) -> None:
     folder.write_text("in the way")
-    done = run("--accel", "sim:1", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)})
+    done = run("--accel", "sim:1,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("who holds a lease is not known: the folder for device locks cannot")
-    (note,) = told("--accel", "sim:1", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
-    assert f"{folder}/sim-0.lock: Not a directory" in note
+    (note,) = told("--accel", "sim:1,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
+    assert f"{folder}/pytest-accel-sim-0.lock: Not a directory" in note
 
 
 def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
@@ -202,10 +204,10 @@ def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
         assert who_holds(folder, "sim-0") == mine
         locks.release("sim-0")
         assert who_holds(folder, "sim-0") is None
-        with (folder / "sim-0.lock").open() as file:
+        with lock_path(folder, "sim-0").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             assert who_holds(folder, "sim-0") is None
-        (folder / "sim-1.lock").symlink_to(folder / "sim-0.lock")
+        lock_path(folder, "sim-1").symlink_to(lock_path(folder, "sim-0"))
         with pytest.raises(LockFolderError, match=r"sim-1\.lock"):
             who_holds(folder, "sim-1")
     finally:

@@ -78,6 +78,14 @@ class DeviceNeed:
     near: Near | None = None
 
 
+@runtime_checkable
+class PretendVendor(Protocol):
+    """What a :class:`Vendor` has besides if its devices are pretended."""
+
+    shared: bool
+    """Whether sessions lock the devices against one another, as they do real ones."""
+
+
 class MaskError(Exception):
     """A process does not see the devices that its lease gives it; the message prints both and the environment."""
 

@@ -40,9 +40,7 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
         return None
     kind = need.kind or inventory.kind
     filters = _filters(need)
-    words = [str(need.count), *([] if kind == "none" else [kind]), "device" if need.count == 1 else "devices"]
-    wishes = [one.asked for one in filters if one.asked]
-    asked = f"needs {_asked_share(need)}{' '.join(words)}{' with ' if wishes else ''}{' and '.join(wishes)}"
+    asked = f"needs {in_words(need, kind)}"
     # A device count from another kind's inventory would say nothing about this one.
     there = inventory.devices if need.kind in (None, inventory.kind) else ()
     if not there:
@@ -61,6 +59,14 @@ def shortfall(need: DeviceNeed, inventory: Inventory) -> str | None:
     if inventory.visible < inventory.present:
         text += f" ({', '.join(masked(inventory))})"
     return "; ".join([text, *(skipped(inventory) if need.kind in (None, inventory.kind) else ())])
+
+
+def in_words(need: DeviceNeed, kind: str) -> str:
+    """Return what is asked for: ``2 cuda devices with >= 40 GiB``. `kind` is the session's, ``none`` if it has none."""
+    kind = need.kind or kind
+    words = [str(need.count), *([] if kind == "none" else [kind]), "device" if need.count == 1 else "devices"]
+    wishes = [one.asked for one in _filters(need) if one.asked]
+    return f"{_asked_share(need)}{' '.join(words)}{' with ' if wishes else ''}{' and '.join(wishes)}"
 
 
 def format_share(share: Share) -> str:

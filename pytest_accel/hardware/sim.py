@@ -13,10 +13,15 @@ from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.units import is_count, parse_capability, parse_memory
 
 _MASK = "SIM_VISIBLE_DEVICES"
+_SHARED = ",shared"
+"""Behind what ``--accel`` names: sessions lock the devices against one another."""
 
 
 class Sim:
-    """The vendor of kind ``sim``: `count` plain devices, or those of a topology `file` (`read_topology`)."""
+    """The vendor of kind ``sim``: `count` plain devices, or those of a topology `file` (`read_topology`).
+
+    Each session has its own, unless they are `shared`: then sessions lock them against one another, as real devices.
+    """
 
     kind = "sim"
     mask_variables: tuple[str, ...] = (_MASK,)
@@ -24,7 +29,8 @@ class Sim:
     backend: str | None = "gloo"
     ranks = True
 
-    def __init__(self, count: int = 0, file: Path | None = None) -> None:
+    def __init__(self, count: int = 0, file: Path | None = None, *, shared: bool = False) -> None:
+        self.shared = shared
         self.notes: tuple[str, ...] = ()
         if file is None:
             self._devices = tuple(Device(kind="sim", id=f"sim-{n}", index=n, name="sim") for n in range(count))
@@ -67,14 +73,22 @@ class Sim:
 
 
 def make(argument: str | None) -> Sim:
-    """For ``--accel sim:N`` and ``--accel sim:FILE.toml``; ValueError for anything else. None: no device."""
+    """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with ``,shared`` behind it.
+
+    ValueError for anything else. None: no device.
+    """
     if argument is None:
         return Sim()
-    if is_count(argument):
-        return Sim(int(argument))
-    if argument.endswith(".toml"):
-        return Sim(file=Path(argument))
-    raise ValueError(f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml")
+    what = argument.removesuffix(_SHARED)
+    shared = what != argument
+    if is_count(what):
+        return Sim(int(what), shared=shared)
+    if what.endswith(".toml"):
+        return Sim(file=Path(what), shared=shared)
+    raise ValueError(
+        f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml, "
+        f"each also with {_SHARED} behind it"
+    )
 
 
 def read_topology(file: Path) -> tuple[Device, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.hardware.device import DeviceNeed, PretendVendor
 from pytest_accel.hardware.guard import Guard
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine
@@ -41,12 +42,22 @@ class Supply:
     """
 
     def __init__(
-        self, machine: Machine, slots: int, on_wanted: Callable[[str | None, int], None], *, waits_for_busy: bool
+        self,
+        machine: Machine,
+        slots: int,
+        on_wanted: Callable[[str | None, int], None],
+        on_lost: Callable[[str | None, int, str], None],
+        *,
+        waits_for_busy: bool,
     ) -> None:
-        """``on_wanted(kind, lease)``: as a :class:`Broker`'s. `waits_for_busy` is ``--accel-busy wait``."""
+        """``on_wanted(kind, lease)`` and ``on_lost(kind, lease, why)``: as a :class:`Broker`'s.
+
+        `waits_for_busy` is ``--accel-busy wait``.
+        """
         self._slots = slots
         self._machine = machine
         self._on_wanted = on_wanted
+        self._on_lost = on_lost
         self._waits_for_busy = waits_for_busy
         self._session = os.getpid()
         self._brokers: dict[str | None, Broker] = {}
@@ -62,8 +73,10 @@ class Supply:
                 devices, vendor = self._machine.of(kind).devices, self._machine.vendor(kind)
                 if isinstance(vendor, HealthVendor):
                     self._guards[kind] = Guard(vendor, devices, self._session, waits=self._waits_for_busy)
-                locks = GuardedLocks(partial(self._refuses, kind))
-                self._brokers[kind] = Broker([device.id for device in devices], 0, locks, wanted)
+                private = isinstance(vendor, PretendVendor) and not vendor.shared
+                locks = None if private else GuardedLocks(partial(self._refuses, kind))
+                names = [device.id for device in devices]
+                self._brokers[kind] = Broker(names, 0, locks, wanted, on_lost=partial(self._on_lost, kind))
         return self._brokers[kind]
 
     def submit(
@@ -95,14 +108,25 @@ class Supply:
             return None
         return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in aside.items())])
 
-    def obstacles(self, kind: str | None, request: int) -> list[str]:
-        """Who has what a request waits for, a line for each device."""
+    def obstacles(self, kind: str | None, request: int) -> list[str] | None:
+        """Return who has what a request waits for, and why other devices cannot be had, an entry for each.
+
+        None if the request does not wait (any more).
+        """
+        broker = self.broker(kind)
+        holders = broker.holders(request)
+        if holders is None:
+            return None
+        ahead = [f"{_holder(one)} has waited longer" for one in broker.ahead_of(request)]
         if kind is None:
-            return []
-        holders = self.broker(kind).holders(request)
-        lines = [f"{name} is held by pid {one.pid} ({one.user}) for {one.test}" for name, one in holders.items()]
+            slots = [(f"{count} of {self._slots}", count, one) for count, one in broker.users_of_slots()]
+            return [f"{name} {_held(count)} by {_holder(one)}" for name, count, one in slots] + ahead
+        by_holder: dict[Holder, list[str]] = {}
+        for name, one in holders.items():
+            by_holder.setdefault(one, []).append(name)
+        lines = [f"{', '.join(names)} {_held(len(names))} by {_holder(one)}" for one, names in by_holder.items()]
         others = [device.id for device in self._inventory(kind).devices if device.id not in holders]
-        return lines + [f"{name} {why}" for name in others if (why := self._refuses(kind, name)) is not None]
+        return lines + [f"{name} {why}" for name in others if (why := self._refuses(kind, name)) is not None] + ahead
 
     def give_back(self, kind: str | None, lease: Lease, *, killed: bool) -> None:
         """The processes that used a lease are gone; where they were `killed`, their memory must come back first."""
@@ -128,3 +152,17 @@ class Supply:
         if not aside:
             return inventory
         return replace(inventory, devices=tuple(one for one in inventory.devices if one.id not in aside))
+
+
+def _held(count: int) -> str:
+    return "is held" if count == 1 else "are held"
+
+
+def _holder(holder: Holder) -> str:
+    """Return the holder in words: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
+    if not holder.pid:
+        return "a session that has not said who it is"
+    moment = time.localtime(holder.since)
+    today = moment[:3] == time.localtime()[:3]
+    since = time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", moment)
+    return f"pid {holder.pid} ({holder.user}) for {holder.test} since {since}"

@@ -26,6 +26,8 @@ MACHINE_LOST = -(1 << 17)
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
 JOB_ENDED = -(1 << 18)
 """Stands for the exit status of ranks that were ended with the MPI job that they belong to."""
+LOCK_LOST = -(1 << 19)
+"""Stands for the exit status of ranks that this session has killed, since another may have their devices."""
 LOST_WITH_JOB = "ended with its MPI job, since a rank has called MPI_Abort or has died"
 
 
@@ -35,6 +37,8 @@ def describe_exit(status: int) -> str:
         return LOST_WITH_SERVER
     if status == JOB_ENDED:
         return LOST_WITH_JOB
+    if status == LOCK_LOST:
+        return "ended by this session: the lock of its devices was lost, and another session may use them"
     if status == MACHINE_LOST:
         return "lost with its node, which does not answer any more"
     if status >= 0:

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,7 +149,11 @@ class Bridge:
         self._post(lambda: None)
 
     def run(self) -> str | None:
-        """Carry until the other end is gone; gives why, or None where it has closed the connection in good order."""
+        """Carry until the other end is gone; gives why, or None where it has closed the connection in good order.
+
+        Why may be an error at this end, with its traceback: what runs in this thread must not end it in silence, since
+        others wait for what it carries.
+        """
         try:
             while self._deadline is None or monotonic() < self._deadline:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
@@ -166,6 +171,8 @@ class Bridge:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
                 return f"nothing was heard of it for {SILENCE:g} s"
             return str(error)
+        except Exception:
+            return f"an error at this end of the connection to it:\n{traceback.format_exc()}"
         finally:
             self._end()
 
@@ -236,9 +243,12 @@ class Bridge:
         if kind == _PART:
             self._parts += data
         elif kind == _MESSAGE:
-            message = pickle.loads(self._parts + data)
-            self._parts.clear()
-            self._take(message)
+            try:
+                message = pickle.loads(self._parts + data)
+                self._parts.clear()
+                self._take(message)
+            except (EOFError, OSError) as error:  # Not the connection's.
+                raise RuntimeError("a message could not be handled") from error
         elif kind == _OPEN:
             try:
                 opened = self._open_stream(data.decode())

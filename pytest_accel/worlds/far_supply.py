@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from traceback import format_exc
 from typing import Any
 
 import psutil
@@ -88,6 +89,14 @@ class LeaseWanted:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The lock of a device of a lease was lost, and another session may have the device."""
+
+    number: int
+    why: str
+
+
 class FarSupplyError(Exception):
     """The devices of another machine cannot be had; the message says why."""
 
@@ -99,6 +108,10 @@ class FarSupply:
         """`name` is the machine's; `send` takes what is for the keeper."""
         self.on_wanted: Callable[[int], None] = _ignore
         """Gets the number of a lease for which somebody waits."""
+        self.on_lost: Callable[[int, str], None] = _ignore
+        """Gets the number of a lease whose lock was lost, and how."""
+        self.on_failure: Callable[[str], None] = _ignore
+        """Gets the traceback of an error in this object's thread, which is no more then."""
         self.name = name
         self._send = send
         self._lock = threading.Lock()
@@ -170,6 +183,8 @@ class FarSupply:
                 self._send(GiveBack(message.number, killed=False))  # It was withdrawn when it was on its way.
         elif isinstance(message, LeaseWanted):
             self._calls.put(partial(self.on_wanted, message.number))
+        elif isinstance(message, LeaseLost):
+            self._calls.put(partial(self.on_lost, message.number, f"{message.why} (on {self.name})"))
         else:
             return False
         return True
@@ -184,8 +199,12 @@ class FarSupply:
             self._calls.put(partial(on_failure, FarSupplyError(f"the node {self.name} is lost")))
 
     def _run(self) -> None:
-        while True:
-            self._calls.get()()
+        try:
+            while True:
+                self._calls.get()()
+        except BaseException:
+            what = f"the thread that leases devices of {self.name} has ended with an error"
+            self.on_failure(f"{what}:\n{format_exc()}")
 
 
 class Agent:
@@ -234,7 +253,7 @@ class Agent:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
                 waits = getattr(message.settings, "busy", None) == "wait"
-                self._supply = Supply(machine, 1, self._wanted, waits_for_busy=waits)
+                self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
             self._send(Seen(message.kind, self._machine.of(message.kind)))
         except Exception as error:
@@ -260,10 +279,16 @@ class Agent:
             self._requests[message.number] = message.kind, request
 
     def _wanted(self, kind: str | None, lease: int) -> None:
-        for number, (its_kind, one) in list(self._leases.items()):
-            if (its_kind, one.id) == (kind, lease):
-                self._send(LeaseWanted(number))
+        for number in self._numbers_of(kind, lease):
+            self._send(LeaseWanted(number))
+
+    def _lost(self, kind: str | None, lease: int, why: str) -> None:
+        for number in self._numbers_of(kind, lease):
+            self._send(LeaseLost(number, why))
+
+    def _numbers_of(self, kind: str | None, lease: int) -> list[int]:
+        return [number for number, (its_kind, one) in list(self._leases.items()) if (its_kind, one.id) == (kind, lease)]
 
 
-def _ignore(number: int) -> None:
+def _ignore(*values: object) -> None:
     pass

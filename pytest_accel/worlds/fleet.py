@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -13,7 +16,7 @@ from typing import Protocol
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import files, shared_memory
-from pytest_accel.worlds.autopsy import MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
+from pytest_accel.worlds.autopsy import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -60,6 +63,9 @@ class Owner(Protocol):
     def on_gone(self, world: PooledWorld) -> None:
         """Its processes are gone, and what they used is free."""
 
+    def on_failure(self, why: str) -> None:
+        """No world can be had any more in this session."""
+
     def on_tick(self) -> None:
         """About once a second."""
 
@@ -77,6 +83,8 @@ class Fleet:
         self.notes: list[str] = []
         """What a person who asked for ``-v`` wants to know."""
         self.closing = False
+        self.broken: str | None = None
+        """Why no world can be had any more; None: they can."""
         self.directory = spec.directory
         self._spec = spec
         self._lock = lock
@@ -93,10 +101,10 @@ class Fleet:
         """Start the fork server, if it does not run."""
         if self._starter is None and not self.closing:
             if len(self._servers) == 1:
-                self._starter = Starter(self._spec, self._event, self._server_ended, self._tick)
+                self._starter = Starter(self._spec, self._event, self._server_ended, self._tick, self.fail)
             else:
                 self._starter = Servers(
-                    self._servers, self._lock, self._spec, self._event, self._server_ended, self._tick
+                    self._servers, self._lock, self._spec, self._event, self._server_ended, self._tick, self.fail
                 )
 
     def preload(self, modules: tuple[str, ...]) -> None:
@@ -127,18 +135,21 @@ class Fleet:
     def start(self, world: PooledWorld) -> None:
         """Start a world's processes."""
         self.worlds[world.spec.world] = world
-        self.warm()
-        assert self._starter is not None
-        if world.shape.launcher is None:
-            self._starter.send(StartWorld(world.spec))
-        else:
-            self._start_job(world, world.shape.launcher)
+        try:
+            self.warm()
+            assert self._starter is not None
+            if world.shape.launcher is None:
+                self._starter.send(StartWorld(world.spec))
+            else:
+                self._start_job(world, world.shape.launcher)
+        except Exception:  # Such as no memory for a process: nobody else would answer whoever waits for the world.
+            self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
 
     def _start_job(self, world: PooledWorld, launcher: str) -> None:
         first = self._servers_made
         self._servers_made += world.spec.ranks
         numbers = range(first, self._servers_made)
-        job = MpiJob(launcher, world.spec, numbers, self._spec, self._lock, self._event, self._job_ended)
+        job = MpiJob(launcher, world.spec, numbers, self._spec, self._lock, self._event, self._job_ended, self.fail)
         self._jobs[world.spec.world] = job
 
     def idle(self, shape: WorldShape) -> PooledWorld | None:
@@ -152,6 +163,40 @@ class Fleet:
         """End its processes at once."""
         world.state = "killed"
         self._end(world, 0.0)
+
+    def revoke(self, world: PooledWorld, why: str) -> None:
+        """End its processes at once, since they may not use their devices any more."""
+        if world.state == "leased":
+            # Its driver gives it back when it has found the ranks dead.
+            world.killed_as = LOCK_LOST
+            self.complaints.append(why)
+            self._end(world, 0.0)
+        elif world.state == "starting":
+            self.kill(world)
+            self._owner.on_not_started(world, why)
+        elif world.state == "idle":
+            self.kill(world)
+
+    def fail(self, why: str) -> None:
+        """Give all worlds up, for good: a thread has ended without which they cannot be had, `why` says how.
+
+        Takes the lock itself. Whoever waits for something gets an answer, and later requests are refused.
+        """
+        with self._lock:
+            if self.broken is not None:
+                return
+            no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
+            hint = "/proc cannot be read: worlds cannot be had without it" if no_proc else ""
+            self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log())))
+            self.complaints.append(self.broken)
+            for end in (self._starter.kill if self._starter else _nothing, *(job.end for job in self._jobs.values())):
+                with contextlib.suppress(Exception):
+                    end()
+            self._owner.on_failure(self.broken)
+            for world in list(self.worlds.values()):
+                with contextlib.suppress(Exception):
+                    self._forget(world)
+            self._changed.notify_all()
 
     def retire(self, world: PooledWorld) -> None:
         """Have its pytest sessions end; what is left after a while is killed."""
@@ -271,10 +316,11 @@ class Fleet:
         world = self.worlds.get(message.world)
         if world is None:
             return
-        world.exits[message.rank] = message.status
+        status = message.status if world.killed_as is None else world.killed_as
+        world.exits[message.rank] = status
         for entry in [entry for entry in world.watchers if entry[0] == message.rank]:
             world.watchers.remove(entry)
-            entry[1](message.status)
+            entry[1](status)
         if world.state == "retiring" and message.status != RETIRED:
             self._complain_of_end(world, message.rank, message.status)
         elif world.state == "idle":
@@ -347,3 +393,7 @@ class Fleet:
         """The end of what each fork server has written."""
         numbers = range(len(self._servers))
         return "\n".join(filter(None, (tail(files.server_log_path(self.directory, number)) for number in numbers)))
+
+
+def _nothing() -> None:
+    pass

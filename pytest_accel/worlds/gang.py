@@ -100,6 +100,12 @@ class Gang:
         if len(self._leases) == have:  # Else it has been granted at once.
             self._waiting = part.source, request
 
+    @property
+    def waiting(self) -> tuple[int, DeviceNeed, int | None]:
+        """The machine whose devices it waits for, what it needs of them, and the request's number (None: none yet)."""
+        part = self._parts[min(len(self._leases), len(self._parts) - 1)]
+        return part.node, part.need, None if self._waiting is None else self._waiting[1]
+
     def cancel(self) -> None:
         """Nobody wants them any more: give back what there is."""
         if self._over:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from traceback import format_exc
 
 import psutil
 
@@ -58,13 +59,18 @@ class MpiJob:
         lock: threading.RLock,
         on_event: Callable[[object], None],
         on_end: Callable[[MpiJob], None],
+        on_failure: Callable[[str], None],
     ) -> None:
-        """`numbers` are those of the job's fork servers, one for each rank."""
+        """`numbers` are those of the job's fork servers, one for each rank.
+
+        `on_failure` gets the traceback where a thread of the job has ended with an error, without the lock.
+        """
         self.world = replace(world, servers=tuple(numbers))
         self._spec = spec
         self._lock = lock
         self._on_event = on_event
         self._on_end = on_end
+        self._on_failure = on_failure
         self._servers: Servers | None = None
         self._exited: set[int] = set()
         """The ranks of whose end the owner has been told."""
@@ -75,7 +81,7 @@ class MpiJob:
         os.makedirs(spec.directory, mode=0o700, exist_ok=True)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start(launcher)
-        self._thread = threading.Thread(target=self._attend, name=f"accel-mpi-{world.world}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"accel-mpi-{world.world}", daemon=True)
         self._thread.start()
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
@@ -116,6 +122,12 @@ class MpiJob:
         return tail(self._log)
 
     # The job's thread
+
+    def _run(self) -> None:
+        try:
+            self._attend()
+        except BaseException:
+            self._on_failure(f"the thread that attends to an MPI job has ended with an error:\n{format_exc()}")
 
     def _attend(self) -> None:
         calls = self._gather()
@@ -158,7 +170,9 @@ class MpiJob:
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
         spawns = [partial(_hand_over, *calls[rank]) for rank in range(self.world.ranks)]
         numbers = self.world.servers
-        self._servers = Servers(spawns, self._lock, self._spec, self._note, self._servers_ended, _nothing, numbers)
+        self._servers = Servers(
+            spawns, self._lock, self._spec, self._note, self._servers_ended, _nothing, self._on_failure, numbers
+        )
         self._servers.send(StartWorld(self.world))
 
     def _servers_ended(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +16,13 @@ import psutil
 from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.needs import in_words
+from pytest_accel.leases.broker import BrokerError
 from pytest_accel.leases.folder import LockFolderError
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.leases.supply import Supply
-from pytest_accel.worlds.far_supply import FarLease, FarSupply
+from pytest_accel.worlds.far_supply import FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.gang import Gang, Near, Part, Source
 from pytest_accel.worlds.layout import HERE, Layout
@@ -59,12 +63,14 @@ class Pool:
         self._slots = slots
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
-        self._supply = Supply(machine, slots, self._lease_wanted, waits_for_busy=waits_for_busy)
+        self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._fleet = Fleet(spec, self._lock, self, servers)
         self._layout = layout
         self._far = far
         for node, source in far.items():
             source.on_wanted = partial(self._far_lease_wanted, node)
+            source.on_lost = partial(self._far_lease_lost, node)
+            source.on_failure = self._fleet.fail
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._numbers = 0
@@ -73,7 +79,7 @@ class Pool:
 
     def warm(self) -> None:
         """Start the fork server, so that it imports while the tests are collected."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # A test that needs it fails with the reason.
             self._fleet.warm()
 
     def preload(self, modules: tuple[str, ...]) -> None:
@@ -98,9 +104,13 @@ class Pool:
         with self._lock:
             self._numbers += 1
             ticket = Ticket(self._numbers, shape, holder, answer, driver)
+            if self._fleet.broken is not None:
+                self._answer(ticket, PoolError(self._fleet.broken))
+                return ticket.id
             try:
                 self._request(ticket)
-            except LockFolderError as error:
+            except Exception as error:
+                ticket.cancelled = True
                 self._fail(ticket, error)
             return ticket.id
 
@@ -125,11 +135,52 @@ class Pool:
                 self._answer(ticket, PoolError(why))
             if ticket is None or ticket.request is None:
                 return
-            obstacles = self._supply.obstacles(ticket.broker, ticket.request)
+            obstacles = self._supply.obstacles(ticket.broker, ticket.request) or []
             if not self._supply.broker(ticket.broker).cancel(ticket.request):
                 return
             ticket.cancelled = True
             self._answer(ticket, PoolError("\n".join([why, *obstacles])))
+
+    def waiting(self, ticket_id: int) -> str | None:
+        """Return which test waits for what, and who has it, in one line; None if the ticket waits for no lease."""
+        with self._lock:
+            ticket = self._tickets.get(ticket_id)
+            if ticket is None:
+                return None
+            need, node = ticket.shape.need, 0
+            if ticket.gang is not None:
+                node, need, request = ticket.gang.waiting
+            else:
+                request = ticket.request
+            if request is None:
+                return None
+            if need is None:
+                count = min(ticket.shape.ranks, self._slots)
+                what = f"{count} CPU slot{'' if count == 1 else 's'}"
+            else:
+                what = in_words(need, ticket.shape.kind)
+            waits = f"{ticket.holder.test} waits for {what}"
+            if node:
+                return f"{waits} of the node {self._layout.nodes[node].name}"
+            obstacles = self._supply.obstacles(ticket.broker, request)
+            return None if obstacles is None else ": ".join(filter(None, (waits, "; ".join(obstacles))))
+
+    def interrupt(self) -> list[str]:
+        """Return what :meth:`waiting` says of each ticket that waits, and withdraw it."""
+        with self._lock:
+            lines = []
+            for number in list(self._tickets):
+                if (line := self.waiting(number)) is not None:
+                    lines.append(line)
+                    self.cancel(number)
+            return lines
+
+    def fail(self, why: str) -> None:
+        """Answer whoever waits, and all later requests, with an error, and end all worlds.
+
+        A thread of the session has ended; `why` says how.
+        """
+        self._fleet.fail(why)
 
     def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
         """A driver gives its world back; `harm` says why it must end at once, `worn` that it must not run another test.
@@ -217,6 +268,18 @@ class Pool:
                 elif world.state == "leased" and world.ticket is not None:
                     self._on_wanted(world.ticket.driver, world.spec.world)
 
+    def _lease_lost(self, kind: str | None, lease: int, why: str) -> None:
+        with self._lock:
+            for world in list(self._fleet.worlds.values()):
+                if world.shape.kind == kind and world.lease is not None and world.lease.id == lease:
+                    self._fleet.revoke(world, why)
+
+    def _far_lease_lost(self, node: int, number: int, why: str) -> None:
+        with self._lock:
+            for world in list(self._fleet.worlds.values()):
+                if node in world.far and world.far[node].number == number:
+                    self._fleet.revoke(world, why)
+
     def _far_lease_wanted(self, node: int, number: int) -> None:
         with self._lock:
             for world in list(self._fleet.worlds.values()):
@@ -265,15 +328,22 @@ class Pool:
             if ticket.cancelled or self._fleet.closing:
                 self._supply.broker(ticket.broker).release(lease.id)
                 return
-            if ticket.shape.need is not None:
-                self._start(ticket, lease, None)
-                return
-            world = self._fleet.idle(ticket.shape)
-            if world is None:
-                self._start(ticket, None, lease)
-            else:
-                world.slots = lease
-                self._hand_over(world, ticket)
+            try:
+                self._use(ticket, lease)
+            except Exception as error:  # In a thread of the broker it would be nobody's, and the driver would wait.
+                self._supply.broker(ticket.broker).release(lease.id)
+                self._fail(ticket, error)
+
+    def _use(self, ticket: Ticket, lease: Lease) -> None:
+        if ticket.shape.need is not None:
+            self._start(ticket, lease, None)
+            return
+        world = self._fleet.idle(ticket.shape)
+        if world is None:
+            self._start(ticket, None, lease)
+        else:
+            world.slots = lease
+            self._hand_over(world, ticket)
 
     # Worlds
 
@@ -302,7 +372,8 @@ class Pool:
         ticket.answer(answer)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
-        self._answer(ticket, PoolError(str(error)))
+        expected = isinstance(error, (LockFolderError, BrokerError, FarSupplyError))
+        self._answer(ticket, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
 
     def _start(
         self,
@@ -351,7 +422,12 @@ class Pool:
             self._fleet.kill(world)
             return
         if world.lease is not None:
-            self._describe(world, world.lease)
+            try:
+                self._describe(world, world.lease)
+            except LockFolderError as error:
+                self._fleet.kill(world)
+                self._fail(ticket, error)
+                return
         self._hand_over(world, ticket)
 
     def _describe(self, world: PooledWorld, lease: Lease) -> None:
@@ -388,6 +464,14 @@ class Pool:
             self._supply.give_back(world.shape.kind, world.lease, killed=world.state == "killed")
         for node, lease in world.far.items():
             self._far[node].give_back(world.shape.kind, lease, killed=world.state == "killed")
+
+    def on_failure(self, why: str) -> None:
+        """Whoever waits gets the reason."""
+        for ticket in list(self._tickets.values()):
+            with contextlib.suppress(Exception):
+                self.cancel(ticket.id)
+            with contextlib.suppress(Exception):
+                self._answer(ticket, PoolError(why))
 
     def on_tick(self) -> None:
         """Devices that nobody uses are given back, and who waits for some that were set aside is told."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import queue
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from pytest_accel.clock import monotonic
 from pytest_accel.leases.locks import Holder
 from pytest_accel.worlds.pool import Pool
 from pytest_accel.worlds.roster import Grant, PoolError
 from pytest_accel.worlds.shape import WorldShape
+
+WAITING_SHOWN_AFTER = 5.0
+"""Seconds for which a test waits before its user is told for what: shorter waits are ordinary."""
+WAITING_SHOWN_AGAIN = 60.0
+"""Seconds until the user is told again."""
 
 
 class Port(Protocol):
@@ -62,16 +70,30 @@ class _Waits:
 def _receive(
     answers: queue.SimpleQueue[Any],
     patience: float | None,
+    show: Callable[[float], None],
     withdraw: Callable[[str], None],
     give_up: Callable[[], None],
 ) -> Grant:
-    """The answer to a request for a world; `patience` is for the devices only, not for the start of the ranks."""
+    """Wait for the answer to a request for a world; `patience` is for the devices only, not for the start of the ranks.
+
+    ``show(seconds)`` is called when the request has waited for so long that its user should know.
+    """
+    began = monotonic()
+    show_at, limit = WAITING_SHOWN_AFTER, math.inf if patience is None else patience
     try:
-        try:
-            answer = answers.get(timeout=patience)
-        except queue.Empty:
-            withdraw(f"no devices came free within {patience:g} s (--accel-wait)")
-            answer = answers.get()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                answer = answers.get(timeout=max(0.0, min(show_at, limit) - (monotonic() - began)))
+                break
+            waited = monotonic() - began
+            if waited >= limit:
+                withdraw(f"no devices came free within {patience:g} s (--accel-wait)")
+                limit = math.inf
+            elif waited >= show_at:
+                show(waited)
+                show_at = waited + WAITING_SHOWN_AGAIN
+    except KeyboardInterrupt:
+        raise  # The session ends, and its controller withdraws the request when it has shown what it waits for.
     except BaseException:
         give_up()
         raise
@@ -81,12 +103,19 @@ def _receive(
     return answer
 
 
+def waiting_line(waiting: str, seconds: float | None = None) -> str:
+    """Return the line that tells the user of a test that waits; `waiting` is what :meth:`Pool.waiting` says of it."""
+    return f"accel: {waiting}" + ("" if seconds is None else f" (for {seconds:.0f} s now)")
+
+
 class LocalPort(_Waits):
     """The pool is in this process."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, show: Callable[[str], None]) -> None:
+        """`show` writes a line for the user."""
         super().__init__()
         self._pool = pool
+        self._show = show
         self.warm = pool.warm
         self.preload = pool.preload
         self.import_nothing_ahead = pool.import_nothing_ahead
@@ -96,8 +125,13 @@ class LocalPort(_Waits):
     def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ticket = self._pool.acquire(shape, holder, self, answers.put)
+
+        def show(seconds: float) -> None:
+            if (waiting := self._pool.waiting(ticket)) is not None:
+                self._show(waiting_line(waiting, seconds))
+
         return _receive(
-            answers, patience, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
+            answers, patience, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
         )
 
     def exit_status(self, world: int, rank: int, patience: float) -> int | None:
@@ -149,7 +183,11 @@ class RemotePort(_Waits):
         number, answers = self._expect()
         self._send("acquire", number, shape, holder)
         return _receive(
-            answers, patience, lambda why: self._send("withdraw", number, why), lambda: self._send("cancel", number)
+            answers,
+            patience,
+            lambda seconds: self._send("show", number, seconds),
+            lambda why: self._send("withdraw", number, why),
+            lambda: self._send("cancel", number),
         )
 
     def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
@@ -160,10 +198,10 @@ class RemotePort(_Waits):
         number, answers = self._expect()
         self._send("exit", number, world, rank)
         try:
-            status: int | None = answers.get(timeout=patience)
+            status = answers.get(timeout=patience)
         except queue.Empty:
             return None
-        return status
+        return status if isinstance(status, int) else None
 
     def usage_error(self, text: str) -> None:
         self._send("usage", text)
@@ -179,9 +217,19 @@ class RemotePort(_Waits):
 
     def _receive(self, data: bytes | None) -> None:
         if data is None:
-            for answers in list(self._answers.values()):
-                answers.put(PoolError("the main pytest process has ended"))
+            self._fail("the main pytest process has ended")
             return
+        try:
+            self._take(data)
+        except BaseException:  # execnet would close the channel, and say nothing.
+            self._fail(f"an answer of the main pytest process could not be handled:\n{traceback.format_exc()}")
+            raise
+
+    def _fail(self, why: str) -> None:
+        for answers in list(self._answers.values()):
+            answers.put(PoolError(why))
+
+    def _take(self, data: bytes) -> None:
         kind, *values = pickle.loads(data)
         if kind == "wanted":
             self.on_wanted(values[0])
@@ -194,11 +242,21 @@ class RemotePort(_Waits):
 class PoolService:
     """The controller's end of one worker's channel. Its callbacks run in execnet's receiver thread: they are short."""
 
-    def __init__(self, pool: Callable[[], Pool], channel: Channel, on_usage_error: Callable[[str], None]) -> None:
-        """`pool` makes the pool when it is first called, which is when a worker first needs it."""
+    def __init__(
+        self,
+        pool: Callable[[], Pool],
+        channel: Channel,
+        on_usage_error: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        """`pool` makes the pool when it is first called, which is when a worker first needs it.
+
+        `show` writes a line for the user.
+        """
         self._make = pool
         self._channel = channel
         self._on_usage_error = on_usage_error
+        self._show = show
         self._used = False
         self._tickets: dict[int, int] = {}
         channel.setcallback(self._receive, endmarker=None)
@@ -218,12 +276,32 @@ class PoolService:
     def _receive(self, data: bytes | None) -> None:
         if data is None:
             if self._used:
-                self._pool.driver_lost(self)
+                with self._failing():
+                    self._pool.driver_lost(self)
             return
         kind, *values = pickle.loads(data)
+        with self._failing(values[0] if kind in ("acquire", "exit") else None):
+            self._take(kind, values)
+
+    @contextlib.contextmanager
+    def _failing(self, number: int | None = None) -> Iterator[None]:
+        """Have an error fail what waits: the worker's request `number`, and all others. execnet would say nothing."""
+        try:
+            yield
+        except BaseException:
+            why = f"a request of an xdist worker has ended with an error:\n{traceback.format_exc()}"
+            if number is not None:
+                self._answer(number, PoolError(why))
+            self._pool.fail(why)
+
+    def _take(self, kind: str, values: list[Any]) -> None:
         if kind == "acquire":
             number, shape, holder = values
             self._tickets[number] = self._pool.acquire(shape, holder, self, lambda answer: self._answer(number, answer))
+        elif kind == "show":
+            number, seconds = values
+            if (waiting := self._pool.waiting(self._tickets.get(number, 0))) is not None:
+                self._show(waiting_line(waiting, seconds))
         elif kind == "withdraw":
             self._pool.withdraw(self._tickets.get(values[0], 0), values[1])
         elif kind == "cancel":

@@ -69,6 +69,8 @@ class PooledWorld:
     pids: tuple[int, ...] = ()
     exits: dict[int, int] = field(default_factory=dict)
     """Exit status by rank, of those that have ended."""
+    killed_as: int | None = None
+    """What to give as the exit status of each rank in place of its own, since this session killed the world for it."""
     watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
     """Who wants to know how a rank ends."""
     idle_since: float = 0.0

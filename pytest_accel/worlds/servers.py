@@ -50,6 +50,7 @@ class Servers:
         on_event: Callable[[object], None],
         on_end: Callable[[], None],
         on_tick: Callable[[], None],
+        on_failure: Callable[[str], None],
         numbers: Sequence[int] = (),
     ) -> None:
         """`lock` is the owner's, who holds it when it calls, but for :meth:`stop`. `numbers`: if not 0, 1, ..."""
@@ -63,7 +64,7 @@ class Servers:
         for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
             tick = _nothing if self._starters else on_tick
             one = replace(spec, server=number)
-            made = Starter(one, partial(self._event, number), partial(self._end, number), tick, spawn)
+            made = Starter(one, partial(self._event, number), partial(self._end, number), tick, on_failure, spawn)
             self._starters[number] = made
 
     @property

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from traceback import format_exc
 from typing import Protocol
 
 from pytest_accel.worlds.descriptors import send as send_descriptors
@@ -90,7 +91,8 @@ def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
 class Starter:
     """A running fork server.
 
-    `on_event` gets each of its messages, and `on_end` its end, whatever the cause; both in this object's thread.
+    `on_event` gets each of its messages, and `on_end` its end, whatever the cause; both in this object's thread. Where
+    one of them raises, the thread ends, and `on_failure` gets the traceback: nobody listens to the server from then on.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Starter:
         on_event: Callable[[object], None],
         on_end: Callable[[], None],
         on_tick: Callable[[], None],
+        on_failure: Callable[[str], None],
         spawn: Spawn = spawn_here,
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -110,6 +113,7 @@ class Starter:
         self._used = False
         self._sending = threading.Lock()
         self._callbacks = (on_event, on_end, on_tick)
+        self._on_failure = on_failure
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
@@ -145,6 +149,12 @@ class Starter:
         self._connection.close()
 
     def _listen(self) -> None:
+        try:
+            self._attend()
+        except BaseException:
+            self._on_failure(f"the thread that listens to the fork server has ended with an error:\n{format_exc()}")
+
+    def _attend(self) -> None:
         on_event, on_end, on_tick = self._callbacks
         while True:
             try:

@@ -129,7 +129,7 @@ from pytest_accel.leases.supply import Supply
 
 file = pathlib.Path(os.environ["FAKE_NVML"])
 machine = Machine(parse_kind("cuda"), environ={})
-supply = Supply(machine, 1, lambda kind, lease: None, waits_for_busy=WAITS)
+supply = Supply(machine, 1, lambda kind, lease: None, lambda kind, lease, why: None, waits_for_busy=WAITS)
 leases, failures = queue.Queue(), queue.Queue()
 need = DeviceNeed(1, kind="cuda")
 submit = lambda: supply.submit("cuda", need, Holder.here("test_it"), leases.put, failures.put)

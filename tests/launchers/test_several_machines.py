@@ -571,7 +571,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
             assert (accel.ids, len(devices)) == (("sim-0",), 1)
             assert os.environ["SIM_VISIBLE_DEVICES"] == "sim-0"
             # Its machine's lock, which no other machine sees.
-            held = (LOCKS / "sim-0.lock").read_text()
+            held = (LOCKS / "pytest-accel-sim-0.lock").read_text()
             assert str(os.getpid()) in held
             assert len(set(gather(held))) == 2
 
@@ -602,7 +602,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
     )
 
     program = srun(two, private=[str(suite.temporary)])
-    run = suite.start("--accel=sim:4", "--accel-spread", "--accel-wait=20", program=program).finish()
+    run = suite.start("--accel=sim:4,shared", "--accel-spread", "--accel-wait=20", program=program).finish()
 
     run.expect(
         {

@@ -13,13 +13,13 @@ import pytest
 from pytest_accel.config import Settings
 from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.folder import VARIABLE
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.folder import VARIABLE, default_folder, lock_path
+from pytest_accel.leases.locks import DeviceLocks, Holder
 from pytest_accel.session import machine_for
 from pytest_accel.worlds.far_supply import Agent, FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.gang import Gang, Part
 
-SETTINGS = Settings(accel="sim:4")
+SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")
 
 
@@ -127,6 +127,34 @@ def test_nobody_waits_for_a_machine_that_is_lost(there: There) -> None:
     assert "the node there is lost" in str(there.failed.get(timeout=30))
     with pytest.raises(FarSupplyError, match="cannot be looked up: it is lost"):
         there.supply.inventory("cpu", SETTINGS)
+
+
+def test_a_callback_that_raises_is_told_with_its_traceback(there: There) -> None:
+    failures: queue.SimpleQueue[str] = queue.SimpleQueue()
+    there.supply.on_failure = failures.put
+
+    def broken(lease: FarLease) -> None:
+        raise IndexError("met in a callback")
+
+    there.supply.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, there.failed.put)
+    why = failures.get(timeout=30)
+    assert why.startswith("the thread that leases devices of there has ended with an error:\nTraceback")
+    assert "IndexError: met in a callback" in why
+
+
+def test_a_lock_that_is_lost_there_is_told_here(there: There) -> None:
+    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    there.supply.on_lost = lambda number, why: lost.put((number, why))
+    lease = there.ask_all()
+    folder = default_folder()
+    elsewhere = DeviceLocks(folder.with_name("elsewhere"))
+    assert elsewhere.try_acquire("sim-2", HOLDER)
+    lock_path(elsewhere.folder, "sim-2").rename(lock_path(folder, "sim-2"))
+    number, why = lost.get(timeout=30)
+    assert number == lease.number
+    assert "the lock of sim-2 was lost" in why
+    assert why.endswith("(on there)")
+    elsewhere.close()
 
 
 class Asked:

@@ -34,7 +34,7 @@ def test_what_is_idle_in_one_session_is_the_others(suite: Suite) -> None:
             pass
         """,
     )
-    suite.write("pytest.ini", "[pytest]\naccel = sim:4\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:4,shared\n")
     command = [sys.executable, "-m", "pytest", "-p", "accel", "-s", "-v"]
     with subprocess.Popen(
         command, cwd=suite.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

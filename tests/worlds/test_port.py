@@ -1,0 +1,84 @@
+"""What comes over the channel between a worker and the pool: an error there fails what waits, and says why."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from pytest_accel.leases.locks import Holder
+from pytest_accel.worlds.pool import Pool
+from pytest_accel.worlds.port import PoolService, RemotePort
+from pytest_accel.worlds.roster import PoolError
+from pytest_accel.worlds.shape import WorldShape
+
+SHAPE = cast(WorldShape, None)
+HOLDER = Holder.here("a test")
+
+
+class Channel:
+    """One end of a channel; what is sent there comes back from `sent`."""
+
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.receive: Callable[[Any], None] = print
+
+    def send(self, item: object) -> None:
+        assert isinstance(item, bytes)
+        self.sent.put(pickle.loads(item))
+
+    def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None:
+        self.receive = callback
+
+
+class BrokenPool:
+    """A pool whose every method raises, but for the one that is told so."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def fail(self, why: str) -> None:
+        self.failed.append(why)
+
+    def __getattr__(self, name: str) -> Any:
+        raise IndexError(f"met in {name}")
+
+
+def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() -> None:
+    channel, pool = Channel(), BrokenPool()
+    PoolService(lambda: cast(Pool, pool), channel, print, print)
+    channel.receive(pickle.dumps(("acquire", 7, SHAPE, HOLDER)))
+    kind, number, answer = channel.sent.get(timeout=30)
+    assert (kind, number) == ("answer", 7)
+    assert isinstance(answer, PoolError)
+    assert "IndexError: met in acquire" in str(answer)
+    channel.receive(pickle.dumps(("exit", 8, 1, 0)))
+    assert channel.sent.get(timeout=30)[1] == 8
+    channel.receive(pickle.dumps(("release", 1, None, frozenset(), False)))
+    channel.receive(None)
+    assert [why.splitlines()[-1] for why in pool.failed] == [
+        f"IndexError: met in {name}" for name in ("acquire", "watch_exit", "release", "driver_lost")
+    ]
+
+
+def test_an_answer_that_cannot_be_handled_fails_the_test_that_waits() -> None:
+    channel = Channel()
+    port = RemotePort(channel)
+    errors: queue.SimpleQueue[PoolError] = queue.SimpleQueue()
+
+    def acquire() -> None:
+        with pytest.raises(PoolError) as caught:
+            port.acquire(SHAPE, HOLDER, None)
+        errors.put(caught.value)
+
+    thread = threading.Thread(target=acquire)
+    thread.start()
+    assert channel.sent.get(timeout=30)[0] == "acquire"
+    with pytest.raises(pickle.UnpicklingError):
+        channel.receive(b"garbage")
+    assert "UnpicklingError" in str(errors.get(timeout=30))
+    thread.join()

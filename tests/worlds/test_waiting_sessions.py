@@ -1,0 +1,250 @@
+"""What sessions say while tests wait, and what becomes of one whose lock or whose thread is gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.worlds.conftest import PYTEST, Session
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+SHOWN_AT_ONCE = """
+import time
+from pathlib import Path
+
+import pytest
+import pytest_accel.worlds.port as port
+
+port.WAITING_SHOWN_AFTER = 0.0
+port.WAITING_SHOWN_AGAIN = 0.2
+
+
+@pytest.fixture
+def wait_for():
+    def wait(name):
+        deadline = time.monotonic() + 100
+        while not Path(name).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return wait
+"""
+SINCE = r"since (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"
+
+
+def line(session: Session, pattern: str) -> re.Match[str]:
+    """The first line of the session's output that `pattern` matches from its beginning, waited for."""
+    assert session.process.stdout is not None
+    said = []
+    for text in session.process.stdout:
+        said.append(text)
+        if (match := re.match(pattern, text)) is not None:
+            return match
+    pytest.fail("".join(["no such line in\n", *said]), pytrace=False)
+
+
+def test_a_session_says_who_in_another_session_has_what_it_waits_for(suite: Suite) -> None:
+    suite.write("conftest.py", SHOWN_AT_ONCE)
+    suite.write(
+        "test_hold.py",
+        """
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.devices(4)
+        def test_hold(wait_for):
+            Path("held").write_text("x\\n")
+            wait_for("go")
+        """,
+    )
+    suite.write(
+        "test_wait.py",
+        """
+        import pytest
+
+
+        def test_plain():
+            pass
+
+
+        @pytest.mark.devices(2)
+        def test_wait():
+            pass
+        """,
+    )
+    holder = suite.start("--accel=sim:4,shared", "test_hold.py")
+    suite.read("held")
+    waits = (
+        r"accel: test_wait\.py::test_wait waits for 2 sim devices: sim-0, sim-1, sim-2, sim-3 are held by "
+        rf"pid {holder.process.pid} \(\S+\) for test_hold\.py::test_hold {SINCE}"
+    )
+    waiting = suite.start("--accel=sim:4,shared", "-q", "test_wait.py")
+    # At the beginning of its line, though test_plain has left the line of its dot unfinished.
+    line(waiting, rf"{waits} \(for \d+ s now\)$")
+    line(waiting, rf"{waits} \(for \d+ s now\)$")
+    waiting.process.send_signal(signal.SIGINT)
+    interrupted = waiting.finish()
+    assert interrupted.code == pytest.ExitCode.INTERRUPTED
+    assert re.search(rf"^{waits}$", interrupted.text, re.MULTILINE)
+    # Pretended devices are the session's own, unless they are said to be shared.
+    run = suite.run("--accel=sim:4", "test_wait.py")
+    run.expect({"test_plain": "PASSED", "test_wait": "PASSED"})
+    assert "waits for" not in run.text
+    (suite.path / "go").touch()
+    holder.finish().expect({"test_hold": "PASSED"})
+
+
+@pytest.mark.parametrize(
+    ("accel", "waits"),
+    [
+        ("sim:4", "3 sim devices: sim-0, sim-1, sim-2 are held"),
+        pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.long),
+    ],
+)
+def test_under_xdist_the_controller_says_what_tests_wait_for(suite: Suite, accel: str, waits: str) -> None:
+    suite.write("conftest.py", SHOWN_AT_ONCE)
+    mark = "devices(3)" if accel == "sim:4" else "distributed(1)"
+    suite.write(
+        "test_both.py",
+        f"""
+        import pytest
+
+
+        def test_plain():
+            pass
+
+
+        @pytest.mark.{mark}
+        @pytest.mark.parametrize("number", range(2))
+        def test_both(number, wait_for):
+            wait_for("never")
+        """,
+    )
+    core = min(os.sched_getaffinity(0))
+    program = ("taskset", "-c", str(core), *PYTEST) if accel == "none" else PYTEST
+    session = suite.start("-n2", "--dist=each", "--accel-schedule=off", "-q", f"--accel={accel}", program=program)
+    pattern = (
+        rf"accel: test_both\.py::test_both\[0\] waits for {waits} by "
+        rf"pid \d+ \(\S+\) for test_both\.py::test_both\[0\] {SINCE}"
+    )
+    line(session, rf"{pattern} \(for \d+ s now\)$")
+    session.process.send_signal(signal.SIGINT)
+    run = session.finish()
+    assert run.code == pytest.ExitCode.INTERRUPTED
+    assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
+
+
+def test_a_lock_file_that_is_deleted_is_made_again_and_one_that_is_lost_ends_the_test(suite: Suite) -> None:
+    suite.write(
+        "test_locks.py",
+        """
+        import fcntl
+        import os
+        import shutil
+        import time
+        from pathlib import Path
+
+        import pytest
+
+        FOLDER = Path(os.environ["PYTEST_ACCEL_LOCK_DIR"])
+        LOCK = FOLDER / "pytest-accel-sim-0.lock"
+
+
+        def is_locked():
+            with LOCK.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+            return False
+
+
+        @pytest.mark.devices(1)
+        def test_deleted():
+            assert is_locked()
+            shutil.rmtree(FOLDER)
+            while not (LOCK.exists() and is_locked() and "test_deleted" in LOCK.read_text()):
+                time.sleep(0.02)
+
+
+        @pytest.mark.devices(1)
+        def test_replaced():
+            other = FOLDER / "other"
+            with other.open("w") as file:
+                other.chmod(0o666)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                other.rename(LOCK)  # In one step, as a session that has found none could not be slower.
+                time.sleep(600)
+
+
+        @pytest.mark.devices(1)
+        def test_next():
+            assert is_locked()
+        """,
+    )
+    run = suite.run("--accel=sim:1,shared")
+    run.expect({"test_deleted": "PASSED", "test_replaced": "FAILED", "test_next": "PASSED"})
+    assert "ended by this session: the lock of its devices was lost" in run.failure("test_replaced")
+    assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+TWO_TESTS = """
+import pytest
+
+
+@pytest.mark.distributed(1)
+def test_one():
+    pass
+
+
+@pytest.mark.devices(1)
+def test_two():
+    pass
+
+
+def test_plain():
+    pass
+"""
+
+
+def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_accel.worlds.fleet import Fleet
+
+
+        def broken(fleet, message):
+            raise IndexError("met in a thread")
+
+
+        Fleet._event = broken
+        """,
+    )
+    suite.write("test_two.py", TWO_TESTS)
+    run = suite.run()
+    run.expect({"test_one": "ERROR", "test_two": "ERROR", "test_plain": "PASSED"})
+    for test in ("test_one", "test_two"):
+        assert "the thread that listens to the fork server has ended with an error" in run.failure(test)
+        assert "IndexError: met in a thread" in run.failure(test)
+    assert run.code == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.long
+def test_without_proc_tests_end_with_the_reason(suite: Suite) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to hide /proc")
+    suite.write("test_two.py", TWO_TESTS)
+    hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+    run = suite.start(program=(*hide, *PYTEST)).finish()
+    run.expect({"test_one": "ERROR", "test_two": "ERROR", "test_plain": "PASSED"})
+    assert "/proc cannot be read: worlds cannot be had without it" in run.failure("test_one")
