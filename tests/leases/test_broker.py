@@ -445,6 +445,10 @@ def child() -> Iterator[int]:
         process.kill()
 
 
+def raise_in_thread(locks: DeviceLocks, devices: object) -> None:
+    raise KeyError("met in the thread")
+
+
 def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +459,7 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
     one.submit(("a",), 1, ME, held.append)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceLocks, "let_go", lambda *_: {}["met in the thread"])
+        patch.setattr(DeviceLocks, "let_go", raise_in_thread)
         two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
         patch.setattr(DeviceLocks, "loose", frozenset({"b"}))
         error = errors.get(timeout=PATIENCE)
