@@ -142,7 +142,7 @@ def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester) -> None
             "process *: * -c import time; time.sleep(600 + 2)",
             "process *: * -mpytest *",
             "session folder */accel-*",
-            "held lock */GPU-1.lock: {*}",
+            "held lock */pytest-accel-GPU-1.lock: {*}",
             "shared memory accel-*",
         ]
     )
