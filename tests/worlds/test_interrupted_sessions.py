@@ -264,7 +264,7 @@ EXCLUSIVE = """
 
 @pytest.mark.long
 def test_sessions_that_contend_for_devices(suite: Suite) -> None:
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     suite.write("test_it.py", EXCLUSIVE)
     sessions = [suite.start(), suite.start("-n4"), suite.start("-n1")]
     for session in sessions:
@@ -275,10 +275,10 @@ def test_sessions_that_contend_for_devices(suite: Suite) -> None:
 
 def test_a_dead_session_holds_nothing(suite: Suite) -> None:
     """Another one waits for its devices, and gets them."""
-    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     first = begin(suite)
     second = suite.start("-k", "test_next")
-    suite.appears("locks/wants/*.json")
+    suite.appears("locks/pytest-accel-*.wish")
     first.process.kill()
     run = second.finish()
     run.expect({"test_next": "PASSED"})
