@@ -9,12 +9,13 @@ from collections.abc import Generator
 from contextlib import suppress
 from os.path import relpath
 from pathlib import Path
-from traceback import extract_tb, format_exc
+from traceback import StackSummary, TracebackException, extract_tb
 from typing import Any
 
 import pytest
 
 from pytest_accel.shims import rewrite_asserts_of_initial_files, teardown_for
+from pytest_accel.worlds.autopsy import is_library
 from pytest_accel.worlds.messages import NodeRef, RunTest
 
 
@@ -137,7 +138,9 @@ class Catalogue:
         if request.next is None:
             return _Later.from_parent(session, name="later")
         if request.next.path == request.node.path:
-            return self.find(session, request.next)
+            # A test that this rank does not have is an error of its own, when the driver asks for it.
+            file = next(node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
+            return self._files[request.next.path].get(request.next.names) or _Later.from_parent(file, name="later")
         path = Path(request.next.path)
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
         return _Later.from_parent(shared[-1] if shared else session, name="later")
@@ -154,8 +157,10 @@ class Catalogue:
         self.activity += 1
         try:
             teardown_for(item)
-        except (Exception, pytest.fail.Exception, pytest.skip.Exception):
-            return f"in tearing down what was kept for {left[0].nodeid}:\n{format_exc()}"
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
+            told = TracebackException.from_exception(error)
+            _leave_out_libraries(told)
+            return f"in tearing down what was kept for {left[0].nodeid}:\n{''.join(told.format())}"
         return None
 
 
@@ -184,6 +189,15 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
     if prefix and item.nodeid.startswith(prefix):
         return tuple(item.nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.
     return tuple(item.nodeid.split("::")[1:])
+
+
+def _leave_out_libraries(told: TracebackException) -> None:
+    """Remove the frames of pytest, of this package and of other libraries, in every part of what is `told`."""
+    own = [frame for frame in told.stack if not is_library(frame.filename)]
+    told.stack = StackSummary.from_list(own or told.stack)
+    for part in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if part is not None:
+            _leave_out_libraries(part)
 
 
 def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
