@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.consequences import consequence
-from pytest_accel.worlds.autopsy import LOST_WITH_JOB, is_library, where
-from pytest_accel.worlds.examine import Findings
+from pytest_accel.worlds.autopsy import LOST_WITH_JOB, PACKAGE, is_library, where
+from pytest_accel.worlds.examine import Findings, Interrupted
+from pytest_accel.worlds.messages import When
 from pytest_accel.worlds.outcome import RankOutcome
 
 _WIDTH = 200
+SILENT = "; does not respond to signals"
 _EXPLANATION = 6
 """Lines of another rank's failure that are shown behind its first."""
 _IDENTITY = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
@@ -61,7 +63,8 @@ def _key(outcome: RankOutcome) -> object:
         return (outcome.ending, outcome.text, outcome.log if outcome.ending != "hung" else where(outcome.stack))
     longrepr = outcome.report.report.get("longrepr")
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
-    return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash)
+    later = _key(outcome.later) if outcome.later is not None else None
+    return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
 
 
 def others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
@@ -97,21 +100,32 @@ def _crash_place(outcome: RankOutcome, here: str) -> str:
 
 def _tell(outcome: RankOutcome, here: str) -> list[str]:
     """What happened to a rank: a line, and for a failure the first of those with which it explains itself."""
+    first, *more = _tell_report(outcome, here)
+    if outcome.later is not None:
+        first += f"; {_tell_end(outcome.later, here)}"
+    return [first, *more]
+
+
+def _tell_report(outcome: RankOutcome, here: str) -> list[str]:
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         longrepr = outcome.report.report.get("longrepr")
         if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
             crash = longrepr["reprcrash"]
             first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
-            lines = [f"failed at {_from(here, crash['path'])}:{crash['lineno']}: {first}", *more[:_EXPLANATION]]
+            place = f" at {_from(here, crash['path'])}:{crash['lineno']}"
+            # The message of a fixture of this package names what is missing: its own line says nothing.
+            place = "" if crash["path"].startswith(PACKAGE) else place
+            lines = [f"failed{place}: {first}", *more[:_EXPLANATION]]
             return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
     return [_tell_briefly(outcome, here)]
 
 
 def _tell_briefly(outcome: RankOutcome, here: str) -> str:
     if outcome.report is None:
+        if outcome.ending == "hung" and not outcome.secondary:
+            return f"timed out{_place(outcome, here)}"
         if outcome.ending == "hung":
-            at = _from(here, where(outcome.stack))
-            return f"{outcome.text}; ended{f' at {at}' if at else ''}"
+            return _tell_end(outcome, here)
         lines = outcome.text.strip().splitlines() or [outcome.ending]
         return lines[-1] if outcome.ending == "unstarted" else lines[0]
     longrepr = outcome.report.report.get("longrepr")
@@ -120,6 +134,20 @@ def _tell_briefly(outcome: RankOutcome, here: str) -> str:
     if outcome.ending == "skipped":
         return f"skipped: {reason(longrepr)}"
     return outcome.ending
+
+
+def _tell_end(outcome: RankOutcome, here: str) -> str:
+    """What ended a rank in a later phase than the one that is judged, or because of another rank."""
+    if outcome.ending == "hung":
+        return f"{outcome.text}{_place(outcome, here)}"
+    return f"{outcome.ending}: {_tell_briefly(outcome, here)}"
+
+
+def _place(outcome: RankOutcome, here: str) -> str:
+    if not outcome.stack:
+        return SILENT
+    at = _from(here, where(outcome.stack))
+    return f"; was at {at}" if at else ""
 
 
 def _from(here: str, path: str) -> str:
@@ -139,14 +167,48 @@ def wasxfail(outcome: RankOutcome) -> str | None:
 
 
 def stacks(outcomes: Sequence[RankOutcome], findings: Findings) -> list[tuple[str, str]]:
-    """Title and text of each different stack: of ranks that did not come to an end, and of those who saw a death."""
-    own = {outcome.rank: findings.native.get(outcome.rank, outcome.stack) for outcome in outcomes if outcome.stack}
+    """Return title and text of each different stack: of ranks that were terminated, and of those who saw a death."""
+    ends = [outcome.later or outcome for outcome in outcomes]
+    own = {end.rank: findings.native.get(end.rank, end.stack) for end in ends if end.stack}
     seen = {rank: stack for rank, stack in findings.at_death.items() if rank not in own}
     return [
         (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, found[ranks[0]])
         for title, found in (("stacks", own), ("stacks at that time", seen))
         for ranks in _together(found)
     ]
+
+
+def interrupted(world: Interrupted, here: str) -> list[str]:
+    """Return the lines about a test that ran when the session was interrupted."""
+    said: dict[str, list[int]] = {}
+    for rank in sorted({**world.ends, **world.stacks}):
+        stack = world.stacks.get(rank, "")
+        at = f"at {_from(here, where(stack))}" if where(stack) else "in no code of the test"
+        text = world.ends.get(rank) or (at if stack else SILENT.removeprefix("; "))
+        said.setdefault(text, []).append(rank)
+    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in said.items()]
+    lines += [shorten_paths(line, here) for line in world.findings.collectives]
+    for ranks in _together({rank: stack for rank, stack in world.stacks.items() if stack}):
+        lines += [f"--- [{ranks_text(ranks)}] stacks ---", world.stacks[ranks[0]]]
+    return lines
+
+
+def progress(
+    test: str, when: When, seconds: float, timeout: float, places: Mapping[int, str], collectives: list[str], here: str
+) -> str:
+    """Return the line about a `test` that has been in one phase for many `seconds`; `places` is where ranks are."""
+    said: dict[str, list[int]] = {}
+    for rank, place in places.items():
+        said.setdefault(_from(here, place), []).append(rank)
+    parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in said.items()]
+    known = "; ".join([*parts, *(shorten_paths(line, here) for line in collectives)])
+    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
+    return f"{text}: {known}" if known else text
+
+
+def shorten_paths(text: str, here: str) -> str:
+    """Return `text` with its places as a person in the folder `here` would type them."""
+    return text.replace(f" at {here}{os.sep}", " at ") if here else text
 
 
 def _together(stacks: Mapping[int, str]) -> list[list[int]]:

@@ -49,6 +49,7 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
+        from pytest_accel.terminal import is_interactive
         from pytest_accel.worlds.port import PoolService
 
         # Its own mask would show a worker fewer devices than the session hands out.
@@ -57,6 +58,7 @@ class XdistHooks:
         node.workerinput["accel_machine"] = pickle.dumps(machine)
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
+        node.workerinput["accel_terminal"] = is_interactive(node.config)
         PoolService(lambda: self._session.pool, channel, self._usage_error, self._session.show)
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _ORDERED:
             from pytest_accel.schedule.controller import Dispatch

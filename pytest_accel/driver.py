@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import echo, verdict
+from pytest_accel import accounts, echo, verdict
 from pytest_accel.leases.locks import Holder
-from pytest_accel.terminal import lent
+from pytest_accel.terminal import is_interactive, lent
 from pytest_accel.worlds.lending import Lending
+from pytest_accel.worlds.messages import When
 from pytest_accel.worlds.roster import Grant, PoolError
 from pytest_accel.worlds.scout import Scouts
 from pytest_accel.worlds.shape import WorldShape
@@ -35,10 +36,12 @@ class Driver:
         option = config.option
         self.streams = getattr(option, "capture", "no") == "no" and getattr(option, "dist", "no") == "no"
         """Whether the ranks' output is shown while they run: one test after the other, then."""
+        self._interactive = is_interactive(config)
         self._world: World | None = None
         self._shape: WorldShape | None = None
         self._error: BaseException | None = None
         self._next: MarkedItem | None = None
+        self._running: MarkedItem | None = None
         self._told: MarkedItem | None = None
         """The test that the world's ranks go on to if they all pass the one that they run."""
         self._ahead: MarkedItem | None = None
@@ -61,6 +64,7 @@ class Driver:
         error, self._error = self._error, None
         if error is not None:
             raise error
+        self._running = marked
         world = self._have(marked)
         if self._ahead is None:
             self._send(world, marked)
@@ -120,14 +124,15 @@ class Driver:
         except PoolError as error:
             raise echo.not_run(str(error)) from None
         try:
-            world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant))
+            on_quiet = self._show_progress if self._interactive and not self.streams else None
+            world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant), on_quiet)
         except OSError as error:  # As where a test has left this process no file descriptors.
             self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
             raise echo.not_run(f"could not connect to the test's ranks: {error}") from None
         self._shape = marked.shape
         unready = world.start()
         if unready is not None:
-            judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about, timeout=0)
+            judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about)
             self._close()
             raise echo.not_run(verdict.plain_text(judged))
         return world
@@ -170,6 +175,19 @@ class Driver:
             # Its ranks are at work while pytest comes round to it.
             self._ahead = following
             self._send(world, following)
+
+    def _show_progress(
+        self, when: When, seconds: float, timeout: float, places: dict[int, str], collectives: list[str]
+    ) -> None:
+        assert self._running is not None
+        here, test = str(self.config.invocation_params.dir), self._running.item.nodeid
+        self._port.show(accounts.progress(test, when, seconds, timeout, places, collectives, here))
+
+    def interrupted(self, marked: MarkedItem) -> None:
+        """The session is interrupted while `marked` runs: have it noted where its ranks are."""
+        if self._world is not None:
+            self._world.harm = self._world.harm or "the session was interrupted"
+            self._port.interrupted(self._world.number, marked.item.nodeid)
 
     def end_world(self, reason: str) -> None:
         """Have the world killed."""

@@ -134,6 +134,7 @@ def device_mesh(request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
     made: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
     def make(shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
+        __tracebackhide__ = True
         key = (tuple(shape), None if names is None else tuple(names))
         if key not in made:
             made[key] = group.make_mesh(context, *key)

@@ -50,6 +50,8 @@ class MarkedItem:
         self._spec: WorldSpec | None = None
         """The world that the test has begun in."""
         self._durations: dict[str, float] = {}
+        self._reported_ends: set[int] = set()
+        """Ranks whose end is part of the report of a phase."""
         self._limit: tuple[float, float] | None = None
         self._retried = False
 
@@ -95,6 +97,7 @@ class MarkedItem:
         __tracebackhide__ = True
         self.verdicts.clear()
         self._durations.clear()
+        self._reported_ends.clear()
         self._world = self._spec = None
         self._retried = False
         if self.missing is not None:
@@ -164,12 +167,14 @@ class MarkedItem:
         if self._limit is not None and self._limit[1] - monotonic() < timeout:
             timeout, left = self._limit[0], max(0.0, self._limit[1] - monotonic())
         try:
-            outcomes = world.wait(when, left)
+            outcomes = world.wait(when, timeout, left)
         except BaseException as error:
             # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
-            stacks = world.stacks() if not isinstance(error, KeyboardInterrupt) else {}
-            for rank, stack in stacks.items():
-                self.item.add_report_section(when, f"stacks [rank {rank}]", stack)
+            if isinstance(error, KeyboardInterrupt):
+                self._driver.interrupted(self)
+            else:
+                for rank, stack in world.stacks().items():
+                    self.item.add_report_section(when, f"stacks [rank {rank}]", stack)
             self._end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         if world.exit_request is not None:
@@ -178,18 +183,21 @@ class MarkedItem:
             pytest.exit(request.reason, returncode=request.returncode)
         failed_before = any(earlier.outcome == "failed" for earlier in self.verdicts.values())
         if when == "teardown" and failed_before:
-            # Ranks that were ended with the world have had their say in the phase that failed.
-            outcomes = tuple(outcome for outcome in outcomes if outcome.report is not None)
+            # The end of a rank is reported once, with the phase that failed first.
+            outcomes = tuple(
+                outcome for outcome in outcomes if outcome.report is not None or outcome.rank not in self._reported_ends
+            )
         here = str(self.item.config.invocation_params.dir)
         judged = verdict.judge(
             when,
             outcomes,
             place=self.place,
             about=self.shape.about,
-            timeout=timeout,
             here=here,
             findings=world.findings,
         )
+        if judged.outcome == "failed":
+            self._reported_ends |= {outcome.rank for outcome in outcomes if outcome.report is None or outcome.later}
         if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
             world.worn = True  # A rank may have begun a message that the one it is for has not come to.
         if when == "teardown":

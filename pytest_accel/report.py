@@ -73,9 +73,12 @@ class ReportHooks:
         session.items = []
         return True
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        for line in self._session.interrupt():
-            self._session.show(line)
+        if excinfo.errisinstance(KeyboardInterrupt):  # pytest.exit comes here too.
+            for line in self._session.withdraw_waiting():
+                self._session.show(line)
+            self._session.look_at_interrupted()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -127,6 +130,13 @@ class ReportHooks:
             terminalreporter.section("rerun", sep="-")
             for command in reruns:
                 terminalreporter.write_line(command)
+        for interrupted in self._session.interrupted:
+            from pytest_accel import accounts
+
+            name = f" of {interrupted.test}" if interrupted.test else ""
+            terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
+            for line in accounts.interrupted(interrupted, str(config.invocation_params.dir)):
+                terminalreporter.write_line(line)
         if self._session.complaints:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
             for text in self._session.complaints:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.inventory import Inventory, Machine
     from pytest_accel.items import MarkedItem
     from pytest_accel.launch.outer_session import OuterSession
+    from pytest_accel.worlds.examine import Interrupted
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
@@ -255,13 +256,23 @@ class AccelSession:
 
         write_line(self.config, line)
 
-    def interrupt(self) -> list[str]:
+    def withdraw_waiting(self) -> list[str]:
         """Return a line for each test that waits for devices or slots, which it does no more after that."""
         if self._pool is None:
             return []
         from pytest_accel.worlds.port import waiting_line
 
-        return [waiting_line(waiting) for waiting in self._pool.interrupt()]
+        return [waiting_line(waiting) for waiting in self._pool.withdraw_waiting()]
+
+    def look_at_interrupted(self) -> None:
+        """Note where the ranks of all running tests are, in the controller."""
+        if self._pool is not None:
+            self._pool.look_at_interrupted()
+
+    @property
+    def interrupted(self) -> list[Interrupted]:
+        """The tests that ran when the session was interrupted."""
+        return self._pool.interrupted if self._pool is not None else []
 
     @property
     def complaints(self) -> list[str]:

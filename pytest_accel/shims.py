@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -62,6 +63,22 @@ def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
 def forget_sections(item: pytest.Item) -> None:
     """Of a test that is run once more, the output that it was found to have written before."""
     item._report_sections.clear()
+
+
+def captured_streams(config: pytest.Config) -> dict[str, Any]:
+    """Return the files ``stdout`` and ``stderr`` that pytest captures into; empty without a capture.
+
+    They have a descriptor of a file without a name (``fd``), or `getvalue` and hold the text in memory (``sys`` and
+    ``tee-sys``). pytest has no public way to read them while a phase runs, nor to say where they are kept.
+    """
+    capturing = getattr(config.pluginmanager.get_plugin("capturemanager"), "_global_capturing", None)
+    streams: dict[str, Any] = {"stdout": getattr(capturing, "out", None), "stderr": getattr(capturing, "err", None)}
+    return {name: stream.tmpfile for name, stream in streams.items() if hasattr(stream, "tmpfile")}
+
+
+def captured_log(config: pytest.Config) -> logging.Handler | None:
+    """Return the handler whose text is the captured log of a report; None where the logging plugin is off."""
+    return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
 
 
 def ask_before_debugging(may: Callable[[str], bool]) -> None:

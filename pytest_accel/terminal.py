@@ -1,4 +1,4 @@
-"""The terminal of a driver, free for a rank's debugger."""
+"""The terminal of a driver, free for a rank's debugger, and whether there is a person at it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import termios
 from collections.abc import Iterator
 
 import pytest
+
+
+def is_interactive(config: pytest.Config) -> bool:
+    """Whether the session's output goes to a terminal: in a worker, that of the controller."""
+    if (given := getattr(config, "workerinput", None)) is not None:
+        return bool(given["accel_terminal"])
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    return reporter is not None and bool(reporter.isatty)
 
 
 @contextlib.contextmanager

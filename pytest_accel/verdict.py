@@ -8,13 +8,13 @@ consequence of another comes first.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_accel import accounts
 from pytest_accel.accounts import is_consequence, ranks_text
+from pytest_accel.worlds.collectives import group_label
 from pytest_accel.worlds.examine import NOTHING, Findings
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, When
 from pytest_accel.worlds.outcome import RankOutcome
@@ -75,7 +75,6 @@ def judge(
     *,
     place: tuple[str, int],
     about: str,
-    timeout: float,
     here: str = "",
     findings: Findings = NOTHING,
 ) -> Verdict:
@@ -89,17 +88,19 @@ def judge(
     if wrong:
         root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
         return _failed(when, root, outcomes, place, about, sections, here, findings)
-    hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
-    if hung:
-        return _failed(when, hung[0], outcomes, place, about, sections, here, findings, timeout)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
+    hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
+    if skipped and hung and all(outcome.secondary for outcome in hung):
+        return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
+    if hung:
+        return _failed(when, min(hung, key=_is_secondary), outcomes, place, about, sections, here, findings)
     expected = [outcome for outcome in skipped if accounts.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = accounts.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) < len(outcomes):
-        return _disagreement(when, outcomes, skipped, place, about, sections, here)
+        return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
@@ -141,8 +142,8 @@ def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
         if len(set(numbers.values())) > 1:
             counts = ", ".join(f"rank {rank}: {number}" for rank, number in sorted(numbers.items()))
             return (
-                f"the ranks issued different numbers of collectives in process group {name!r} "
-                f"(of {ranks_text(members)}), counted since the group was made: {counts}"
+                f"the ranks issued different numbers of collectives in {group_label(name)} "
+                f"({ranks_text(members)}), counted since the group was made: {counts}"
             )
     return None
 
@@ -188,7 +189,6 @@ def _failed(
     sections: tuple[tuple[str, str], ...],
     here: str,
     findings: Findings,
-    timeout: float = 0.0,
 ) -> Verdict:
     label = ranks_text(accounts.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
@@ -198,18 +198,15 @@ def _failed(
     else:
         who = label or "the test's process"
         if root.ending == "hung" and root.stack and len(outcomes) > 1:  # In one place or in several.
-            who = ranks_text([outcome.rank for outcome in outcomes if outcome.ending == "hung"])
-        message, lines = _account(root, who, when, timeout)
+            hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
+            who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
+        message, lines = _account(root, who, when)
         longrepr = failure(message, lines, place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
         lines = accounts.summary(root, outcomes, here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
-    if findings.collectives:
-        text = "\n".join(findings.collectives)
-        text = text.replace(f" at {here}{os.sep}", " at ") if here else text
-        longrepr["sections"].append(("collectives", text, "-"))
-    longrepr["sections"] += [(title, text, "-") for title, text in accounts.stacks(outcomes, findings)]
+    longrepr["sections"] += _examined(outcomes, here, findings)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
@@ -217,11 +214,22 @@ def _failed(
     return Verdict("failed", message, error or RankError, longrepr, sections)
 
 
-def _account(root: RankOutcome, who: str, when: When, timeout: float) -> tuple[str, list[str]]:
-    """What is said of ranks that could not say it themselves: a line for the summary, and the text."""
+def _examined(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
+    """Sections on ranks that were looked at from outside."""
+    sections = accounts.stacks(outcomes, findings)
+    if findings.collectives:
+        sections.insert(0, ("collectives", accounts.shorten_paths("\n".join(findings.collectives), here)))
+    return [(title, text, "-") for title, text in sections]
+
+
+def _is_secondary(outcome: RankOutcome) -> bool:
+    return outcome.secondary
+
+
+def _account(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
+    """Return a line for the summary, and the text, on ranks that could not report it themselves."""
     if root.ending == "hung":
-        silent = "" if root.stack else f", and {root.text}"
-        message = f"{who} did not finish the {when} phase within {timeout:g} s (timeout){silent}"
+        message = f"{who} {root.text}{'' if root.stack else accounts.SILENT}"
         return message, [message]
     if root.ending == "unstarted":
         *before, last = root.text.strip().splitlines() or ["no reason given"]
@@ -239,6 +247,7 @@ def _disagreement(
     about: str,
     sections: tuple[tuple[str, str], ...],
     here: str,
+    findings: Findings,
 ) -> Verdict:
     ran = [outcome.rank for outcome in outcomes if outcome not in skipped]
     message = (
@@ -246,6 +255,7 @@ def _disagreement(
         f"{ranks_text(ran)} ran"
     )
     longrepr = failure(message, [message, "", *accounts.others(outcomes, here)], place)
+    longrepr["sections"] += _examined(outcomes, here, findings)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
@@ -272,9 +282,10 @@ def _sections(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
     """Captured output by rank; what all ranks that have a section wrote alike stands there once."""
     merged: dict[tuple[str, str], list[int]] = {}
     for outcome in outcomes:
-        if outcome.report is not None:
-            for name, text in outcome.report.report.get("sections", ()):
-                merged.setdefault((name, text), []).append(outcome.rank)
+        end = outcome.later or outcome
+        reported = outcome.report.report.get("sections", ()) if outcome.report is not None else ()
+        for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
+            merged.setdefault((name, text), []).append(outcome.rank)
     if len(outcomes) == 1:
         return tuple(merged)
     return tuple((f"{name} [{ranks_text(ranks)}]", text) for (name, text), ranks in merged.items())

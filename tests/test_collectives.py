@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.worlds.collectives import Collective, account, read_record
+from pytest_accel.worlds.collectives import DEFAULT_GROUP, Collective, Record, account, group_label, read_record
 
 
 def entry(
@@ -27,19 +27,38 @@ def entry(
     }
 
 
-def record(*entries: object) -> dict[str, Collective]:
-    return read_record(json.dumps({"entries": entries, "members": {"0": [0, 1, 2]}}).encode())
+def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
+    told = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
+    return read_record(json.dumps(told).encode())
 
 
-def test_a_record_has_the_last_collective_of_each_group() -> None:
+def test_a_record_has_the_collectives_of_each_group() -> None:
     found = record(entry(1), entry(2, "broadcast", done=False), entry(1, group="7"), entry(9, is_p2p=True))
+    members = (0, 1, 2)
     assert found == {
-        "default_pg": Collective("default_pg", 2, "broadcast", "float32[2, 3]", done=False, members=(0, 1, 2)),
-        "7": Collective("7", 1, "all_reduce", "float32[2, 3]", done=True),
+        "default_pg": {
+            1: Collective("default_pg", 1, "all_reduce", ("float32",), ((2, 3),), done=True, members=members),
+            2: Collective("default_pg", 2, "broadcast", ("float32",), ((2, 3),), done=False, members=members),
+        },
+        "7": {1: Collective("7", 1, "all_reduce", ("float32",), ((2, 3),), done=True)},
     }
-    assert record(entry(1, done=False, state="completed"))["default_pg"].done
+    assert record(entry(1, done=False, state="completed"))["default_pg"][1].done
     several = entry(1, input_dtypes=["Long", "Odd"], input_sizes=[[4], []])
-    assert record(several)["default_pg"].tensors == "int64[4], Odd[]"
+    assert record(several)["default_pg"][1].tensors == "int64[4], Odd[]"
+
+
+def test_collectives_of_a_destroyed_group_of_the_same_name_are_none_of_the_groups() -> None:
+    again = record(entry(1), entry(2), entry(1, "barrier"))
+    assert [one.operation for one in again["default_pg"].values()] == ["barrier"]
+    assert record(entry(1), entry(2), default_pg=1) == {}
+    assert record(entry(1, process_group=["", ""])) == {}
+    assert record(entry(1), entry(2), default_pg=2) == record(entry(1), entry(2))
+
+
+def test_groups_by_name() -> None:
+    assert group_label("default_pg") == "the default process group"
+    assert group_label("3") == "process group 3"
+    assert group_label("3", "default_pg", "1") == "the default process group and process groups 1, 3"
 
 
 @given(st.binary() | st.just(b"[]") | st.just(b'{"entries": [{}]}') | st.just(b'{"entries": 3}'))
@@ -67,6 +86,7 @@ def test_numbers_that_are_none_make_no_record() -> None:
     assert read_record(b"[" * 9999) == {}
 
 
+HINT = "with --accel-debug, such a call raises an error on every rank"
 OPEN = record(entry(3), entry(4, done=False))
 
 
@@ -75,32 +95,41 @@ OPEN = record(entry(3), entry(4, done=False))
     [
         ({}, []),
         ({0: record(entry(4)), 1: record(entry(4))}, []),
-        ({0: OPEN, 1: OPEN, 2: OPEN}, ["ranks 0, 1, 2 are in all_reduce #4 (float32[2, 3]), and all have come"]),
+        (
+            {0: OPEN, 1: OPEN, 2: OPEN},
+            ["ranks 0, 1, 2 are in all_reduce #4 (float32[2, 3]); all ranks of the group have reached it"],
+        ),
         (
             {0: OPEN, 1: OPEN, 2: record(entry(3, "barrier"))},
             [
+                "the ranks called different operations as collective #3: rank 0 all_reduce (float32[2, 3]), "
+                "rank 1 all_reduce (float32[2, 3]), rank 2 barrier (float32[2, 3])",
+                HINT,
                 "ranks 0, 1 are in all_reduce #4 (float32[2, 3])",
-                "rank 2 has not come to all_reduce #4: its last was barrier #3 (float32[2, 3]); it is at test_x.py:9",
+                "rank 2 has not reached all_reduce #4 (last collective: barrier #3); is at test_x.py:9",
             ],
         ),
         (
             {0: OPEN, 2: {}},
             [
                 "rank 0 is in all_reduce #4 (float32[2, 3])",
-                "rank 2 has not come to all_reduce #4: it has entered none; it is at test_x.py:9",
-                "whether rank 1 came to all_reduce #4 is not known",
+                "rank 2 has not reached all_reduce #4 (last collective: none); is at test_x.py:9",
+                "unknown whether rank 1 reached all_reduce #4",
             ],
         ),
         (
             {0: OPEN},
             [
                 "rank 0 is in all_reduce #4 (float32[2, 3])",
-                "whether ranks 1, 2 came to all_reduce #4 is not known",
+                "unknown whether ranks 1, 2 reached all_reduce #4",
             ],
         ),
         (
             {0: OPEN, 1: record(entry(4, "broadcast", done=False)), 2: OPEN},
             [
+                "the ranks called different operations as collective #4: rank 0 all_reduce (float32[2, 3]), "
+                "rank 1 broadcast (float32[2, 3]), rank 2 all_reduce (float32[2, 3])",
+                HINT,
                 "ranks 0, 2 are in all_reduce #4 (float32[2, 3])",
                 "rank 1 is in broadcast #4 (float32[2, 3])",
             ],
@@ -109,17 +138,49 @@ OPEN = record(entry(3), entry(4, done=False))
             {0: OPEN, 1: record(entry(3, done=False)), 2: OPEN},
             [
                 "ranks 0, 2 are in all_reduce #4 (float32[2, 3])",
-                "rank 1 has not come to all_reduce #4: its last was all_reduce #3 (float32[2, 3])",
+                "rank 1 has not reached all_reduce #4 (last collective: all_reduce #3)",
             ],
         ),
         (
             {0: record(entry(2, done=False, group="7")), 1: record(entry(1, group="7")), 2: {}},
             [
-                "rank 0 is in all_reduce #2 (float32[2, 3]) of group 7",
-                "rank 1 has not come to all_reduce #2: its last was all_reduce #1 (float32[2, 3])",
+                "rank 0 is in all_reduce #2 (float32[2, 3]) of process group 7",
+                "rank 1 has not reached all_reduce #2 (last collective: all_reduce #1)",
             ],
         ),
     ],
 )
-def test_who_waits_and_who_has_not_come(records: dict[int, dict[str, Collective]], lines: list[str]) -> None:
+def test_who_waits_and_who_has_not_come(records: dict[int, Record], lines: list[str]) -> None:
     assert account(records, {2: "test_x.py:9", 1: ""}) == lines
+
+
+def test_collectives_that_differ() -> None:
+    waits = record(entry(1, done=False, input_sizes=[[4]]))
+    said = "the ranks called all_reduce #1 with different "
+    tail = [HINT, "rank 1 is in all_reduce #1 (float32[4]); all ranks of the group have reached it"]
+
+    def first(**passed: Any) -> list[str]:
+        told = account({0: record(entry(1, **passed)), 1: waits, 2: waits}, {})
+        assert told[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1, 2 are")]
+        return told[:1]
+
+    assert first(input_sizes=[[3]]) == [f"{said}shapes: rank 0 float32[3], rank 1 float32[4], rank 2 float32[4]"]
+    assert first(input_dtypes=["Double"], input_sizes=[[4]]) == [
+        f"{said}types: rank 0 float64[4], rank 1 float32[4], rank 2 float32[4]"
+    ]
+    assert first(input_dtypes=["Half"]) == [
+        f"{said}shapes and types: rank 0 float16[2, 3], rank 1 float32[4], rank 2 float32[4]"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes"),
+    [("all_gather", ([[3]], [[4]])), ("all_to_all", ([[3]], [[9]])), ("scatter", ([[2, 3]], []))],
+)
+def test_collectives_that_may_be_uneven(operation: str, sizes: tuple[list[list[int]], list[list[int]]]) -> None:
+    types = [["Float"] * len(size) for size in sizes]
+    records = {
+        rank: record(entry(1, operation, done=False, input_sizes=size, input_dtypes=kinds))
+        for rank, (size, kinds) in enumerate(zip(sizes, types, strict=True))
+    }
+    assert not [line for line in account(records, {}) if "different" in line]

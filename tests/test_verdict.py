@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel import accounts
 from pytest_accel.accounts import ranks_text
 from pytest_accel.verdict import (
     RankDied,
@@ -25,6 +26,7 @@ from pytest_accel.worlds.messages import ExceptionSketch, Finished, PhaseReport,
 from pytest_accel.worlds.outcome import Ending, RankOutcome
 
 PLACE = ("test_it.py", 3)
+OUTPUT = ("Captured stdout call", "the last words\n")
 STACK = """Thread 0x00007f (most recent call first):
   File "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
   File "/home/me/test_it.py", line 12 in test_it
@@ -54,13 +56,16 @@ def died(rank: int, text: str = "killed by SIGSEGV", at: float = 1.0, log: str =
 
 
 def hung(rank: int, stack: str = STACK) -> RankOutcome:
-    return RankOutcome(
-        rank, "hung", 9.0, text="did not come to an end" if stack else "does not answer, not even a signal", stack=stack
-    )
+    return RankOutcome(rank, "hung", 9.0, text="did not finish the call phase within 5 s (timeout)", stack=stack)
+
+
+def terminated(rank: int, cause: str) -> RankOutcome:
+    text = f"was terminated 3 s after {cause}"
+    return RankOutcome(rank, "hung", 9.0, text=text, stack=STACK, sections=(OUTPUT,), secondary=True)
 
 
 def judged(*outcomes: RankOutcome, when: When = "call") -> Verdict:
-    return judge(when, outcomes, place=PLACE, about=f"{len(outcomes)} on sim", timeout=5)
+    return judge(when, outcomes, place=PLACE, about=f"{len(outcomes)} on sim")
 
 
 def sections(verdict: Verdict) -> dict[str, str]:
@@ -229,7 +234,7 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     assert verdict.message == "ranks 1-2 did not finish the call phase within 5 s (timeout)"
     assert summary(verdict) == (
         "ranks 1-2 of 3 on sim",
-        ["ranks 1-2: did not come to an end; ended at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
+        ["ranks 1-2: timed out; was at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
     )
     assert sections(verdict)["[ranks 1-2] stacks"] == STACK
 
@@ -237,15 +242,44 @@ def test_a_hang_shows_where_every_rank_is() -> None:
 def test_hangs_at_unlike_places_are_told_apart() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
     assert verdict.message.startswith("ranks 0-1 did not finish")
-    assert summary(verdict)[1][1] == "rank 1: did not come to an end; ended at /home/me/test_it.py:30 in test_it"
+    assert summary(verdict)[1][1] == "rank 1: timed out; was at /home/me/test_it.py:30 in test_it"
 
 
 def test_a_rank_that_shows_no_stack_is_said_not_to_answer() -> None:
     verdict = judged(passed(0), hung(1, ""))
-    assert verdict.message == (
-        "rank 1 did not finish the call phase within 5 s (timeout), and does not answer, not even a signal"
-    )
+    assert verdict.message == ("rank 1 did not finish the call phase within 5 s (timeout); does not respond to signals")
     assert list(sections(verdict)) == ["rank 1 of 2 on sim"]
+
+
+def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> None:
+    verdict = judged(skipped(0), terminated(1, "rank 0 skipped"))
+    assert verdict.error is RanksDisagree
+    assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
+    told = plain_text(verdict).splitlines()
+    assert "rank 1: was terminated 3 s after rank 0 skipped; was at /home/me/test_it.py:12 in test_it" in told
+    assert sections(verdict)["[rank 1] stacks"] == STACK
+    assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
+    assert judged(hung(0), terminated(1, "rank 0 timed out")).message.startswith("rank 0 did not finish")
+
+
+def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> None:
+    ended = passed(0)._replace(later=terminated(0, "rank 1 failed"))
+    verdict = judged(ended, failed(1, sections=[OUTPUT]), passed(2)._replace(later=died(2)))
+    assert verdict.message == "rank 1: assert 0 == 1"
+    assert summary(verdict)[1] == [
+        "rank 1: failed at test_it.py:7: assert 0 == 1",
+        "rank 0: passed; was terminated 3 s after rank 1 failed; was at /home/me/test_it.py:12 in test_it",
+        "rank 2: passed; died: killed by SIGSEGV",
+    ]
+    assert sections(verdict)["[rank 0] stacks"] == STACK
+    assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
+    assert judged(ended, passed(1)).outcome == "passed"  # It is the later phase that fails.
+
+
+def test_a_message_of_this_package_has_no_place_in_it() -> None:
+    own = failure("no marks", ["no marks"], (accounts.__file__, 3))
+    report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=own)
+    assert summary(judged(passed(0), report))[1][0] == "rank 1: failed: no marks"
 
 
 def test_ranks_without_a_report_fail_the_test() -> None:
@@ -384,10 +418,12 @@ def test_as_many_collectives_on_every_rank() -> None:
 def test_a_collective_that_one_rank_left_out() -> None:
     world = (0, 1, 2)
     sentence = (
-        "the ranks issued different numbers of collectives in process group '0' (of ranks 0-2), "
+        "the ranks issued different numbers of collectives in the default process group (ranks 0-2), "
         "counted since the group was made: rank 0: 4, rank 1: 3, rank 2: 4"
     )
-    assert compare_collectives(finished({"0": (world, 4)}, {"0": (world, 3)}, {"0": (world, 4)})) == sentence
+    assert (
+        compare_collectives({rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}) == sentence
+    )
 
 
 def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
@@ -397,7 +433,7 @@ def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
     assert compare_collectives(finished(*counts)) is None
     counts[3]["1"] = (right, 7)
     assert compare_collectives(finished(*counts)) == (
-        "the ranks issued different numbers of collectives in process group '1' (of ranks 2-3), "
+        "the ranks issued different numbers of collectives in process group 1 (ranks 2-3), "
         "counted since the group was made: rank 2: 6, rank 3: 7"
     )
 

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,8 +16,8 @@ from pytest_accel.worlds.files import HEADING
 
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_LIBRARIES = ("/site-packages/", "/lib/python", _PACKAGE)
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_LIBRARIES = ("/site-packages/", "/lib/python", PACKAGE)
 _OWN = os.path.join(os.path.dirname(__file__), "flight.py")
 
 
@@ -110,6 +112,17 @@ def _size(path: str) -> int:
 def is_library(path: str) -> bool:
     """Whether a file is Python's own, an installed package's or this package's."""
     return any(part in path for part in _LIBRARIES)
+
+
+def place_of_main_thread() -> str:
+    """Return what :func:`where` would say of this process's own main thread; called in another thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        code = frame.f_code
+        if not is_library(code.co_filename) and not code.co_filename.startswith("<"):
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return ""
 
 
 def where(stack: str) -> str:

@@ -1,4 +1,7 @@
-"""Which collective each rank is in, and who has not come: read from the records of torch's flight recorder."""
+"""The collectives that each rank has entered, who has not reached one, and which differ from rank to rank: pure.
+
+Read from the records of torch's flight recorder.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,110 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+DEFAULT_GROUP = "default_pg"
+"""torch's description of the default process group, which stands for the group's name here."""
+
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
 """c10's names of types, and those of `torch.dtype`."""
 
+_OF_ONE_SHAPE = frozenset(
+    ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
+)
+"""Operations whose input has the same shape on every rank. Others allow uneven ones, or an input of one rank alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The last collective that a rank has entered in a group."""
+    """A collective that a rank has entered in a group."""
 
     group: str
+    """The group's name, or `DEFAULT_GROUP`."""
     number: int
     """As the group counts them, from 1."""
     operation: str
     """``all_reduce``."""
-    tensors: str
-    """``float32[1024]``; with commas between several."""
+    types: tuple[str, ...]
+    """Those of the input tensors: ``float32``."""
+    shapes: tuple[tuple[int, ...], ...]
     done: bool
     members: tuple[int, ...] = ()
     """The ranks of the group; empty where they are not known."""
+
+    @property
+    def tensors(self) -> str:
+        """The input: ``float32[1024]``, with commas between several."""
+        each = zip(self.types, self.shapes, strict=False)
+        return ", ".join(f"{kind}[{', '.join(map(str, shape))}]" for kind, shape in each)
 
     def __str__(self) -> str:
         return f"{self.operation} #{self.number}{f' ({self.tensors})' if self.tensors else ''}"
 
 
-def read_record(record: bytes) -> dict[str, Collective]:
-    """The last collective of each group, by the group's name; empty for what is no record."""
+_HINT = "with --accel-debug, such a call raises an error on every rank"
+
+Record = Mapping[str, Mapping[int, Collective]]
+"""The collectives of one rank, by group and number."""
+
+
+def group_label(*names: str) -> str:
+    """Return what a message calls the process groups `names`."""
+    others = ", ".join(sorted(name for name in names if name != DEFAULT_GROUP))
+    labels = ["the default process group"] if DEFAULT_GROUP in names else []
+    if others:
+        labels.append(f"process group{'s' if ', ' in others else ''} {others}")
+    return " and ".join(labels)
+
+
+def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
+    """Return the collectives that a rank remembers, by group and number; empty for what is no record."""
     try:
         told = json.loads(record)
-        entries, members = told["entries"], told.get("members", {})
-        found: dict[str, Collective] = {}
+        entries, members, numbers = told["entries"], told.get("members", {}), told.get("numbers", {})
+        found: dict[str, dict[int, Collective]] = {}
         for entry in entries:
-            if not entry["is_p2p"]:
-                one = _collective(entry, members)
-                if one.group not in found or found[one.group].number <= one.number:
-                    found[one.group] = one
+            # Under TORCH_DISTRIBUTED_DEBUG=DETAIL neither a group nor the helper that checks it is named.
+            if entry["is_p2p"] or not entry["process_group"][0]:
+                continue
+            one = _collective(entry, members)
+            so_far = found.setdefault(one.group, {})
+            if so_far and one.number < max(so_far):
+                so_far.clear()  # Of an earlier group of this name, which has been destroyed.
+            so_far[one.number] = one
+        for group, number in numbers.items():
+            if any(one > number for one in found.get(group, ())):
+                del found[group]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found
 
 
-def account(records: Mapping[int, Mapping[str, Collective]], places: Mapping[int, str]) -> list[str]:
-    """Lines about the groups in which somebody waits; `places` says where ranks are, of those of which it is known.
+def place_in(record: bytes) -> str:
+    """Return where the rank was when it wrote its `record`; empty where that is not known."""
+    try:
+        return str(json.loads(record).get("place", ""))
+    except (ValueError, AttributeError):
+        return ""
 
-    Where a group's ranks are not told, it is taken to have those that have ever entered a collective of it. Of a rank
-    without a record, such as a dead one, is said that it is not known.
+
+def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
+    """Return lines about the groups in which a rank waits; `places` says where ranks are, if that is known.
+
+    A group whose members are not known is taken to have the ranks that have ever entered a collective of it. Of a rank
+    without a record, such as a dead one, the lines say that it is not known.
     """
     lines: list[str] = []
     for group in sorted({group for record in records.values() for group in record}):
-        last = {rank: record[group] for rank, record in records.items() if group in record}
+        entered = {rank: record[group] for rank, record in records.items() if record.get(group)}
+        last = {rank: found[max(found)] for rank, found in entered.items()}
         waiting = {rank: one for rank, one in last.items() if not one.done}
         if not waiting:
             continue
-        # Who has gone furthest waits for all others.
+        where = "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
+        lines += _difference(entered, where)
+        # The rank that has gone furthest waits for all others.
         number = max(one.number for one in waiting.values())
         inside: dict[Collective, list[int]] = {}
         for rank, one in waiting.items():
@@ -70,33 +122,55 @@ def account(records: Mapping[int, Mapping[str, Collective]], places: Mapping[int
         members = next((one.members for one in last.values() if one.members), tuple(last))
         missing = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
         unknown = [rank for rank in members if rank not in records]
-        where = "" if group == "default_pg" else f" of group {group}"
-        if not missing and not unknown and len(inside) == 1:
-            lines.append(f"{_ranks(list(waiting))} in {next(iter(inside))}{where}, and all have come")
+        all_there = "; all ranks of the group have reached it"
         for one, ranks in inside.items():
-            if missing or unknown or len(inside) > 1:
-                lines.append(f"{_ranks(ranks)} in {one}{where}")
+            alone = not missing and not unknown and len(inside) == 1
+            lines.append(f"{_ranks(ranks)} in {one}{where}{all_there if alone else ''}")
+        wanted = f"{next(iter(inside)).operation} #{number}"
         for rank in missing:
-            before = last.get(rank)
-            so_far = f"its last was {before}" if before is not None else "it has entered none"
-            at = f"; it is at {places[rank]}" if places.get(rank) else ""
-            lines.append(f"rank {rank} has not come to {next(iter(inside)).operation} #{number}: {so_far}{at}")
+            before = f"{last[rank].operation} #{last[rank].number}" if rank in last else "none"
+            at = f"; is at {places[rank]}" if places.get(rank) else ""
+            lines.append(f"rank {rank} has not reached {wanted} (last collective: {before}){at}")
         if unknown:
             who = f"rank{'s' if len(unknown) > 1 else ''} {', '.join(map(str, unknown))}"
-            lines.append(f"whether {who} came to {next(iter(inside)).operation} #{number} is not known")
+            lines.append(f"unknown whether {who} reached {wanted}")
     return lines
+
+
+def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> list[str]:
+    """Return lines about the first collective that was not the same on all ranks that have entered it; else none."""
+    for number in sorted({number for found in entered.values() for number in found}):
+        ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
+        operations = {one.operation for one in ones.values()}
+        if len(operations) > 1:
+            each = ", ".join(
+                f"rank {rank} {one.operation}{f' ({one.tensors})' if one.types else ''}" for rank, one in ones.items()
+            )
+            return [f"the ranks called different operations as collective #{number}{where}: {each}", _HINT]
+        (operation,) = operations
+        differ = {
+            "shapes": operation in _OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
+            # One rank alone may have an input (scatter).
+            "types": len({one.types for one in ones.values() if one.types}) > 1,
+        }
+        if any(differ.values()):
+            what = " and ".join(name for name, one in differ.items() if one)
+            each = ", ".join(f"rank {rank} {one.tensors}" for rank, one in ones.items())
+            return [f"the ranks called {operation} #{number}{where} with different {what}: {each}", _HINT]
+    return []
 
 
 def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> Collective:
     name, description = entry["process_group"]
-    shapes = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    group = DEFAULT_GROUP if description == DEFAULT_GROUP else str(name)
     return Collective(
-        group=str(description if description == "default_pg" else name),
+        group=group,
         number=int(entry["collective_seq_id"]),
         operation=str(entry["profiling_name"]).rpartition(":")[2],
-        tensors=", ".join(f"{_TYPES.get(kind, kind)}[{', '.join(map(str, shape))}]" for kind, shape in shapes),
+        types=tuple(_TYPES.get(kind, kind) for kind in entry["input_dtypes"]),
+        shapes=tuple(tuple(map(int, shape)) for shape in entry["input_sizes"]),
         done=bool(entry["retired"]) or entry["state"] == "completed",
-        members=tuple(int(rank) for rank in members.get(str(name), ())),
+        members=tuple(int(rank) for rank in members.get(group, ())),
     )
 
 

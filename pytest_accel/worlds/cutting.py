@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 _LONGEST_SECTION = 1 << 20
@@ -15,6 +16,19 @@ def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
         return text
     half = longest // 2
     return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[-half:]}"
+
+
+def read_cut(path: str, longest: int = _LONGEST_SECTION) -> str:
+    """Return the text of the file `path`, cut as by :func:`cut`; only what is returned is read."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= longest:
+            return file.read().decode(errors="replace")
+        half = longest // 2
+        first = file.read(half).decode(errors="replace")
+        file.seek(-half, os.SEEK_END)
+        last = file.read(half).decode(errors="replace")
+        return f"{first}\n[… {size - 2 * half} bytes left out …]\n{last}"
 
 
 def cut_lines(lines: list[str]) -> list[str]:

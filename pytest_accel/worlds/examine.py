@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_accel.worlds.autopsy import where
-from pytest_accel.worlds.collectives import account, read_record
+from pytest_accel.worlds.collectives import account, place_in, read_record
 from pytest_accel.worlds.scout import Scout, Scouts
 
 
@@ -23,6 +23,19 @@ class Findings:
 
 
 NOTHING = Findings()
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A world that ran a test when the session was interrupted."""
+
+    test: str
+    """The test's id; empty where it is not known."""
+    ends: Mapping[int, str]
+    """How ranks have ended, of those that have."""
+    stacks: Mapping[int, str]
+    """Those of the others."""
+    findings: Findings
 
 
 class Examiner:
@@ -50,6 +63,15 @@ class Examiner:
             records = {rank: read_record(record) for rank, record in self._scouts.ask(Scout.records, alive).items()}
             collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
         return stacks, Findings(tuple(collectives), self._scouts.ask(Scout.native, hung) if thoroughly else {})
+
+    def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
+        """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.
+
+        A signal for their stacks would end a native call early, such as ``sleep(3)``; the one for records does not.
+        """
+        records = self._scouts.ask(Scout.records, alive) if self._grouped else {}
+        places = {rank: place for rank, record in sorted(records.items()) if (place := place_in(record))}
+        return places, account({rank: read_record(record) for rank, record in records.items()}, {})
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """What the ranks that are `alive` are at, without those of whom only a library's frames are seen."""

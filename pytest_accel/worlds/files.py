@@ -58,7 +58,37 @@ def flight_path(directory: str, world: int, rank: int) -> str:
     return os.path.join(directory, f"w{world}r{rank}.flight")
 
 
-RANK_FILES = (socket_path, log_path, stack_path, progress_path, flight_path)
+def stdout_path(directory: str, world: int, rank: int) -> str:
+    """What pytest has captured of a rank's standard output in the running phase."""
+    return os.path.join(directory, f"w{world}r{rank}.stdout")
+
+
+def stderr_path(directory: str, world: int, rank: int) -> str:
+    """What pytest has captured of a rank's standard error in the running phase."""
+    return os.path.join(directory, f"w{world}r{rank}.stderr")
+
+
+def captured_log_path(directory: str, world: int, rank: int) -> str:
+    """The log records that pytest has captured in a rank in the running phase."""
+    return os.path.join(directory, f"w{world}r{rank}.records")
+
+
+def captured_path(directory: str, world: int, rank: int) -> str:
+    """The captured sections of the phases that have passed in a rank's running test."""
+    return os.path.join(directory, f"w{world}r{rank}.captured")
+
+
+RANK_FILES = (
+    socket_path,
+    log_path,
+    stack_path,
+    progress_path,
+    flight_path,
+    stdout_path,
+    stderr_path,
+    captured_log_path,
+    captured_path,
+)
 """Everything in the session's folder that belongs to one rank."""
 
 _LONGEST_DIRECTORY = 80

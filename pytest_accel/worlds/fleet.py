@@ -17,6 +17,7 @@ from typing import Protocol
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds import files, shared_memory
 from pytest_accel.worlds.autopsy import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
+from pytest_accel.worlds.examine import Examiner, Interrupted
 from pytest_accel.worlds.kill import kill_marked
 from pytest_accel.worlds.messages import (
     RETIRED,
@@ -82,6 +83,8 @@ class Fleet:
         """What went wrong outside of any test, such as an error in a session fixture's end."""
         self.notes: list[str] = []
         """What a person who asked for ``-v`` wants to know."""
+        self.interrupted: list[Interrupted] = []
+        """The tests that ran when the session was interrupted."""
         self.closing = False
         self.broken: str | None = None
         """Why no world can be had any more; None: they can."""
@@ -265,6 +268,17 @@ class Fleet:
             for world in list(self.worlds.values()):
                 self._forget(world)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def look_at_interrupted(self, world: PooledWorld, test: str) -> None:
+        """Note where the ranks of a world are that runs a test when the session is interrupted, once."""
+        if world.looked_at:
+            return
+        world.looked_at = True
+        ends = {rank: describe_exit(status) for rank, status in world.exits.items()}
+        alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in ends}
+        examiner = Examiner(Scouts(self.directory, world.spec), grouped=world.spec.grouped)
+        stacks, findings = examiner.hung(alive, alive, thoroughly=False)
+        self.interrupted.append(Interrupted(test, ends, stacks, findings))
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         """Say of a rank what no test could say."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.hardware import shares
 from pytest_accel.worlds import flight
+from pytest_accel.worlds.autopsy import place_of_main_thread
+from pytest_accel.worlds.collectives import DEFAULT_GROUP, group_label
 from pytest_accel.worlds.files import flight_path
 from pytest_accel.worlds.places import AGENT_STORE, host_of
 from pytest_accel.worlds.shape import backend_names
@@ -248,6 +250,7 @@ def apart(context: RankContext) -> list[str]:
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
     """A mesh over the ranks' devices, whose groups the world keeps."""
+    __tracebackhide__ = True
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -263,6 +266,12 @@ def _groups() -> list[ProcessGroup]:
     if not dist.is_available() or not dist.is_initialized():
         return []
     return list(dist.distributed_c10d._world.pg_map)
+
+
+def _name(group: ProcessGroup) -> str:
+    import torch.distributed as dist
+
+    return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
 
 
 def group_names() -> set[str]:
@@ -285,21 +294,22 @@ def members() -> dict[str, tuple[int, ...]]:
     """The ranks of each group that this rank belongs to, by the group's name."""
     import torch.distributed as dist
 
-    return {str(group.group_name): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
+    return {_name(group): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
 
 
 def flight_record(context: RankContext) -> dict[str, object]:
-    """What torch's flight recorder has of this rank's collectives, and the `members` of its groups.
+    """Return torch's record of this rank's collectives, the members and numbers of its groups, and its place.
 
-    Nothing where the other ranks could not be told by the numbers that they have there.
+    No collectives where the other ranks could not be told by the numbers that they have there.
     """
     from torch._C import _distributed_c10d
 
     if not _is_numbered_as_its_world(context):
-        return {"entries": []}
+        return {"entries": [], "place": place_of_main_thread()}
     # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
-    return {**record, "members": members()}
+    numbers = {name: number for name, (_, number) in collectives(context).items()}
+    return {**record, "members": members(), "numbers": numbers, "place": place_of_main_thread()}
 
 
 def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -311,12 +321,15 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
     import torch.distributed as dist
 
     numbers: dict[str, tuple[tuple[int, ...], int]] = {}
-    for group in _groups() if _is_numbered_as_its_world(context) else ():
+    groups = _groups() if _is_numbered_as_its_world(context) else []
+    world = dist.group.WORLD if groups else None
+    for group in groups:
         try:
             number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:
             continue
-        numbers[str(group.group_name)] = (tuple(dist.get_process_group_ranks(group)), number)
+        name = DEFAULT_GROUP if group is world else str(group.group_name)
+        numbers[name] = (tuple(dist.get_process_group_ranks(group)), number)
     return numbers
 
 
@@ -354,11 +367,10 @@ def left_groups(context: RankContext) -> LeftGroups:
     left = _left(context)
     if not left:
         return LeftGroups()
-    told = sorted(str(group.group_name) for group in left if not group.group_desc.startswith("mesh_"))
-    noun = "process groups" if len(told) > 1 else "the process group"
-    lines = (f"left {noun} {', '.join(told)}",) if told else ()
-    lasting = sorted(str(group.group_name) for group in left if not _can_be_ended(group))
-    return LeftGroups(lines, f"process groups were left: {', '.join(lasting)}" if lasting else None, endable=True)
+    told = [_name(group) for group in left if not group.group_desc.startswith("mesh_")]
+    lines = (f"left {group_label(*told)}",) if told else ()
+    lasting = [_name(group) for group in left if not _can_be_ended(group)]
+    return LeftGroups(lines, f"the test left {group_label(*lasting)}" if lasting else None, endable=True)
 
 
 def _left(context: RankContext) -> list[ProcessGroup]:

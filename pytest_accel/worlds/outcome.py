@@ -20,10 +20,16 @@ class RankOutcome(NamedTuple):
     at: float = 0.0
     report: PhaseReport | None = None
     text: str = ""
-    """What is known of a rank that did not report: how it died, where it hangs."""
+    """What is known of a rank that did not report: how it died, what it was waited for in vain."""
     stack: str = ""
     log: str = ""
     """The end of what it wrote outside of pytest's capture."""
+    sections: tuple[tuple[str, str], ...] = ()
+    """Headline and text of what pytest had captured in a rank that did not report."""
+    secondary: bool = False
+    """Whether the rank was terminated because another one had failed or ended, and not for its own timeout."""
+    later: RankOutcome | None = None
+    """How the rank ended in a later phase of the test; None: it did not, or that is not known yet."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -64,6 +70,11 @@ class RankState:
             self.reports[when] = PhaseReport(serial, when, {"outcome": "passed"}, at)
         return bool(news)
 
+    @property
+    def phase(self) -> When:
+        """The phase that the rank is in, as far as it is known: the first without a report."""
+        return next((when for when in PHASES if when not in self.reports and not self.settled(when)), "teardown")
+
     def settled(self, when: When) -> bool:
         """Whether phase `when` can bring nothing new from it."""
         if self.done or (when in self.reports and when != "teardown"):
@@ -77,7 +88,7 @@ class RankState:
         report = self.reports.get(when)
         if report is not None:
             ending: Ending = report.report["outcome"]
-            return RankOutcome(self.rank, ending, report.at, report)
+            return RankOutcome(self.rank, ending, report.at, report, later=self.end)
         if self.end is not None:
             return self.end
         if when == "call" and self._has_no_call:

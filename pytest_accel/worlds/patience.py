@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -22,24 +23,37 @@ START_PATIENCE = 120.0
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
-    """When phase `when` of a test that `began` then started on the last of the `ranks`."""
-    before: When | None = {"call": "setup", "teardown": "call"}.get(when)  # type: ignore[assignment]
-    ends = [rank.reports[before].at for rank in ranks if before is not None and before in rank.reports]
-    return max(ends, default=began)
+    """Return when phase `when` of a test that `began` then started on the last of the `ranks`."""
+    before = PHASES[: PHASES.index(when)]
+    return max((rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports), default=began)
 
 
-def grace_end(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> float:
-    """When the ranks that may wait in vain have had their grace; infinite while there are none.
+class Grace(NamedTuple):
+    """The time that the other ranks have once one has failed or ended."""
+
+    end: float = math.inf
+    """When it is over (`clock.monotonic`); infinite while no rank waits in vain."""
+    seconds: float = 0.0
+    cause: str = ""
+    """What it counts from: ``rank 1 failed``."""
+
+
+_ENDED = {"died": "died", "hung": "timed out", "unstarted": "could not run the test", "failed": "failed"}
+_REPORTED = {"failed": "failed", "skipped": "skipped"}
+
+
+def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
+    """Return the grace of the ranks that may wait in vain.
 
     A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported.
     Teardown is every rank's own, and has the time that any phase has. Clocks were stopped until `resumed`. `at_work`
     tells whether one of those who live is computing: it is asked for only after a death.
     """
-    deaths = [rank.end.at for rank in ranks if rank.end is not None]
-    deaths += [rank.died_early for rank in ranks if rank.died_early is not None]
+    deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
+    deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
     failures = []
     wrong = [
-        (PHASES.index(when), report.at)
+        (PHASES.index(when), (report.at, f"rank {rank.rank} {_REPORTED.get(report.report['outcome'], 'ended')}"))
         for rank in ranks
         for when, report in rank.reports.items()
         if report.report["outcome"] != "passed"
@@ -47,13 +61,15 @@ def grace_end(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], 
     for rank in ranks if wrong else ():
         open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
         if open_phase is not None:
-            failures += [at for phase, at in wrong if phase <= PHASES.index(open_phase)]
+            failures += [cause for phase, cause in wrong if phase <= PHASES.index(open_phase)]
     if not deaths and not failures:
-        return math.inf
-    first = max(min(deaths + failures), resumed)
+        return Grace()
+    at, cause = min(deaths + failures)
+    graces = [Grace(max(at, resumed) + GRACE, GRACE, cause)]
     if deaths and not at_work():
-        return min(first + GRACE, max(min(deaths), resumed) + AFTER_DEATH)
-    return first + GRACE
+        at, cause = min(deaths)
+        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, cause))
+    return min(graces)
 
 
 def is_at_work(pid: int) -> bool:

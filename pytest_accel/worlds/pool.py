@@ -22,6 +22,7 @@ from pytest_accel.leases.folder import LockFolderError
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.leases.supply import Supply
+from pytest_accel.worlds.examine import Interrupted
 from pytest_accel.worlds.far_supply import FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.gang import Gang, Near, Part, Source
@@ -165,7 +166,7 @@ class Pool:
             obstacles = self._supply.obstacles(ticket.broker, request)
             return None if obstacles is None else ": ".join(filter(None, (waits, "; ".join(obstacles))))
 
-    def interrupt(self) -> list[str]:
+    def withdraw_waiting(self) -> list[str]:
         """Return what :meth:`waiting` says of each ticket that waits, and withdraw it."""
         with self._lock:
             lines = []
@@ -213,6 +214,13 @@ class Pool:
                     self._fleet.retire(world)
                 self._keep_few_idle()
 
+    def look_at_interrupted(self, number: int | None = None, test: str = "") -> None:
+        """Note where the ranks are of world `number`, which runs `test`, or of all worlds that run one."""
+        with self._lock:
+            for world in list(self._fleet.worlds.values()):
+                if world.state == "leased" and number in (None, world.spec.world):
+                    self._fleet.look_at_interrupted(world, test)
+
     def watch_exit(self, number: int, rank: int, tell: Callable[[int | None], None]) -> None:
         """`tell` gets the rank's exit status when it has one; None where it cannot be known."""
         with self._lock:
@@ -246,6 +254,11 @@ class Pool:
     def complaints(self) -> list[str]:
         """What went wrong outside of any test, such as an error in a session fixture's end."""
         return self._fleet.complaints
+
+    @property
+    def interrupted(self) -> list[Interrupted]:
+        """The tests that ran when the session was interrupted."""
+        return self._fleet.interrupted
 
     @property
     def notes(self) -> list[str]:

@@ -50,6 +50,12 @@ class Port(Protocol):
     def wanted(self, world: int) -> bool:
         """Whether somebody waits for what `world` holds."""
 
+    def interrupted(self, world: int, test: str) -> None:
+        """The session is interrupted while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
+
+    def show(self, line: str) -> None:
+        """Write a line for the person at the session's terminal."""
+
     def usage_error(self, text: str) -> None:
         """The tests ask for what cannot be: the session ends with `text`."""
 
@@ -115,7 +121,8 @@ class LocalPort(_Waits):
         """`show` writes a line for the user."""
         super().__init__()
         self._pool = pool
-        self._show = show
+        self.show = show
+        self.interrupted = pool.look_at_interrupted
         self.warm = pool.warm
         self.preload = pool.preload
         self.import_nothing_ahead = pool.import_nothing_ahead
@@ -128,7 +135,7 @@ class LocalPort(_Waits):
 
         def show(seconds: float) -> None:
             if (waiting := self._pool.waiting(ticket)) is not None:
-                self._show(waiting_line(waiting, seconds))
+                self.show(waiting_line(waiting, seconds))
 
         return _receive(
             answers, patience, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
@@ -202,6 +209,12 @@ class RemotePort(_Waits):
         except queue.Empty:
             return None
         return status if isinstance(status, int) else None
+
+    def interrupted(self, world: int, test: str) -> None:
+        self._send("interrupted", world, test)
+
+    def show(self, line: str) -> None:
+        self._send("line", line)
 
     def usage_error(self, text: str) -> None:
         self._send("usage", text)
@@ -308,6 +321,10 @@ class PoolService:
             self._pool.cancel(self._tickets.pop(values[0], 0))
         elif kind == "release":
             self._pool.release(*values)
+        elif kind == "interrupted":
+            self._pool.look_at_interrupted(*values)  # Not short, but the session ends.
+        elif kind == "line":
+            self._show(values[0])
         elif kind == "exit":
             number, world, rank = values
             self._pool.watch_exit(world, rank, lambda status: self._answer(number, status))

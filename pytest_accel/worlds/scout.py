@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from pytest_accel.worlds import progress
+from pytest_accel.worlds import captured, progress
 from pytest_accel.worlds.autopsy import tail, take_stacks
 from pytest_accel.worlds.files import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
 from pytest_accel.worlds.flight import take_records
 from pytest_accel.worlds.memory import oom_kills
-from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.worlds.messages import When, WorldSpec
 from pytest_accel.worlds.native import native_frames
 from pytest_accel.worlds.patience import is_at_work
 from pytest_accel.worlds.reach import ASK, call_far
@@ -52,6 +52,10 @@ class Scout:
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
         """The end of what they have written, as `tail`."""
         return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
+
+    def captured(self, phases: Mapping[int, When]) -> dict[int, list[captured.Section]]:
+        """What pytest has captured in them, as `captured.read`; `phases` are those that they are in."""
+        return {rank: captured.read(self._directory, self._world, rank, when) for rank, when in phases.items()}
 
     def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
         """As `oom_kills`: there is one number for all of a machine."""

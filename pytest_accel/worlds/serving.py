@@ -25,6 +25,7 @@ from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections, silent_terminal
 from pytest_accel.stash import RANK, RANK_PLUGIN
 from pytest_accel.worlds import group, peers, unix_sockets
+from pytest_accel.worlds.captured import Captured
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
 from pytest_accel.worlds.debugging import Debugging
@@ -109,6 +110,7 @@ class RankPlugin:
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
         self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
+        self._captured = Captured(*where)
         self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
         self._hygiene = Hygiene(context)
@@ -242,6 +244,7 @@ class RankPlugin:
     def _run(self, session: pytest.Session, request: RunTest) -> None:
         self.context.tests += 1
         self._log.begin(request.node)
+        self._captured.begin()
         self._serial, self._word, self._spoke = request.serial, None, False
         group.reset_peak_memory(self.context.torch_device)
         stale = None
@@ -318,6 +321,7 @@ class RankPlugin:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         """What a fixture makes or sets for more than one test is not left over when the test ends."""
+        __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
         with self._hygiene.wider_fixture():
@@ -352,6 +356,7 @@ class RankPlugin:
         self._end_copy(report)
         self._debugging.end()
         self._log.end_phase()
+        self._captured.end_phase()
         data = self._serialise(report)
         data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
@@ -365,6 +370,7 @@ class RankPlugin:
             self._spoke = True
             self._send(*self._take_held())
         elif report.when != "teardown":
+            self._captured.keep(data["sections"])
             self._progress.note(self._serial, 1 if report.when == "setup" else 2, now)
 
     def _take_held(self) -> list[PhaseReport]:
@@ -389,6 +395,7 @@ class RankPlugin:
         session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
         self._config = session.config
         self._log.open()
+        self._captured.open(session.config)
         self._debugging.install(session.config)
 
     @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,7 @@ import pickle
 import selectors
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -35,7 +35,7 @@ from pytest_accel.worlds.messages import (
     When,
 )
 from pytest_accel.worlds.outcome import Ending, RankOutcome, RankState
-from pytest_accel.worlds.patience import GRACE, START_PATIENCE, beginning, grace_end
+from pytest_accel.worlds.patience import GRACE, START_PATIENCE, Grace, beginning, grace
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.reach import call_rank
@@ -48,6 +48,12 @@ _STALLED = 30
 _EXIT_PATIENCE = 1.0
 _LOOK_AGAIN = 0.2
 """Seconds after which a rank that has not spoken is looked at: it says that it has passed when the test has ended."""
+
+QUIET = 30.0
+"""Seconds in one phase of a test after which a person at the terminal is told what the ranks are doing."""
+
+OnQuiet = Callable[[When, float, float, dict[int, str], list[str]], None]
+"""Gets the phase, its seconds until now, its timeout, where ranks are, and lines about their collectives."""
 
 _STREAM_AGAIN = 0.05
 """Seconds between two looks at what the ranks write, where it is shown."""
@@ -67,8 +73,21 @@ class _Rank(RankState):
 class World:
     """The ranks of a grant. Not for several threads."""
 
-    def __init__(self, grant: Grant, port: Port, lending: Lending, streams: Streams | None = None) -> None:
-        """Connects to the ranks; :meth:`start` waits until they are ready. `streams` shows what they write."""
+    def __init__(
+        self,
+        grant: Grant,
+        port: Port,
+        lending: Lending,
+        streams: Streams | None = None,
+        on_quiet: OnQuiet | None = None,
+    ) -> None:
+        """Connects to the ranks; :meth:`start` waits until they are ready. `streams` shows what they write.
+
+        `on_quiet` is called once in a phase that lasts for `QUIET` seconds.
+        """
+        self._on_quiet = on_quiet
+        self._quiet: tuple[int, When] | None = None
+        """Test and phase for which `on_quiet` has been called."""
         self._lending = lending
         self._streams = streams
         self.grant = grant
@@ -130,7 +149,9 @@ class World:
             if any(rank.end is not None for rank in self._ranks):
                 deadline = min(deadline, monotonic() + GRACE)
             if not self._pump(deadline):
-                self._give_up([rank for rank in self._ranks if rank.rank not in self._ready and not rank.done])
+                silent = [rank for rank in self._ranks if rank.rank not in self._ready and not rank.done]
+                spent = self._grace()._replace(seconds=GRACE)
+                self._give_up(silent, f"did not become ready within {START_PATIENCE:g} s (timeout)", spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld
@@ -185,17 +206,20 @@ class World:
             for message in rank.begin():
                 self._take(rank, message)
 
-    def wait(self, when: When, timeout: float) -> tuple[RankOutcome, ...]:
-        """How phase `when` ended on every rank, at most `timeout` seconds after it began, and a short grace.
+    def wait(self, when: When, timeout: float, left: float | None = None) -> tuple[RankOutcome, ...]:
+        """Return how phase `when` ended on every rank, at most `timeout` seconds after it began, and a short grace.
 
-        Once a rank has failed or ended, those that may wait for it get the grace to come to the end of the test; a
-        rank that does not is ended, and the world with it.
+        `left`: what is left of the `timeout`, if it is not the phase's alone. Once a rank has failed or ended, those
+        that may wait for it get the grace to come to the end of the test; a rank that does not is terminated, and the
+        world with it. All ranks are waited for then, so that whatever becomes of them is reported with the failure.
         """
+        left = timeout if left is None else left
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
-            began = max(beginning(when, self._ranks, self._began), self._lending.ended)
-            self._pump_or_give_up(pending, began + timeout)
-        while (pending := [rank for rank in self._ranks if not rank.done]) and self._grace_end() < math.inf:
-            self._pump_or_give_up(pending, math.inf)
+            self._pump_or_give_up(pending, when, timeout, left)
+        while (pending := [rank for rank in self._ranks if not rank.done]) and self._has_gone_wrong:
+            # Ranks that are not in their teardown have the grace alone.
+            in_teardown = all(rank.settled("call") for rank in pending)
+            self._pump_or_give_up(pending, "teardown", timeout, left if in_teardown else math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()
         if self._streams is not None:
@@ -204,19 +228,31 @@ class World:
         self._told |= {rank.rank for rank, outcome in zip(self._ranks, outcomes, strict=True) if outcome is rank.end}
         return outcomes
 
-    def _pump_or_give_up(self, pending: list[_Rank], deadline: float) -> None:
-        """Wait for news of `pending`; past the deadline, or the grace of a test that has gone wrong, end them."""
+    @property
+    def _has_gone_wrong(self) -> bool:
+        return any(rank.end is not None or rank.died_early is not None or rank.has_failed for rank in self._ranks)
+
+    def _pump_or_give_up(self, pending: list[_Rank], when: When, timeout: float, left: float) -> None:
+        """Wait for news of `pending`; past the end of phase `when`, or the grace after a failure, terminate them."""
         if self._lending.serve(self._place, self._wait_for_debugger):
             return
-        limit = min(deadline, self._grace_end())
+        began = max(beginning(when, self._ranks, self._began), self._lending.ended)
+        deadline = began + left
+        limit = min(deadline, self._grace().end)
         shown = self._streams is not None and self._streams.show()
         look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
         if self._pump(min(limit, monotonic() + look_again)):
             return
         if self._catch_up(self._ranks):
             return  # Those who are waited for may be others now.
-        if monotonic() >= min(deadline, self._grace_end()):
-            self._give_up(pending)
+        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._serial, when):
+            self._quiet = self._serial, when
+            places, collectives = self._examiner.progress(_pids(rank for rank in self._ranks if rank.end is None))
+            self._on_quiet(when, monotonic() - began, timeout, places, collectives)
+        spent = self._grace()
+        if monotonic() >= min(deadline, spent.end):
+            timed_out = f"did not finish the {when} phase within {timeout:g} s (timeout)"
+            self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
 
     def _place(self, rank: int) -> tuple[int | None, Call]:
         pid = self._ranks[rank].pid
@@ -268,8 +304,8 @@ class World:
                 news |= self._ranks[number].has_passed(serial, passed, at)
         return news
 
-    def _grace_end(self) -> float:
-        return grace_end(self._ranks, self._lending.ended, self._is_any_at_work)
+    def _grace(self) -> Grace:
+        return grace(self._ranks, self._lending.ended, self._is_any_at_work)
 
     def _is_any_at_work(self) -> bool:
         return any(self._scouts.ask(Scout.at_work, _pids(rank for rank in self._ranks if not rank.done)).values())
@@ -298,7 +334,7 @@ class World:
         try:
             messages = rank.connection.recv()
         except BlockingIOError:
-            self._close(rank, "hung", "stopped in the middle of a message")
+            self._close(rank, "hung", f"stopped in the middle of a message for {_STALLED} s")
             return
         for message in messages:
             self._take(rank, message)
@@ -336,10 +372,21 @@ class World:
 
     # Endings
 
-    def _close(self, rank: _Rank, ending: Ending, text: str, stack: str = "", at: float | None = None) -> None:
+    def _close(
+        self,
+        rank: _Rank,
+        ending: Ending,
+        text: str,
+        stack: str = "",
+        at: float | None = None,
+        *,
+        secondary: bool = False,
+    ) -> None:
         self._catch_up([rank])
         log = self._scouts.ask(Scout.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
-        rank.end = RankOutcome(rank.rank, ending, monotonic() if at is None else at, None, text, stack, log)
+        captured = self._scouts.ask(Scout.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        at = monotonic() if at is None else at
+        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary)
         self._deafen(rank)
         self.harm = self.harm or f"rank {rank.rank} {text}"
 
@@ -376,8 +423,11 @@ class World:
     def _count_oom_kills(self) -> dict[int, int | None]:
         return self._scouts.ask(Scout.oom_kills, dict.fromkeys(range(self.size)))
 
-    def _give_up(self, pending: list[_Rank]) -> None:
-        """Take the stacks of ranks that do not come to an end, and count them as hung."""
+    def _give_up(self, pending: list[_Rank], timed_out: str, spent: Grace) -> None:
+        """Take the stacks of ranks that do not come to an end, and count them as hung.
+
+        `timed_out` says what they did not do in time; `spent` is the grace that is over instead, if one is.
+        """
         alive = _pids(rank for rank in self._ranks if rank.end is None)
         # Where a rank has died or failed, it is known what the others wait for.
         fine = [rank for rank in self._ranks if rank.end is None and not rank.has_failed]
@@ -385,9 +435,8 @@ class World:
         stacks, self.findings = self._examiner.hung(alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
             stack = stacks.get(rank.rank, "")
-            self._close(
-                rank, "hung", "did not come to an end" if stack else "does not answer, not even a signal", stack
-            )
+            text = f"was terminated {spent.seconds:g} s after {spent.cause}" if spent.cause else timed_out
+            self._close(rank, "hung", text, stack, secondary=bool(spent.cause))
 
 
 def _pids(ranks: Iterable[_Rank]) -> dict[int, int]:

@@ -280,7 +280,7 @@ def test_what_goes_wrong_on_the_far_machine_is_told_as_on_the_near_one(suite: Su
     assert "rank 1 died in the call phase: exit status 0" in run.failure("test_exits")
     assert "rank 1 died in the call phase: killed by SIGKILL" in run.failure("test_dies")
     assert "a last word of rank 1" in run.failure("test_dies")
-    assert "rank 1 has not come to barrier" in run.failure("test_hangs")
+    assert "rank 1 has not reached barrier" in run.failure("test_hangs")
     assert "threading.py" in run.failure("test_hangs")
     assert "rank 1: skipped: not here" in run.failure("test_differs")
     assert run.code == 1

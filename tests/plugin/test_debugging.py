@@ -63,6 +63,13 @@ _TESTS = """
         dist.barrier()
 
 
+    def test_waits(rank):
+        dist.barrier()
+        while rank == 1 and not Path("seen").exists():
+            time.sleep(0.02)
+        dist.barrier()
+
+
     """
 
 
@@ -225,3 +232,19 @@ def test_under_a_launcher(suite: Suite) -> None:
     terminal.see("(Pdb) ")
     terminal.type("c")
     assert "1 failed" in terminal.end()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["plain", "xdist"])
+def test_a_line_says_what_a_long_test_is_doing(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.write("conftest.py", "from pytest_accel.worlds import world\nworld.QUIET = 0.5\n")
+    terminal = Terminal(suite, "-k", "test_waits", *workers)
+    terminal.see("\naccel: test_x.py::test_waits has been in its call phase for ")
+    line = terminal.see("\n")
+    for text in (
+        "(timeout: 300 s): rank 0 at test_x.py:",
+        "; rank 1 at test_x.py:",
+        "rank 1 has not reached barrier #2",
+    ):
+        assert text in line
+    (suite.path / "seen").touch()
+    assert "1 passed" in terminal.end()

@@ -211,7 +211,7 @@ def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
         "test_group_named_after_its_ranks": "PASSED ERROR",
     }, run.text
     assert len(run.outcomes()) == 6
-    assert "ranks 0-1 left the process group " in run.text
+    assert "ranks 0-1 left process group " in run.text
 
 
 def test_rpc_that_a_test_leaves_and_rpc_after_rpc(suite: Suite) -> None:

@@ -149,3 +149,106 @@ def test_logs_beside_streams(suite: Suite) -> None:
     assert "===== test: " not in run.text
     texts = [path.read_text() for path in (suite.path / "logs").iterdir()]
     assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in texts) == 2
+
+
+@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
+def test_captured_output_of_ranks_that_end(suite: Suite, capture: str) -> None:
+    suite.write(
+        "test_x.py",
+        """
+        import logging
+        import os
+        import sys
+        import threading
+
+        import pytest
+
+        two = pytest.mark.distributed(2, device="cpu")
+
+
+        @pytest.fixture
+        def talks(rank):
+            print("out of the setup of", rank)
+            logging.warning("log of the setup of %d", rank)
+
+
+        @pytest.fixture
+        def dies_at_its_end(rank):
+            yield
+            print("out of the teardown of", rank)
+            if rank == 1:
+                os._exit(3)
+
+
+        @two
+        def test_dies(talks, rank):
+            print("out of", rank)
+            print("err of", rank, file=sys.stderr)
+            logging.warning("log of %d", rank)
+            if rank == 1:
+                os._exit(3)
+
+
+        @pytest.mark.distributed(2, device="cpu", timeout=1)
+        def test_hangs(rank):
+            print("out of", rank)
+            if rank == 1:
+                threading.Event().wait()
+
+
+        @two
+        def test_fails_while_the_other_waits(rank):
+            print("out of", rank)
+            assert rank == 0
+            threading.Event().wait()
+
+
+        @two
+        def test_silent(rank):
+            if rank == 1:
+                os._exit(3)
+
+
+        @two
+        def test_dies_in_teardown(talks, dies_at_its_end):
+            print("out of the call")
+
+
+        @two
+        def test_dies_after_a_flood(rank):
+            for _ in range(3):
+                print("x" * (1 << 20))
+            if rank == 1:
+                os._exit(3)
+        """,
+    )
+    run = suite.run(f"--capture={capture}")
+    assert run.count() == {"FAILED": 5, "PASSED": 1, "ERROR": 1}
+
+    def captured(test: str) -> dict[str, str]:
+        parts = re.split(r"^-+ (Captured .*?) -+\n", run.failure(test).partition("- rerun -")[0], flags=re.MULTILINE)
+        return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    told = captured("test_dies")
+    assert {name: text for name, text in told.items() if "[rank 1]" in name}.keys() == {
+        "Captured stdout setup [rank 1]",
+        "Captured log setup [rank 1]",
+        "Captured stdout call [rank 1]",
+        "Captured stderr call [rank 1]",
+        "Captured log call [rank 1]",
+    }
+    assert "out of the setup of 1" in told["Captured stdout setup [rank 1]"]
+    assert "log of the setup of 1" in told["Captured log setup [rank 1]"]
+    assert "out of 1" in told["Captured stdout call [rank 1]"]
+    assert "err of 1" in told["Captured stderr call [rank 1]"]
+    assert "log of 1" in told["Captured log call [rank 1]"]
+    assert "out of 1" in captured("test_hangs")["Captured stdout call [rank 1]"]
+    assert "out of 0" in captured("test_fails_while_the_other_waits")["Captured stdout call [rank 0]"]
+    assert captured("test_silent") == {}
+    told = captured("test_dies_in_teardown")
+    assert "out of the setup of 1" in told["Captured stdout setup [rank 1]"]
+    assert "out of the call" in told["Captured stdout call [ranks 0-1]"]
+    assert "out of the teardown of 1" in told["Captured stdout teardown [rank 1]"]
+    flood = captured("test_dies_after_a_flood")["Captured stdout call [rank 1]"]
+    assert "bytes left out" in flood
+    assert len(flood) < 1 << 21

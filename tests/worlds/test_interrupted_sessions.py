@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Session, Suite
+    from tests.worlds.conftest import Run, Session, Suite
 
 ENDLESS = """
     import os
@@ -82,7 +83,23 @@ def test_interrupt(suite: Suite, workers: list[str]) -> None:
     os.killpg(session.process.pid, signal.SIGINT)
     run = session.finish()
     assert run.code == pytest.ExitCode.INTERRUPTED
-    assert "KeyboardInterrupt" in run.text
+    assert_places(run)
+
+
+def test_interrupt_of_the_controller_of_workers(suite: Suite) -> None:
+    session = begin(suite, "-n2")
+    session.process.send_signal(signal.SIGINT)
+    assert_places(session.finish())
+
+
+def assert_places(run: Run) -> None:
+    """It is shown, once, where the ranks are that wait for ever."""
+    before, told = run.text.split("- accel: the interrupted ranks")
+    assert "KeyboardInterrupt !" not in before
+    told, _ = told.split("KeyboardInterrupt !", 1)
+    places = re.findall(r"^ranks? (.*): at test_it.py:\d+ in wait_for_ever$", told, re.MULTILINE)
+    assert places in (["0-1"], ["0", "1"])
+    assert 'test_it.py", line' in told.partition("] stacks ---")[2]
 
 
 def test_second_interrupt(suite: Suite) -> None:

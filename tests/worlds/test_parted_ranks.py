@@ -140,22 +140,31 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
             "rank 1 did not finish the call phase within 1 s (timeout)",
             "in test_native_call_holds_the_interpreter",
         ],
-        "test_stopped": ["rank 1 did not finish the call phase", "does not answer, not even a signal"],
+        "test_stopped": ["rank 1 did not finish the call phase", "does not respond to signals"],
         "test_deaf_to_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
         "test_ignores_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
         "test_all_wait_for_a_collective_of_nobody": [
             "ranks 0-1 did not finish the call phase within 1 s (timeout)",
             "in test_all_wait_for_a_collective_of_nobody",
         ],
-        "test_fails_while_another_waits": ["AssertionError: the cause", "rank 0: did not come to an end"],
-        "test_one_fails_before_a_barrier_of_four": ["AssertionError: the cause", "did not come to an end"],
-        "test_raises_while_another_computes": ["ValueError: the cause", "rank 0: did not come to an end"],
+        "test_fails_while_another_waits": [
+            "AssertionError: the cause",
+            "rank 0: was terminated 3 s after rank 1 failed",
+        ],
+        "test_one_fails_before_a_barrier_of_four": [
+            "AssertionError: the cause",
+            "was terminated 3 s after rank 2 failed",
+        ],
+        "test_raises_while_another_computes": [
+            "ValueError: the cause",
+            "rank 0: was terminated 3 s after rank 1 failed",
+        ],
     }
     for test, texts in said.items():
         for text in texts:
             assert text in run.failure(test)
     waiting = run.failure("test_fails_while_another_waits")
-    assert waiting.index("the cause") < waiting.index("did not come to an end") < waiting.index("in barrier")
+    assert waiting.index("the cause") < waiting.index("was terminated") < waiting.index("in barrier")
 
 
 def test_a_hang_tells_which_collective_is_waited_for_and_who_has_not_come(suite: Suite) -> None:
@@ -213,16 +222,16 @@ def test_a_hang_tells_which_collective_is_waited_for_and_who_has_not_come(suite:
     expected = {
         "test_one_is_elsewhere": [
             "ranks 0, 1 are in all_reduce #4 (float32[2, 3])",
-            "rank 2 has not come to all_reduce #4: its last was all_reduce #3 (float32[4]); "
-            "it is at test_hangs.py:14 in test_one_is_elsewhere",
+            "rank 2 has not reached all_reduce #4 (last collective: all_reduce #3); "
+            "is at test_hangs.py:14 in test_one_is_elsewhere",
         ],
         "test_a_group_of_its_own": [
-            "rank 0 is in broadcast #1 (int64[5]) of group 1",
-            "rank 1 has not come to broadcast #1: it has entered none; "
-            "it is at test_hangs.py:22 in test_a_group_of_its_own",
+            "rank 0 is in broadcast #1 (int64[5]) of process group 1",
+            "rank 1 has not reached broadcast #1 (last collective: none); "
+            "is at test_hangs.py:22 in test_a_group_of_its_own",
         ],
-        "test_one_has_passed": ["rank 0 is in ", "rank 1 has not come to "],
-        "test_one_fails": ["rank 0 is in all_gather #", "rank 1 has not come to all_gather #"],
+        "test_one_has_passed": ["rank 0 is in ", "rank 1 has not reached "],
+        "test_one_fails": ["rank 0 is in all_gather #", "rank 1 has not reached all_gather #"],
     }
     for test, lines in expected.items():
         said = run.failure(test)
@@ -378,7 +387,7 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
     for test, text in said.items():
         assert text in run.failure(test)
     more = run.failure("test_one_more_collective_on_one_rank")
-    assert "different numbers of collectives in process group '0' (of ranks 0-1)" in more
+    assert "different numbers of collectives in the default process group (ranks 0-1)" in more
     assert "rank 0: 1, rank 1: 0" in more
 
 

@@ -1,0 +1,127 @@
+"""What pytest has captured in a rank, in files that outlive the rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_accel.shims import captured_log, captured_streams
+from pytest_accel.worlds.cutting import read_cut
+from pytest_accel.worlds.files import captured_log_path, captured_path, stderr_path, stdout_path
+from pytest_accel.worlds.messages import When
+
+Section = tuple[str, str]
+"""Headline and text, as in a report of pytest's."""
+
+_RUNNING = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
+"""pytest's names of what it captures in a phase, in the order in which it shows them."""
+
+
+class Captured:
+    """The rank's side: has the running phase captured into files. A test that prints nothing costs nothing."""
+
+    def __init__(self, directory: str, world: int, rank: int) -> None:
+        self._paths = {name: path(directory, world, rank) for name, path in _RUNNING.items()}
+        self._log = _Copy(self._paths["log"])
+        self._passed = _Copy(captured_path(directory, world, rank))
+
+    def open(self, config: pytest.Config) -> None:
+        """Begin. pytest does not capture at this moment, but has captured what conftests have printed."""
+        for name, stream in captured_streams(config).items():
+            if hasattr(stream, "getvalue"):
+                _copy(stream, _Copy(self._paths[name]))
+            else:
+                _give_name(stream.fileno(), self._paths[name])
+        if (handler := captured_log(config)) is not None:
+            handler.setFormatter(_CopyingFormatter(handler.formatter or logging.Formatter(), self._log))
+
+    def begin(self) -> None:
+        """Forget the test before."""
+        self._passed.clear()
+
+    def end_phase(self) -> None:
+        """Forget the log of the phase; pytest empties the other files itself."""
+        self._log.clear()
+
+    def keep(self, sections: Sequence[Section]) -> None:
+        """Write down all sections of a test whose phases have passed until now, of which the driver has not heard."""
+        if sections:
+            self._passed.clear()
+            self._passed.add(json.dumps(sections))
+
+
+def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
+    """Return the sections of a rank that has ended in phase `when`."""
+    found: list[Section] = []
+    with contextlib.suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
+        found += [(str(name), str(text)) for name, text in json.load(file)]
+    for name, path in _RUNNING.items():
+        with contextlib.suppress(OSError):
+            if text := read_cut(path(directory, world, rank)):
+                found.append((f"Captured {name} {when}", text))
+    return found
+
+
+class _Copy:
+    """A file for text that is held in memory too. It is not kept open: a test may close every descriptor."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._filled = False
+
+    def add(self, text: str) -> None:
+        """Append `text`. A full disk is no failure of the test: the copy is read only if the rank ends."""
+        self._filled = True
+        with contextlib.suppress(OSError), open(self._path, "ab") as file:
+            file.write(text.encode(errors="replace"))
+
+    def clear(self) -> None:
+        """Empty the file."""
+        if self._filled:
+            self._filled = False
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, 0)
+
+
+def _copy(stream: Any, copy: _Copy) -> None:
+    """Have `copy` hold what `stream` holds: pytest reads it and truncates it when a phase ends."""
+    write, truncate = stream.write, stream.truncate
+
+    def write_both(text: str) -> int:
+        copy.add(text)
+        return int(write(text))
+
+    def truncate_both(size: int | None = None) -> int:
+        copy.clear()
+        return int(truncate(size))
+
+    copy.add(stream.getvalue())
+    stream.write, stream.truncate = write_both, truncate_both
+
+
+def _give_name(descriptor: int, path: str) -> None:
+    """Have `descriptor` be that of a file `path` of the same content."""
+    named = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.write(named, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+    os.dup2(named, descriptor, inheritable=False)
+    os.close(named)
+
+
+class _CopyingFormatter(logging.Formatter):
+    """Formats as another formatter does, and copies each line."""
+
+    def __init__(self, original: logging.Formatter, copy: _Copy) -> None:
+        super().__init__()
+        self._original = original
+        self._copy = copy
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = self._original.format(record)
+        self._copy.add(f"{text}\n")
+        return text

@@ -1,0 +1,239 @@
+"""Each failure is reported where it belongs: in the test, the phase and below the cause that it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.worlds.conftest import Suite
+
+
+def test_ranks_that_wait_for_one_that_did_not_pass(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch.distributed as dist
+
+        two = pytest.mark.distributed(2, timeout=40)
+
+
+        @two
+        def test_one_skips(rank):
+            if rank == 1:
+                pytest.skip("not here")
+            dist.barrier()
+
+
+        @pytest.fixture
+        def meets_at_its_end(rank):
+            if rank == 1:
+                raise ValueError("the cause")
+            yield
+            dist.barrier()
+
+
+        @two
+        def test_setup_fails_and_the_other_is_in_its_call(meets_at_its_end):
+            dist.barrier()
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_setup_fails_and_the_other_is_in_its_teardown(meets_at_its_end):
+            pass
+
+
+        @two
+        def test_last():
+            dist.barrier()
+        """,
+    )
+    suite.write("conftest.py", "from pytest_accel.worlds import world\nworld.QUIET = 0.1\n")
+    run = suite.run()
+    run.expect(
+        {
+            "test_one_skips": "FAILED",
+            "test_setup_fails_and_the_other_is_in_its_call": "ERROR",
+            "test_setup_fails_and_the_other_is_in_its_teardown": "ERROR",
+            "test_last": "PASSED",
+        }
+    )
+    assert "40 s" not in run.text
+    assert "has been in its" not in run.text  # Nobody sits at a terminal.
+    told = run.failure("test_one_skips").splitlines()
+    assert told[0] == "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran"
+    assert "rank 0: was terminated 3 s after rank 1 skipped; was at test_it.py:12 in test_one_skips" in told
+    assert "rank 1 has not reached barrier #1 (last collective: none)" in told
+    in_call = "test_setup_fails_and_the_other_is_in_its_call"
+    told = run.failure(in_call).splitlines()
+    assert f"rank 0: passed; was terminated 3 s after rank 1 failed; was at test_it.py:25 in {in_call}" in told
+    assert "rank 0 is in barrier #1" in told
+    told = run.failure("test_setup_fails_and_the_other_is_in_its_teardown").splitlines()
+    late = "did not finish the teardown phase within 1 s (timeout); was at test_it.py:20 in meets_at_its_end"
+    assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
+
+
+def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        @pytest.fixture(scope="module")
+        def seen():
+            names = []
+            yield names
+            assert names == ["before"]
+
+
+        def test_before(seen):
+            seen.append("before")
+
+
+        if os.environ.get("RANK") != "1":
+
+            def test_of_the_others():
+                pass
+
+
+        def test_after(seen):
+            assert seen == []
+            seen.append("before")
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_before": "PASSED", "test_of_the_others": "ERROR", "test_after": "PASSED"})
+    told = run.failure("test_of_the_others")
+    assert "has no test test_of_the_others in this rank; its tests here: test_before, test_after" in told
+    assert "rank 1 could not run the test" in run.text
+
+
+def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+
+        if "WORLD_SIZE" not in os.environ:
+
+            def pytest_runtest_setup(item):
+                if item.name == "test_never":
+                    pytest.skip("in the driver alone")
+
+
+        @pytest.fixture(scope="module")
+        def broken(rank):
+            raise ValueError("broken fixture")
+
+
+        @pytest.fixture(scope="module")
+        def broken_end(rank):
+            yield
+            raise ValueError("broken end")
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import threading
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2)
+
+
+        def test_fixture(broken):
+            pass
+
+
+        def test_gather(gather):
+            gather(threading.Lock())
+
+
+        @pytest.mark.distributed(2, init=False)
+        def test_no_group(process_group):
+            pass
+
+
+        def test_end(broken_end):
+            pass
+
+
+        def test_never():
+            pass
+        """,
+    )
+    suite.write("test_other.py", "import pytest\n\n\n@pytest.mark.distributed(2)\ndef test_after():\n    pass\n")
+    run = suite.run("--tb=long")
+    run.expect(
+        {
+            "test_fixture": "ERROR",
+            "test_gather": "FAILED",
+            "test_no_group": "ERROR",
+            "test_end": "PASSED",
+            "test_never": "SKIPPED",
+            "test_after": "PASSED ERROR",
+        }
+    )
+    assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
+    assert "ranks 0-1: failed at conftest.py:15: ValueError: broken fixture" in run.failure("test_fixture")
+    assert "ranks 0-1: failed at test_it.py:13: TypeError: cannot pickle" in run.failure("test_gather")
+    late = run.failure("test_after")
+    assert "in tearing down what was kept for test_it.py::test_never:" in late
+    assert 'conftest.py", line 21, in broken_end' in late
+    assert "_pytest" not in late
+    assert "ranks 0-1: failed: Failed: the fixture 'process_group' needs" in run.failure("test_no_group")
+
+
+def test_collectives_that_differ_are_named(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+        impatient = pytest.mark.distributed(2, timeout=2)
+
+
+        @impatient
+        def test_shapes(rank):
+            dist.barrier()
+            dist.all_reduce(torch.ones(3 if rank == 0 else 4))
+
+
+        @impatient
+        def test_operations(rank):
+            if rank == 0:
+                dist.all_reduce(torch.ones(3))
+            else:
+                dist.broadcast(torch.ones(3), src=0)
+
+
+        @impatient
+        def test_group_of_its_own(rank):
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(3 if rank == 0 else 4), group=group)
+        """,
+    )
+    run = suite.run()
+    run.expect(dict.fromkeys(("test_shapes", "test_operations", "test_group_of_its_own"), "FAILED"))
+    hint = "with --accel-debug, such a call raises an error on every rank"
+    told = run.failure("test_shapes").splitlines()
+    at = told.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
+    assert told[at + 1] == hint
+    assert "rank 0: passed" in told
+    assert "rank 1 is in all_reduce #2 (float32[4]); all ranks of the group have reached it" in told
+    told = run.failure("test_operations").splitlines()
+    each = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
+    assert f"the ranks called different operations as collective #1: {each}" in told
+    shapes = "all_reduce #1 of process group 1 with different shapes: rank 0 float32[3], rank 1 float32[4]"
+    assert f"the ranks called {shapes}" in run.failure("test_group_of_its_own")
