@@ -270,7 +270,10 @@ class Fleet:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def look_at_interrupted(self, world: PooledWorld, test: str) -> None:
-        """Note where the ranks of a world are that runs a test when the session is interrupted, once."""
+        """Note where the ranks of a world are when the session is interrupted, once.
+
+        An empty `test` stands for one that is not known: the world may be between two, and is then left out.
+        """
         if world.looked_at:
             return
         world.looked_at = True
@@ -278,6 +281,9 @@ class Fleet:
         alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in ends}
         examiner = Examiner(Scouts(self.directory, world.spec), grouped=world.spec.grouped)
         stacks, findings = examiner.hung(alive, alive, thoroughly=False)
+        between = not test and not ends and all(stack and not where(stack) for stack in stacks.values())
+        if between and not findings.collectives:
+            return
         self.interrupted.append(Interrupted(test, ends, stacks, findings))
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:

@@ -167,6 +167,7 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
             pass
 
 
+        @pytest.mark.skipif(False, reason="so that ranks do not begin it before the driver does")
         def test_never():
             pass
         """,
@@ -184,11 +185,11 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
         }
     )
     assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
-    assert "ranks 0-1: failed at conftest.py:15: ValueError: broken fixture" in run.failure("test_fixture")
-    assert "ranks 0-1: failed at test_it.py:13: TypeError: cannot pickle" in run.failure("test_gather")
+    assert "ranks 0-1: failed at conftest.py:16: ValueError: broken fixture" in run.failure("test_fixture")
+    assert "ranks 0-1: failed at test_it.py:14: TypeError: cannot pickle" in run.failure("test_gather")
     late = run.failure("test_after")
     assert "in tearing down what was kept for test_it.py::test_never:" in late
-    assert 'conftest.py", line 21, in broken_end' in late
+    assert 'conftest.py", line 22, in broken_end' in late
     assert "_pytest" not in late
     assert "ranks 0-1: failed: Failed: the fixture 'process_group' needs" in run.failure("test_no_group")
 
@@ -217,15 +218,10 @@ def test_collectives_that_differ_are_named(suite: Suite) -> None:
             else:
                 dist.broadcast(torch.ones(3), src=0)
 
-
-        @impatient
-        def test_group_of_its_own(rank):
-            group = dist.new_group([0, 1])
-            dist.all_reduce(torch.ones(3 if rank == 0 else 4), group=group)
         """,
     )
     run = suite.run()
-    run.expect(dict.fromkeys(("test_shapes", "test_operations", "test_group_of_its_own"), "FAILED"))
+    run.expect({"test_shapes": "FAILED", "test_operations": "FAILED"})
     hint = "with --accel-debug, such a call raises an error on every rank"
     told = run.failure("test_shapes").splitlines()
     at = told.index("the ranks called all_reduce #2 with different shapes: rank 0 float32[3], rank 1 float32[4]")
@@ -235,5 +231,3 @@ def test_collectives_that_differ_are_named(suite: Suite) -> None:
     told = run.failure("test_operations").splitlines()
     each = "rank 0 all_reduce (float32[3]), rank 1 broadcast (float32[3])"
     assert f"the ranks called different operations as collective #1: {each}" in told
-    shapes = "all_reduce #1 of process group 1 with different shapes: rank 0 float32[3], rank 1 float32[4]"
-    assert f"the ranks called {shapes}" in run.failure("test_group_of_its_own")

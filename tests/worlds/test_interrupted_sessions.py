@@ -94,9 +94,10 @@ def test_interrupt_of_the_controller_of_workers(suite: Suite) -> None:
 
 def assert_places(run: Run) -> None:
     """It is shown, once, where the ranks are that wait for ever."""
-    before, told = run.text.split("- accel: the interrupted ranks")
-    assert "KeyboardInterrupt !" not in before
-    told, _ = told.split("KeyboardInterrupt !", 1)
+    text, _ = run.text.split("KeyboardInterrupt !", 1)
+    # A test of the other worker may run as well.
+    parts = text.split("- accel: the interrupted ranks")[1:]
+    (told,) = [part for part in parts if "in wait_for_ever" in part]
     places = re.findall(r"^ranks? (.*): at test_it.py:\d+ in wait_for_ever$", told, re.MULTILINE)
     assert places in (["0-1"], ["0", "1"])
     assert 'test_it.py", line' in told.partition("] stacks ---")[2]
