@@ -137,7 +137,7 @@ def _tell_briefly(outcome: RankOutcome, here: str) -> str:
 
 
 def _tell_end(outcome: RankOutcome, here: str) -> str:
-    """What ended a rank in a later phase than the one that is judged, or because of another rank."""
+    """Return how a rank ended in a later phase than the one that is judged, or because of another rank."""
     if outcome.ending == "hung":
         return f"{outcome.text}{_place(outcome, here)}"
     return f"{outcome.ending}: {_tell_briefly(outcome, here)}"

@@ -184,7 +184,7 @@ class Driver:
         self._port.show(accounts.progress(test, when, seconds, timeout, places, collectives, here))
 
     def interrupted(self, marked: MarkedItem) -> None:
-        """The session is interrupted while `marked` runs: have it noted where its ranks are."""
+        """Have it noted where the ranks of `marked` are, since the session is interrupted while it runs."""
         if self._world is not None:
             self._world.harm = self._world.harm or "the session was interrupted"
             self._port.interrupted(self._world.number, marked.item.nodeid)

@@ -13,7 +13,7 @@ import pytest
 
 
 def is_interactive(config: pytest.Config) -> bool:
-    """Whether the session's output goes to a terminal: in a worker, that of the controller."""
+    """Return whether the session's output goes to a terminal: in a worker, that of the controller."""
     if (given := getattr(config, "workerinput", None)) is not None:
         return bool(given["accel_terminal"])
     reporter = config.pluginmanager.getplugin("terminalreporter")

@@ -215,7 +215,7 @@ def _failed(
 
 
 def _examined(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
-    """Sections on ranks that were looked at from outside."""
+    """Return the sections on ranks that were looked at from outside."""
     sections = accounts.stacks(outcomes, findings)
     if findings.collectives:
         sections.insert(0, ("collectives", accounts.shorten_paths("\n".join(findings.collectives), here)))

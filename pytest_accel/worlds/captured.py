@@ -1,4 +1,4 @@
-"""What pytest has captured in a rank, in files that outlive the rank."""
+"""Files that hold what pytest has captured in a rank, and outlive the rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUNNING = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_pa
 
 
 class Captured:
-    """The rank's side: has the running phase captured into files. A test that prints nothing costs nothing."""
+    """The files of one rank, as the rank writes them. A test that prints and logs nothing costs nothing."""
 
     def __init__(self, directory: str, world: int, rank: int) -> None:
         self._paths = {name: path(directory, world, rank) for name, path in _RUNNING.items()}
@@ -32,7 +32,7 @@ class Captured:
         self._passed = _Copy(captured_path(directory, world, rank))
 
     def open(self, config: pytest.Config) -> None:
-        """Begin. pytest does not capture at this moment, but has captured what conftests have printed."""
+        """Have pytest capture into the files, at a time when its capture is suspended."""
         for name, stream in captured_streams(config).items():
             if hasattr(stream, "getvalue"):
                 _copy(stream, _Copy(self._paths[name]))
@@ -42,15 +42,15 @@ class Captured:
             handler.setFormatter(_CopyingFormatter(handler.formatter or logging.Formatter(), self._log))
 
     def begin(self) -> None:
-        """Forget the test before."""
+        """Empty the file of the test before."""
         self._passed.clear()
 
     def end_phase(self) -> None:
-        """Forget the log of the phase; pytest empties the other files itself."""
+        """Empty the file of log records; pytest empties the others."""
         self._log.clear()
 
     def keep(self, sections: Sequence[Section]) -> None:
-        """Write down all sections of a test whose phases have passed until now, of which the driver has not heard."""
+        """Write down the `sections` of the phases that have passed, which are reported when the test has ended."""
         if sections:
             self._passed.clear()
             self._passed.add(json.dumps(sections))

@@ -36,7 +36,7 @@ class Collective:
     operation: str
     """``all_reduce``."""
     types: tuple[str, ...]
-    """Those of the input tensors: ``float32``."""
+    """The types of the input tensors: ``float32``."""
     shapes: tuple[tuple[int, ...], ...]
     done: bool
     members: tuple[int, ...] = ()

@@ -32,9 +32,9 @@ class Interrupted:
     test: str
     """The test's id; empty where it is not known."""
     ends: Mapping[int, str]
-    """How ranks have ended, of those that have."""
+    """The ranks that had ended, and how."""
     stacks: Mapping[int, str]
-    """Those of the others."""
+    """The stacks of the other ranks."""
     findings: Findings
 
 

@@ -59,22 +59,22 @@ def flight_path(directory: str, world: int, rank: int) -> str:
 
 
 def stdout_path(directory: str, world: int, rank: int) -> str:
-    """What pytest has captured of a rank's standard output in the running phase."""
+    """Return the path of the standard output that pytest has captured in the running phase."""
     return os.path.join(directory, f"w{world}r{rank}.stdout")
 
 
 def stderr_path(directory: str, world: int, rank: int) -> str:
-    """What pytest has captured of a rank's standard error in the running phase."""
+    """Return the path of the standard error that pytest has captured in the running phase."""
     return os.path.join(directory, f"w{world}r{rank}.stderr")
 
 
 def captured_log_path(directory: str, world: int, rank: int) -> str:
-    """The log records that pytest has captured in a rank in the running phase."""
+    """Return the path of the log records that pytest has captured in the running phase."""
     return os.path.join(directory, f"w{world}r{rank}.records")
 
 
 def captured_path(directory: str, world: int, rank: int) -> str:
-    """The captured sections of the phases that have passed in a rank's running test."""
+    """Return the path of the captured sections of those phases of the running test that have passed."""
     return os.path.join(directory, f"w{world}r{rank}.captured")
 
 

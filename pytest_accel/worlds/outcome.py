@@ -20,14 +20,14 @@ class RankOutcome(NamedTuple):
     at: float = 0.0
     report: PhaseReport | None = None
     text: str = ""
-    """What is known of a rank that did not report: how it died, what it was waited for in vain."""
+    """The end of a rank that did not report: how it died, or the time that it was given."""
     stack: str = ""
     log: str = ""
     """The end of what it wrote outside of pytest's capture."""
     sections: tuple[tuple[str, str], ...] = ()
-    """Headline and text of what pytest had captured in a rank that did not report."""
+    """Headline and text of the output that pytest had captured in a rank that did not report."""
     secondary: bool = False
-    """Whether the rank was terminated because another one had failed or ended, and not for its own timeout."""
+    """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
     later: RankOutcome | None = None
     """How the rank ended in a later phase of the test; None: it did not, or that is not known yet."""
 

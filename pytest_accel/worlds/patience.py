@@ -35,7 +35,7 @@ class Grace(NamedTuple):
     """When it is over (`clock.monotonic`); infinite while no rank waits in vain."""
     seconds: float = 0.0
     cause: str = ""
-    """What it counts from: ``rank 1 failed``."""
+    """The event that it counts from: ``rank 1 failed``."""
 
 
 _ENDED = {"died": "died", "hung": "timed out", "unstarted": "could not run the test", "failed": "failed"}

@@ -51,7 +51,7 @@ class Port(Protocol):
         """Whether somebody waits for what `world` holds."""
 
     def interrupted(self, world: int, test: str) -> None:
-        """The session is interrupted while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
+        """Report an interrupt while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
 
     def show(self, line: str) -> None:
         """Write a line for the person at the session's terminal."""

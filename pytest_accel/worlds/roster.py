@@ -83,7 +83,7 @@ class PooledWorld:
     """Of the ranks whose sessions were about to be killed; None: it has not come to that."""
 
     looked_at: bool = False
-    """Whether it has been noted where its ranks are in an interrupted session."""
+    """True if it has been noted where its ranks are in an interrupted session."""
 
     @property
     def ended(self) -> bool:

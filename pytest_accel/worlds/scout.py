@@ -54,7 +54,7 @@ class Scout:
         return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
 
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[captured.Section]]:
-        """What pytest has captured in them, as `captured.read`; `phases` are those that they are in."""
+        """Return the captured output of ranks that are in these `phases`, as `captured.read`."""
         return {rank: captured.read(self._directory, self._world, rank, when) for rank, when in phases.items()}
 
     def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
