@@ -34,7 +34,7 @@ RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py", "worlds/adopted.py"}
 
 RUNS_BETWEEN_TESTS = (
     *("serving", "peers", "catalogue", "hygiene", "manners", "strays", "kill", "ending"),
-    *("debugging", "descriptors", "sketches", "unix_sockets"),
+    *("debugging", "descriptors", "sketches", "unix_sockets", "captured"),
 )
 """Of the modules in `worlds`, those whose functions a rank calls when it has run a test."""
 REPLACEABLE = {

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import signal
-import sys
-import threading
 import time
 from pathlib import Path
+from sys import _current_frames
+from threading import main_thread
 
 from pytest_accel.clock import monotonic
 from pytest_accel.worlds.files import HEADING
@@ -116,7 +116,7 @@ def is_library(path: str) -> bool:
 
 def place_of_main_thread() -> str:
     """Return what :func:`where` would say of this process's own main thread; called in another thread."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _current_frames().get(main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
         if not is_library(code.co_filename) and not code.co_filename.startswith("<"):

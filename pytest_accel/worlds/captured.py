@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 from collections.abc import Sequence
+from contextlib import suppress
+from json import dumps, load
+from os import O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, close, dup2, fstat, pread, truncate, write
+from os import open as open_descriptor
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from pytest_accel.shims import captured_log, captured_streams
 from pytest_accel.worlds.cutting import read_cut
 from pytest_accel.worlds.files import captured_log_path, captured_path, stderr_path, stdout_path
 from pytest_accel.worlds.messages import When
+
+_open = open  # A test may replace it.
 
 Section = tuple[str, str]
 """Headline and text, as in a report of pytest's."""
@@ -53,16 +56,16 @@ class Captured:
         """Write down the `sections` of the phases that have passed, which are reported when the test has ended."""
         if sections:
             self._passed.clear()
-            self._passed.add(json.dumps(sections))
+            self._passed.add(dumps(sections))
 
 
 def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
     """Return the sections of a rank that has ended in phase `when`."""
     found: list[Section] = []
-    with contextlib.suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
-        found += [(str(name), str(text)) for name, text in json.load(file)]
+    with suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
+        found += [(str(name), str(text)) for name, text in load(file)]
     for name, path in _RUNNING.items():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if text := read_cut(path(directory, world, rank)):
                 found.append((f"Captured {name} {when}", text))
     return found
@@ -78,28 +81,28 @@ class _Copy:
     def add(self, text: str) -> None:
         """Append `text`. A full disk is no failure of the test: the copy is read only if the rank ends."""
         self._filled = True
-        with contextlib.suppress(OSError), open(self._path, "ab") as file:
+        with suppress(OSError), _open(self._path, "ab") as file:
             file.write(text.encode(errors="replace"))
 
     def clear(self) -> None:
         """Empty the file."""
         if self._filled:
             self._filled = False
-            with contextlib.suppress(OSError):
-                os.truncate(self._path, 0)
+            with suppress(OSError):
+                truncate(self._path, 0)
 
 
 def _copy(stream: Any, copy: _Copy) -> None:
     """Have `copy` hold what `stream` holds: pytest reads it and truncates it when a phase ends."""
-    write, truncate = stream.write, stream.truncate
+    write_one, truncate_one = stream.write, stream.truncate
 
     def write_both(text: str) -> int:
         copy.add(text)
-        return int(write(text))
+        return int(write_one(text))
 
     def truncate_both(size: int | None = None) -> int:
         copy.clear()
-        return int(truncate(size))
+        return int(truncate_one(size))
 
     copy.add(stream.getvalue())
     stream.write, stream.truncate = write_both, truncate_both
@@ -107,10 +110,10 @@ def _copy(stream: Any, copy: _Copy) -> None:
 
 def _give_name(descriptor: int, path: str) -> None:
     """Have `descriptor` be that of a file `path` of the same content."""
-    named = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    os.write(named, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    os.dup2(named, descriptor, inheritable=False)
-    os.close(named)
+    named = open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0o600)
+    write(named, pread(descriptor, fstat(descriptor).st_size, 0))
+    dup2(named, descriptor, inheritable=False)
+    close(named)
 
 
 class _CopyingFormatter(logging.Formatter):
