@@ -14,6 +14,7 @@ from pytest_accel.clock import monotonic
 from pytest_accel.markers import Requirement
 from pytest_accel.outside import outside_cause
 from pytest_accel.relay import without_log_capture
+from pytest_accel.shims import leave_fixtures_to_ranks
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds.catalogue import names_of
 from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
@@ -63,6 +64,7 @@ class MarkedItem:
         """Put this object's phases in the place of the item's, whatever its class."""
         for name in ("setup", "runtest", "teardown"):
             setattr(self.item, name, getattr(self, name))
+        leave_fixtures_to_ranks(self.item)
         self.item.__class__ = without_log_capture(type(self.item))
 
     @property

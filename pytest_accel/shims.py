@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -79,6 +80,48 @@ def captured_streams(config: pytest.Config) -> dict[str, Any]:
 def captured_log(config: pytest.Config) -> logging.Handler | None:
     """Return the handler whose text is the captured log of a report; None where the logging plugin is off."""
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
+
+
+def leave_fixtures_to_ranks(item: pytest.Item) -> None:
+    """Give `item`, here and in each rerun, a request that sets nothing up: its fixtures belong to its ranks.
+
+    Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to learn their scope. The
+    item's own data (names of its fixtures, parameters, marks, function) stays as it is, for plugins that report it.
+    """
+    if hasattr(item, "_initrequest"):
+        vars(item)["_initrequest"] = functools.partial(_without_fixtures, item)
+        _without_fixtures(item)
+
+
+def _without_fixtures(item: Any) -> None:
+    item.funcargs = {}
+    item._request = _request_without_fixtures()(item, _ispytest=True)
+
+
+@functools.cache
+def _request_without_fixtures() -> Any:
+    """Return the class of such requests."""
+    from _pytest.fixtures import FuncFixtureInfo, TopRequest
+
+    class NoFixtureManager:
+        """Stands in for pytest's fixture manager, and knows no fixtures."""
+
+        def getfixtureinfo(self, *args: object, **kwargs: object) -> FuncFixtureInfo:
+            return FuncFixtureInfo((), (), [], {})
+
+        def getfixturedefs(self, *args: object, **kwargs: object) -> None:
+            return None
+
+    class NoFixturesRequest(TopRequest):  # type: ignore[misc]
+        """The request of a test whose fixtures are set up in other processes."""
+
+        _fixturemanager = NoFixtureManager()
+
+        def _get_active_fixturedef(self, argname: str) -> Any:
+            name = self.node.nodeid
+            raise LookupError(f"the fixture {argname!r} of {name} is set up in the test's ranks, not in this process")
+
+    return NoFixturesRequest
 
 
 def ask_before_debugging(may: Callable[[str], bool]) -> None:
