@@ -39,7 +39,7 @@ def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
     """The ranks to which the same has happened as to `root`."""
-    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root)]
+    return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root) or _repeats(outcome, root)]
 
 
 def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> list[str]:
@@ -55,6 +55,12 @@ def _consequence(outcome: RankOutcome) -> str | None:
     if outcome.ending == "died" and outcome.text == LOST_WITH_JOB:
         return LOST_WITH_JOB
     return None if outcome.report is None else consequence(outcome.report.exception)
+
+
+def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
+    """Whether the rank of `outcome` has failed in the same example as `root`, in the same way."""
+    error = None if outcome.report is None else outcome.report.exception
+    return error is not None and error.own and error.peer == root.rank
 
 
 def _key(outcome: RankOutcome) -> object:

@@ -37,6 +37,8 @@ def consequence(error: ExceptionSketch | None) -> str | None:
 
     What a test asserts about such a text is a failure of its own. What is raised from such an error is one too.
     """
+    if error is not None and error.peer is not None:
+        return f"an example failed on rank {error.peer}"
     while error is not None:
         if (error.module, error.qualname) == ("builtins", "AssertionError"):
             return None

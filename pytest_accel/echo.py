@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from pytest_accel import LeftoverWarning
 from pytest_accel.verdict import RankError, RankUnstarted
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
+from pytest_accel.worlds.sketches import stand_in_type
 
 _NOT_RUN = "accel_not_run"
 
@@ -34,31 +34,11 @@ def stand_in(sketch: ExceptionSketch) -> BaseException:
     Marks (``xfail(raises=...)``) and plugins (reruns by exception) look at the type's name and bases and the text; the
     object itself may not pickle, or only where it was raised.
     """
-    kind: Any = sys.modules.get(sketch.module)
-    for name in sketch.qualname.split("."):
-        kind = getattr(kind, name, None)
-    # pytest asks its own FixtureLookupError to format itself, which it can only where it was raised.
-    usable = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "formatrepr")
-    base = kind if usable else RankError
-    text = sketch.text
-
-    class StandIn(base):  # type: ignore[valid-type, misc]
-        def __init__(self) -> None:
-            Exception.__init__(self, text)
-
-        def __str__(self) -> str:
-            return text
-
-    StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = (
-        sketch.qualname.rpartition(".")[2],
-        sketch.qualname,
-        sketch.module,
-    )
     error: BaseException
     try:
-        error = StandIn()
+        error = stand_in_type(sketch.module, sketch.qualname, RankError)(sketch.text)
     except Exception:
-        error = RankError(text)
+        error = RankError(sketch.text)
     if sketch.cause is not None:
         error.__cause__ = stand_in(sketch.cause)
     return error

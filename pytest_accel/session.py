@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import pickle
-import random
 import sys
 import threading
 from collections.abc import Sequence
@@ -356,7 +355,6 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
         if machine.session.present
         else (),
-        seed=random.SystemRandom().randrange(1 << 32),
         debug=settings.debug,
         leaks=settings.leaks,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,

@@ -35,14 +35,12 @@ class FileSkipped(Exception):
 class Catalogue:
     """Finds tests, and keeps account of what stays set up from one to the next."""
 
-    def __init__(self, seed: int) -> None:
-        """`seed` is for generators of test cases."""
+    def __init__(self) -> None:
         self.errors: list[str] = []
         """What went wrong in collecting."""
         self.activity = 0
         """How often code of the suite has run outside of a test: in collecting, or in a teardown out of turn."""
         self._skipped: dict[str, Any] = {}
-        self._seed = seed
         self._collected: list[pytest.Item] = []
         self._directories: dict[Path, pytest.Collector] = {}
         self._opened: set[Path] = set()
@@ -108,7 +106,6 @@ class Catalogue:
                 self._only = None
             for item in self._collected:
                 _leave_xfail_to_the_driver(item)
-                _draw_alike(item, self._seed)
             if self.errors:
                 raise NotCollected("\n".join(self.errors))
             if self._skipped and not self._collected:
@@ -209,12 +206,3 @@ def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
 def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
     for node in item.listchain():
         node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]
-
-
-def _draw_alike(item: pytest.Item, seed: int) -> None:
-    """Ranks that draw different hypothesis examples would not meet in their collectives."""
-    function: Any = getattr(item, "obj", None)
-    if getattr(function, "is_hypothesis_test", False):
-        import hypothesis
-
-        hypothesis.seed(seed)(getattr(function, "__func__", function))

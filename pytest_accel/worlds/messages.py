@@ -39,8 +39,6 @@ class SessionSpec:
     """Every mark that the controller's session knows, as its ini lines."""
     hidden: tuple[tuple[str, str | None], ...]
     """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
-    seed: int
-    """For generators of test cases that must draw alike on every rank."""
     debug: bool = False
     """Whether torch compares the ranks' collectives before it begins them."""
     logs: str | None = None
@@ -311,6 +309,10 @@ class ExceptionSketch:
     qualname: str
     text: str
     cause: ExceptionSketch | None = None
+    peer: int | None = None
+    """The rank whose failure it repeats; None: no other's."""
+    own: bool = False
+    """Where it repeats one: whether the rank has failed in the same way itself."""
 
 
 @dataclass(frozen=True, slots=True)

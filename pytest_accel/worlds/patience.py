@@ -45,9 +45,10 @@ _REPORTED = {"failed": "failed", "skipped": "skipped"}
 def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
     """Return the grace of the ranks that may wait in vain.
 
-    A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported.
-    Teardown is every rank's own, and has the time that any phase has. Clocks were stopped until `resumed`. `at_work`
-    tells whether one of those who live is computing: it is asked for only after a death.
+    A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported. In its
+    teardown it waits for one that has failed and come to the end of the test; a teardown that is at work has the time
+    that any phase has. Clocks were stopped until `resumed`. `at_work` tells whether one of those who live is computing:
+    it is asked for only after a death, or a failure.
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
     deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
@@ -58,10 +59,21 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
         for when, report in rank.reports.items()
         if report.report["outcome"] != "passed"
     ]
+    in_teardown = False
     for rank in ranks if wrong else ():
-        open_phase = next((phase for phase in ("setup", "call") if not rank.settled(phase)), None)
-        if open_phase is not None:
+        open_phase = next((phase for phase in PHASES if not rank.settled(phase)), None)
+        if open_phase == "teardown":
+            in_teardown = True
+        elif open_phase is not None:
             failures += [cause for phase, cause in wrong if phase <= PHASES.index(open_phase)]
+    if in_teardown and not failures:
+        gone = [
+            (rank.reports["teardown"].at, f"rank {rank.rank} failed")
+            for rank in ranks
+            if rank.finished is not None and rank.has_failed
+        ]
+        if gone and not at_work():
+            failures.append(min(gone))
     if not deaths and not failures:
         return Grace()
     at, cause = min(deaths + failures)

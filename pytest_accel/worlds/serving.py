@@ -49,6 +49,7 @@ from pytest_accel.worlds.progress import Progress
 from pytest_accel.worlds.sketches import plain_properties, sketch, sketch_warning, travels
 
 if TYPE_CHECKING:
+    from pytest_accel.worlds.hypothesis_engine import Lockstep
     from pytest_accel.worlds.rank import RankContext
 
 _WRITES_A_FILE = (
@@ -82,6 +83,9 @@ _JUDGES_IN_THE_DRIVER = ("rerunfailures", "timeout", "lfplugin", "nfplugin", "st
 """Plugins that decide about a test as a whole, and would decide once more in every rank."""
 
 
+_ALONE = contextlib.nullcontext()
+
+
 class RankPlugin:
     """Makes a pytest session serve a driver."""
 
@@ -104,7 +108,7 @@ class RankPlugin:
         self._meeting = meeting
         self._starting = starting
         self._connection: Connection | None = None
-        self._catalogue = Catalogue(context.session.seed)
+        self._catalogue = Catalogue()
         self._serial = 0
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
@@ -114,6 +118,8 @@ class RankPlugin:
         self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
         self._hygiene = Hygiene(context)
+        self._lockstep: Lockstep | None = None
+        """Of the running test, once it may run examples of Hypothesis."""
         self._later: RunTest | None = None
         self._word: int | None = None
         """What this rank has told its peers of its last test."""
@@ -246,6 +252,7 @@ class RankPlugin:
         self._log.begin(request.node)
         self._captured.begin()
         self._serial, self._word, self._spoke = request.serial, None, False
+        self._lockstep = None
         group.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
@@ -332,7 +339,8 @@ class RankPlugin:
         """Looks at the streams while they are those that pytest captures with, and at what the devices have done."""
         __tracebackhide__ = True
         try:
-            result = yield
+            with self._in_step():
+                result = yield
             group.wait_for_devices(self.context)
             return result
         finally:
@@ -340,6 +348,15 @@ class RankPlugin:
             self._hygiene.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
             )
+
+    def _in_step(self) -> contextlib.AbstractContextManager[None]:
+        """Have Hypothesis run the same examples as on the other ranks, where the suite has imported it."""
+        if "hypothesis" not in sys.modules or self.context.spec.ranks == 1:
+            return _ALONE
+        from pytest_accel.worlds import hypothesis_engine
+
+        self._lockstep = hypothesis_engine.Lockstep(self.context)
+        return hypothesis_engine.active(self._lockstep)
 
     # What the test reports
 
@@ -364,6 +381,9 @@ class RankPlugin:
             self._send(ExtraReport(self._serial, data))
             return
         now = monotonic() + self.context.session.clock
+        if report.failed and self._lockstep is not None and self._lockstep.gave_up is not None:
+            # The others have had their grace: this rank has waited for them in an example that failed here.
+            now = self._lockstep.gave_up + self.context.session.clock
         self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
         if not report.passed:

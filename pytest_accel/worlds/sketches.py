@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 from json import dumps as json_dumps
 from pickle import dumps, loads
+from typing import Any
 
 from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
 
@@ -22,7 +24,45 @@ def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
         type(error).__qualname__,
         text[:10_000],
         sketch(cause, depth - 1) if cause is not None and depth else None,
+        *_repeated(error),
     )
+
+
+def mark_repeated(error: BaseException, rank: int, *, own: bool = False) -> None:
+    """Note that `error` repeats a failure of another `rank`; `own`: this rank has failed in the same way."""
+    vars(error)["accel_repeats"] = rank, own
+
+
+def _repeated(error: BaseException) -> tuple[int | None, bool]:
+    """Return what `mark_repeated` has noted of `error`, or of all errors of the group that it is."""
+    parts = getattr(error, "exceptions", ())
+    marks = [_repeated(one) for one in parts] or [vars(error).get("accel_repeats", (None, False))]
+    peers = [peer for peer, _ in marks]
+    return (None, False) if None in peers else (peers[0], all(own for _, own in marks))
+
+
+def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:
+    """Return a type of exceptions whose text is what they are made with, in place of one of another process.
+
+    It has the name of that type and, if this process has it, that type as its base; else `fallback`.
+    """
+    kind: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        kind = getattr(kind, name, None)
+    # pytest asks its own FixtureLookupError to format itself, which it can only where it was raised.
+    usable = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "formatrepr")
+    base: Any = kind if usable else fallback
+
+    class StandIn(base):  # type: ignore[misc]
+        def __init__(self, text: str) -> None:
+            Exception.__init__(self, text)
+            self._text = text
+
+        def __str__(self) -> str:
+            return self._text
+
+    StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = qualname.rpartition(".")[2], qualname, module
+    return StandIn
 
 
 def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, str] | None) -> WarningSketch:

@@ -1,0 +1,570 @@
+"""Hypothesis in the ranks of a test: all ranks run the same examples and agree on the outcome of each.
+
+Every rank runs Hypothesis's engine. From the same seed, database, clock and outcomes the engines make the same
+decisions, so all ranks generate and shrink the same examples at the same time, and their collectives meet.
+
+Hypothesis publishes no way to take part in that. This module is the only one that touches its internals (of
+versions since 6.100); it is imported in a rank once the suite has imported Hypothesis.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import functools
+import inspect
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+from hypothesis import HealthCheck, core, errors
+from hypothesis import strategies as st
+from hypothesis.database import ExampleDatabase
+from hypothesis.internal import escalation, scrutineer
+from hypothesis.internal.conjecture import data as conjecture
+from hypothesis.internal.conjecture import engine
+
+from pytest_accel.clock import monotonic
+from pytest_accel.worlds import group
+from pytest_accel.worlds.exchange import LARGEST, Exchange, ExchangeError, LateRanks
+from pytest_accel.worlds.lockstep import (
+    Conclusion,
+    Draw,
+    End,
+    Failure,
+    Fetch,
+    Leave,
+    Opening,
+    Outcome,
+    Step,
+    conclude,
+    from_record,
+    to_record,
+)
+from pytest_accel.worlds.patience import GRACE
+from pytest_accel.worlds.sketches import mark_repeated, stand_in_type
+
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank import RankContext
+
+__hypothesistracebackhide__ = True
+"""Hypothesis leaves this module's frames out of tracebacks, like its own."""
+
+_providers: Any = None
+"""Hypothesis's module with the constants of the suite; None before 6.130, which draws none."""
+with contextlib.suppress(ImportError):
+    from hypothesis.internal.conjecture import providers as _found
+
+    _providers = _found if hasattr(_found, "_get_local_constants") else None
+
+REJECTED_PATIENCE = 10.0
+"""Seconds that a rank which has rejected or skipped an example waits for the others to come to its end.
+
+Others that have not rejected it may wait for this rank in a collective for ever. Longer than the grace after a
+failure: a rank that is only slow must not fail the test.
+"""
+_LONGEST_TEXT = 10_000
+_LONGEST_SHOWN = 200
+
+
+class ExamplesDiffer(Exception):
+    """The ranks of a test do not run the same examples."""
+
+    __module__ = "pytest_accel"  # Reports show it.
+
+
+class OutOfStep(BaseException):
+    """Ends the engine of this rank: the ranks cannot go on together. No failure of the example for Hypothesis."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Unwind(BaseException):
+    """Ends the body of a test whose example has ended on another rank."""
+
+
+class Lockstep:
+    """Keeps one rank's Hypothesis tests in step with those of the other ranks, for one test of the suite."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.rank = context.rank
+        self.thread = threading.get_ident()
+        self.now = 0.0
+        """The clock by which all ranks go: that of rank 0 at the last step."""
+        self.constants: Any = None
+        """The constants from the suite's modules that all ranks draw; None: no test has begun."""
+        self.gave_up: float | None = None
+        """When an example had failed on this rank that other ranks did not come to the end of."""
+        self._exchange = Exchange(group.test_store(context, "examples"), context.rank, context.spec.ranks)
+        self._data: Any = None
+        self._settled: Conclusion | None = None
+        """How the running example has ended on another rank, while this one's body still runs."""
+        self._broken: BaseException | None = None
+        """Why the ranks cannot go on together."""
+        self.error: BaseException | None = None
+        """What has ended the last test with examples on this rank."""
+
+    # Steps
+
+    def swap(self, step: Step, patience: float | None = None) -> tuple[list[Any], Conclusion]:
+        """Take `step` together with the other ranks; return all steps and what follows. May raise `OutOfStep`."""
+        if self._broken is not None:
+            raise OutOfStep(self._broken)
+        try:
+            steps = [from_record(record) for record in self._exchange.swap(to_record(step), patience)]
+        except (ExchangeError, ValueError) as error:
+            raise self.stop(error) from None
+        self.now = steps[0].at
+        found = conclude(steps)
+        if found.outcome == "different":
+            raise self.stop(ExamplesDiffer(found.text))
+        if found.outcome == "left":
+            raise self.stop(ExamplesDiffer(found.text) if found.failure is None else stand_in(found))
+        return steps, found
+
+    def stop(self, error: BaseException) -> OutOfStep:
+        """Take no more steps; return what ends the engine with `error`."""
+        self._broken = error
+        return OutOfStep(error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """The test ends: ranks that are still in its examples are not to wait for this one."""
+        error = error or self.error
+        if self._exchange.steps:
+            self._exchange.leave(to_record(Leave(time.perf_counter(), None if error is None else failure_of(error))))
+
+    def open(self, name: str, seed: int | None, database: bool) -> Opening:
+        """Begin a test; return rank 0's words on it."""
+        constants = None if _providers is None else _providers._get_local_constants()
+        steps, _ = self.swap(Opening(time.perf_counter(), name, seed, database, _checksum(constants)))
+        if _providers is not None and len({step.constants for step in steps}) > 1:
+            # Each rank has imported other modules.
+            constants = type(constants)()
+            _providers.CONSTANTS_CACHE.cache.clear()
+        self.constants = constants
+        first: Opening = steps[0]
+        return first
+
+    def share(self, examples: Iterable[bytes]) -> list[bytes]:
+        """Return rank 0's `examples`, as far as they fit into a record."""
+        texts: list[str] = []
+        room = LARGEST - 1000
+        for example in examples if self.rank == 0 else ():
+            texts.append(base64.b64encode(example).decode())
+            room -= len(texts[-1]) + 4
+            if room < 0:
+                del texts[-1]
+                break
+        steps, _ = self.swap(Fetch(time.perf_counter(), texts))
+        return [base64.b64decode(text) for text in steps[0].examples]
+
+    # One example
+
+    @contextlib.contextmanager
+    def example(self, data: Any) -> Iterator[None]:
+        """Run an example, perhaps inside of another one's body."""
+        outer = self._data, self._settled
+        self._data, self._settled = data, None
+        try:
+            yield
+        finally:
+            self._data, self._settled = outer
+
+    def before_draw(self, data: Any) -> None:
+        """Make sure that the example has not ended on another rank, before this one's body draws more."""
+        if data is not self._data or data.frozen:
+            return
+        if self._settled is None and self._broken is None:
+            with contextlib.suppress(OutOfStep):
+                _, found = self.swap(Draw(time.perf_counter(), *_drawn(data)))
+                if found.outcome == "goes on":
+                    return
+                self._settled = found
+        raise _Unwind
+
+    def end(self, outcome: Outcome, error: BaseException | None, seconds: float) -> Conclusion:
+        """Tell the others how this example has ended here; return how it has ended."""
+        if self._settled is not None:
+            return self._settled
+        if self._broken is not None:
+            raise OutOfStep(self._broken)
+        drawn, shown = _drawn(self._data)
+        targets = {str(label): float(value) for label, value in self._data.target_observations.items()}
+        failure = failure_of(error) if outcome == "failed" and error is not None else None
+        patience = {"failed": GRACE, "rejected": REJECTED_PATIENCE, "skipped": REJECTED_PATIENCE}.get(outcome)
+        began = monotonic()
+        try:
+            _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), patience)
+        except LateRanks as late:
+            names = f"rank{'s' if len(late.ranks) > 1 else ''} {', '.join(map(str, late.ranks))}"
+            text = f"{names} did not come to the end of the example within {patience:g} s"
+            if outcome != "failed":
+                return Conclusion("broken", text=f"rank {self.rank} {outcome} an example, and {text}")
+            self.gave_up = began
+            return Conclusion("broken", self.rank, failure, text)
+        self._data.target_observations.update(found.targets)
+        return found
+
+
+_active: Lockstep | None = None
+
+
+def current() -> Lockstep | None:
+    """Return the lock-step that the running code takes part in; other threads than the test's take part in none."""
+    return _active if _active is not None and _active.thread == threading.get_ident() else None
+
+
+@contextlib.contextmanager
+def active(lockstep: Lockstep) -> Iterator[None]:
+    """Keep the Hypothesis tests that run meanwhile in step with those of the other ranks."""
+    global _active
+    install()
+    _active = lockstep
+    try:
+        yield
+    except BaseException as error:
+        lockstep.leave(error)
+        raise
+    else:
+        lockstep.leave(None)
+    finally:
+        _active = None
+
+
+class Execution(core.StateForActualGivenExecution):
+    """One run of a test with ``@given``; a state machine's is one, too."""
+
+    def __init__(
+        self, stuff: Any, test: Callable[..., Any], settings: Any, random: Random, wrapped_test: Any, **options: Any
+    ) -> None:
+        __tracebackhide__ = True
+        self._lockstep = current()
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._examples = 0
+        self._test = test
+        self._deadline = settings.deadline
+        if self._lockstep is not None:
+            settings, random = self._open(self._lockstep, test, settings, random, wrapped_test)
+            test = self._remembering(test)
+        super().__init__(stuff, test, settings, random, wrapped_test, **options)
+
+    def _open(
+        self, lockstep: Lockstep, test: Any, settings: Any, random: Random, wrapped_test: Any
+    ) -> tuple[Any, Random]:
+        """Return rank 0's settings and source of randomness."""
+        seed = wrapped_test._hypothesis_internal_use_generated_seed
+        first = self._unless_out_of_step(lockstep.open, test.__name__, seed, settings.database is not None)
+        if first.seed is not None:
+            wrapped_test._hypothesis_internal_use_generated_seed = first.seed  # Hypothesis tells how to repeat a run.
+            random = Random(first.seed)
+        # The clock of a rank decides nothing: not its deadline, nor, but on rank 0, whether it draws too slowly.
+        changes: dict[str, Any] = {"deadline": None}
+        if lockstep.rank:
+            changes["suppress_health_check"] = {*settings.suppress_health_check, HealthCheck.too_slow}
+        if settings.database is not None:
+            changes["database"] = _SharedDatabase(lockstep, settings.database) if first.database else None
+        return hypothesis.settings(settings, **changes), random
+
+    def _remembering(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(test)
+        def remember(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            self._arguments = args, kwargs
+            return test(*args, **kwargs)
+
+        return remember
+
+    def run_engine(self) -> None:
+        __tracebackhide__ = True
+        if self._lockstep is None:
+            return super().run_engine()
+        try:
+            return self._unless_out_of_step(super().run_engine)
+        except BaseException as error:
+            self._lockstep.error = error
+            raise
+
+    def execute_once(self, data: Any, *, is_final: bool = False, expected_failure: Any = None, **options: Any) -> Any:
+        """Run one example on all ranks. Raises, or returns, the same on all of them."""
+        __tracebackhide__ = True
+        options["is_final"] = is_final
+        if self._lockstep is None:
+            return super().execute_once(data, expected_failure=expected_failure, **options)
+        if is_final:
+            return self._unless_out_of_step(self._run, self._lockstep, data, options, expected_failure)
+        return self._run(self._lockstep, data, options, expected_failure)
+
+    def _run(self, lockstep: Lockstep, data: Any, options: dict[str, Any], expected_failure: Any) -> Any:
+        __tracebackhide__ = True
+        result, found = self._run_once(lockstep, data, options)
+        replay = getattr(conjecture.ConjectureData, "for_choices", None)
+        if self._examples == 1 and replay is not None and self._is_late(found, data, options["is_final"]):
+            # In the first example the ranks have connected to each other. Only the time of another run counts.
+            result, found = self._run_once(lockstep, replay(data.choices), options)
+        if self._examples > 1 and self._is_late(found, data, options["is_final"]):
+            error = errors.DeadlineExceeded(datetime.timedelta(seconds=found.seconds), self._deadline)
+            add_note(error, f"rank {found.slowest} was the slowest")
+            if found.slowest != lockstep.rank:
+                mark_repeated(error, found.slowest, own=True)
+            raise_at(error, *self._place)
+        if expected_failure is not None:
+            raise _flaky(expected_failure[0])
+        return result
+
+    def _run_once(self, lockstep: Lockstep, data: Any, options: dict[str, Any]) -> tuple[Any, Conclusion]:
+        """Run an example; return its result, and the conclusion that it has passed everywhere. Else raise."""
+        __tracebackhide__ = True
+        result = error = None
+        with lockstep.example(data):
+            began = time.perf_counter()
+            try:
+                # Whether an expected failure has come is a question to all ranks, so it is not asked here.
+                result = super().execute_once(data, **options)
+            except BaseException as raised:
+                error = raised
+            seconds = time.perf_counter() - began - sum(data.draw_times.values())
+            try:
+                outcome = _outcome(error)
+                if outcome is None:
+                    assert error is not None
+                    raise error
+                found = lockstep.end(outcome, error, seconds)
+                self._examples += 1
+                if outcome != found.outcome or outcome == "failed":
+                    self._raise(lockstep, found, error if outcome == "failed" else None, options["is_final"])
+                if error is not None:
+                    raise error
+                return result, found
+            finally:
+                self._arguments = (), {}
+                del error
+
+    def _is_late(self, found: Conclusion, data: Any, is_final: bool) -> bool:
+        """Whether the slowest rank took longer than the deadline. A state machine's steps have none."""
+        if self._deadline is None or getattr(data, "_stateful_repr_parts", None) is not None:
+            return False
+        return found.seconds >= self._deadline.total_seconds() * (1.0 if is_final else 1.25)
+
+    def _unless_out_of_step(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function`; where it ends out of step, raise what has ended the lock-step, as it is."""
+        __tracebackhide__ = True
+        try:
+            return function(*args)
+        except OutOfStep as stop:
+            error = stop.error
+        if error.__traceback__ is None:
+            raise_at(error, *self._place)
+        raise error
+
+    @property
+    def _place(self) -> tuple[str, int]:
+        """File and line of the test."""
+        code: CodeType | None = getattr(inspect.unwrap(self._test), "__code__", None)
+        return (__file__, 1) if code is None else (code.co_filename, code.co_firstlineno)
+
+    def _raise(self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, is_final: bool) -> None:
+        """Raise what an example that has not passed on all ranks raises; `own` is what it raised here."""
+        __tracebackhide__ = True
+        if found.outcome == "rejected":
+            raise errors.UnsatisfiedAssumption(f"rejected on rank {found.rank}")
+        if found.outcome == "broken":
+            error = own or (ExamplesDiffer(found.text) if found.failure is None else stand_in(found))
+            if own is not None or found.failure is None:
+                reason = found.text or "the ranks did not draw alike before it failed"
+                add_note(error, f"Failing test case: {self._call()}\n(not shrunk: {reason})")
+            raise lockstep.stop(error)
+        assert found.failure is not None
+        if own is not None and is_final:  # The report shows it.
+            if found.rank != lockstep.rank and failure_of(own).origin == found.failure.origin:
+                mark_repeated(own, found.rank, own=True)
+            raise own
+        error = stand_in(found)
+        if own is not None:
+            error.__cause__ = own
+        raise_at(error, found.failure.path, found.failure.line)
+
+    def _call(self) -> str:
+        """Return the running example as a call."""
+        args, kwargs = self._arguments
+        words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        return f"{self.test.__name__}({', '.join(words)})"[:_LONGEST_TEXT]
+
+
+class _SharedDatabase(ExampleDatabase):
+    """The database of rank 0, as all ranks see it."""
+
+    def __init__(self, lockstep: Lockstep, database: ExampleDatabase) -> None:
+        super().__init__()
+        self._lockstep = lockstep
+        self._database = database
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        return self._lockstep.share(self._database.fetch(key))
+
+    def save(self, key: bytes, value: bytes) -> None:
+        if self._lockstep.rank == 0:
+            self._database.save(key, value)
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        if self._lockstep.rank == 0:
+            self._database.delete(key, value)
+
+    def move(self, src: bytes, dest: bytes, value: bytes) -> None:
+        if self._lockstep.rank == 0:
+            self._database.move(src, dest, value)
+
+
+class _Clock:
+    """The module `time` for Hypothesis's engine, with one clock for all ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def perf_counter(self) -> float:
+        lockstep = current()
+        return time.perf_counter() if lockstep is None else lockstep.now
+
+    def monotonic(self) -> float:
+        lockstep = current()
+        return time.monotonic() if lockstep is None else lockstep.now
+
+
+@functools.cache
+def install() -> None:
+    """Put this module's parts into Hypothesis. They act only while a lock-step is active."""
+    core.StateForActualGivenExecution = Execution  # type: ignore[misc]
+    engine.time = _Clock()  # type: ignore[assignment]
+    scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/worlds/*.py",)  # type: ignore[assignment]
+    _before(st.DataObject, "draw", lambda drawing, *args, **kwargs: drawing.conjecture_data)
+    start = "start_span" if hasattr(conjecture.ConjectureData, "start_span") else "start_example"
+    _before(conjecture.ConjectureData, start, _data_of_machine)
+    if _providers is None:
+        return
+    local_constants = _providers._get_local_constants
+
+    def agreed_constants() -> Any:
+        lockstep = current()
+        return local_constants() if lockstep is None or lockstep.constants is None else lockstep.constants
+
+    _providers._get_local_constants = agreed_constants
+
+
+def _data_of_machine(data: Any, label: int, *args: Any, **kwargs: Any) -> Any:
+    """Return `data` where a state machine begins a step, else None."""
+    stateful = sys.modules.get("hypothesis.stateful")
+    return data if stateful is not None and label == stateful.STATE_MACHINE_RUN_LABEL else None
+
+
+def _before(kind: type, name: str, data_of: Callable[..., Any]) -> None:
+    """Have the ranks meet before the method `name` of `kind`, where `data_of` its arguments gives an example's data."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def meet(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        lockstep = current()
+        if lockstep is not None and (data := data_of(*args, **kwargs)) is not None:
+            lockstep.before_draw(data)
+        return method(*args, **kwargs)
+
+    setattr(kind, name, meet)
+
+
+def _outcome(error: BaseException | None) -> Outcome | None:
+    """Return how an example has ended that raised `error`; None where it ends the whole test."""
+    if error is None:
+        return "passed"
+    if isinstance(error, (errors.StopTest, _Unwind)):
+        return "stopped"
+    if isinstance(error, errors.UnsatisfiedAssumption):
+        return "rejected"
+    if isinstance(error, core.skip_exceptions_to_reraise()):
+        return "skipped"
+    fatal = (errors.FailedHealthCheck, getattr(errors, "BackendCannotProceed", ()))
+    if isinstance(error, core.failure_exceptions_to_catch()) and not isinstance(error, fatal):
+        return "failed"
+    return None
+
+
+def _drawn(data: Any) -> tuple[str, str]:
+    """Return a checksum of all that has been drawn for an example, and the last of it for people."""
+    choices = getattr(data, "choices", None)
+    text = repr(bytes(data.buffer) if choices is None else tuple(choices))  # Before 6.123 all was drawn as bytes.
+    shown = text if len(text) <= _LONGEST_SHOWN else f"…{text[-_LONGEST_SHOWN:]}"
+    return f"{len(text)}:{zlib.crc32(text.encode(errors='backslashreplace')):08x}", shown
+
+
+_summed: tuple[Any, int] = (None, 0)
+
+
+def _checksum(constants: Any) -> int:
+    """Return a checksum of Hypothesis's constants, which it makes anew where they change."""
+    global _summed
+    if constants is not None and _summed[0] is not constants:
+        _summed = constants, zlib.crc32(repr(sorted(map(repr, constants))).encode(errors="backslashreplace"))
+    return _summed[1]
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what other ranks are told of `error`."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"<str() of the exception raised {type(second).__name__}>"
+    path, line, frame = __file__, 1, error.__traceback__
+    while frame is not None:
+        path, line, frame = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 1, frame.tb_next
+    try:
+        origin = str(escalation.InterestingOrigin.from_exception(error))
+    except Exception:  # Its context may be anything.
+        origin = f"{type(error).__qualname__} {path}:{line}"
+    kind = type(error)
+    return Failure(kind.__module__, kind.__qualname__, text[:_LONGEST_TEXT], path, line, origin[:_LONGEST_TEXT])
+
+
+@functools.cache
+def _type_of(module: str, qualname: str, origin: str) -> type[BaseException]:
+    """Return one type for each bug: by its type, and its place, Hypothesis knows one from another."""
+    return stand_in_type(module, qualname, Exception)
+
+
+def stand_in(found: Conclusion) -> BaseException:
+    """Return an exception in place of the failure that another rank has had."""
+    failure = found.failure
+    assert failure is not None
+    text = f"failed on rank {found.rank}: {failure.qualname}: {failure.text}"
+    error = _type_of(failure.module, failure.qualname, failure.origin)(text)
+    mark_repeated(error, found.rank)
+    return error
+
+
+@functools.cache
+def _raising(path: str, line: int) -> CodeType:
+    return compile("raise error", path, "exec").replace(co_firstlineno=line)
+
+
+def raise_at(error: BaseException, path: str, line: int) -> None:
+    """Raise `error` from a place in another file, or in another process's."""
+    __tracebackhide__ = True
+    exec(_raising(path, line), {"error": error})
+
+
+def _flaky(error: BaseException) -> BaseException:
+    """Return Hypothesis's own error for an example that failed with `error` at first, and then passed."""
+    text = "Flaky: the example failed on the first call but did not on a subsequent one"
+    kind: Any = getattr(errors, "FlakyFailure", None)
+    return errors.Flaky(text) if kind is None else kind(text, [error])
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add lines to what a report shows of `error`; Python has a method for it since 3.11."""
+    vars(error).setdefault("__notes__", []).append(text)
