@@ -115,7 +115,7 @@ def _request_without_fixtures() -> Any:
     class NoFixturesRequest(TopRequest):  # type: ignore[misc]
         """The request of a test whose fixtures are set up in other processes."""
 
-        _fixturemanager = NoFixtureManager()
+        _fixturemanager: Any = NoFixtureManager()
 
         def _get_active_fixturedef(self, argname: str) -> Any:
             name = self.node.nodeid

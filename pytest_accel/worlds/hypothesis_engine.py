@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 __hypothesistracebackhide__ = True
 """Hypothesis leaves this module's frames out of tracebacks, like its own."""
 
+_core: Any = core
+_engine: Any = engine
 _providers: Any = None
 """Hypothesis's module with the constants of the suite; None before 6.130, which draws none."""
 with contextlib.suppress(ImportError):
@@ -146,9 +148,8 @@ class Lockstep:
         """Begin a test; return rank 0's words on it."""
         constants = None if _providers is None else _providers._get_local_constants()
         steps, _ = self.swap(Opening(time.perf_counter(), name, seed, database, _checksum(constants)))
-        if _providers is not None and len({step.constants for step in steps}) > 1:
-            # Each rank has imported other modules.
-            constants = type(constants)()
+        if constants is not None and len({step.constants for step in steps}) > 1:
+            constants = type(constants)()  # The ranks have imported different modules, so none draws their constants.
             _providers.CONSTANTS_CACHE.cache.clear()
         self.constants = constants
         first: Opening = steps[0]
@@ -208,7 +209,9 @@ class Lockstep:
             names = f"rank{'s' if len(late.ranks) > 1 else ''} {', '.join(map(str, late.ranks))}"
             text = f"{names} did not come to the end of the example within {patience:g} s"
             if outcome != "failed":
-                return Conclusion("broken", text=f"rank {self.rank} {outcome} an example, and {text}")
+                text = f"rank {self.rank} {outcome} an example, and {text}"
+                hint = "what rejects or skips an example before a collective must do so on all ranks"
+                return Conclusion("broken", self.rank, text=f"{text}: {hint}")
             self.gave_up = began
             return Conclusion("broken", self.rank, failure, text)
         self._data.target_observations.update(found.targets)
@@ -240,7 +243,7 @@ def active(lockstep: Lockstep) -> Iterator[None]:
         _active = None
 
 
-class Execution(core.StateForActualGivenExecution):
+class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
     """One run of a test with ``@given``; a state machine's is one, too."""
 
     def __init__(
@@ -283,7 +286,7 @@ class Execution(core.StateForActualGivenExecution):
 
         return remember
 
-    def run_engine(self) -> None:
+    def run_engine(self) -> Any:
         __tracebackhide__ = True
         if self._lockstep is None:
             return super().run_engine()
@@ -340,7 +343,7 @@ class Execution(core.StateForActualGivenExecution):
                 found = lockstep.end(outcome, error, seconds)
                 self._examples += 1
                 if outcome != found.outcome or outcome == "failed":
-                    self._raise(lockstep, found, error if outcome == "failed" else None, options["is_final"])
+                    self._raise(lockstep, found, error if outcome == "failed" else None, data, options["is_final"])
                 if error is not None:
                     raise error
                 return result, found
@@ -352,7 +355,8 @@ class Execution(core.StateForActualGivenExecution):
         """Whether the slowest rank took longer than the deadline. A state machine's steps have none."""
         if self._deadline is None or getattr(data, "_stateful_repr_parts", None) is not None:
             return False
-        return found.seconds >= self._deadline.total_seconds() * (1.0 if is_final else 1.25)
+        limit: float = self._deadline.total_seconds() * (1.0 if is_final else 1.25)
+        return found.seconds >= limit
 
     def _unless_out_of_step(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function`; where it ends out of step, raise what has ended the lock-step, as it is."""
@@ -371,17 +375,15 @@ class Execution(core.StateForActualGivenExecution):
         code: CodeType | None = getattr(inspect.unwrap(self._test), "__code__", None)
         return (__file__, 1) if code is None else (code.co_filename, code.co_firstlineno)
 
-    def _raise(self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, is_final: bool) -> None:
+    def _raise(
+        self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, data: Any, is_final: bool
+    ) -> None:
         """Raise what an example that has not passed on all ranks raises; `own` is what it raised here."""
         __tracebackhide__ = True
         if found.outcome == "rejected":
             raise errors.UnsatisfiedAssumption(f"rejected on rank {found.rank}")
         if found.outcome == "broken":
-            error = own or (ExamplesDiffer(found.text) if found.failure is None else stand_in(found))
-            if own is not None or found.failure is None:
-                reason = found.text or "the ranks did not draw alike before it failed"
-                add_note(error, f"Failing test case: {self._call()}\n(not shrunk: {reason})")
-            raise lockstep.stop(error)
+            raise lockstep.stop(self._last_error(lockstep, found, own, data))
         assert found.failure is not None
         if own is not None and is_final:  # The report shows it.
             if found.rank != lockstep.rank and failure_of(own).origin == found.failure.origin:
@@ -392,11 +394,20 @@ class Execution(core.StateForActualGivenExecution):
             error.__cause__ = own
         raise_at(error, found.failure.path, found.failure.line)
 
-    def _call(self) -> str:
-        """Return the running example as a call."""
+    def _last_error(self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, data: Any) -> BaseException:
+        """Return what this rank reports of an example after which the ranks cannot go on together."""
+        if own is None and found.failure is not None:
+            return stand_in(found)
+        steps = getattr(data, "_stateful_repr_parts", None)
         args, kwargs = self._arguments
         words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-        return f"{self.test.__name__}({', '.join(words)})"[:_LONGEST_TEXT]
+        example = f"{self._test.__name__}({', '.join(words)})" if steps is None else "\n".join(steps)
+        error = own or ExamplesDiffer(found.text)
+        why = "" if own is None else f": {found.text or 'the ranks did not draw alike before it failed'}"
+        add_note(error, f"Failing test case: {example[:_LONGEST_TEXT]}\n(not shrunk{why})")
+        if own is None and found.rank != lockstep.rank:
+            mark_repeated(error, found.rank, own=True)
+        return error
 
 
 class _SharedDatabase(ExampleDatabase):
@@ -441,8 +452,8 @@ class _Clock:
 @functools.cache
 def install() -> None:
     """Put this module's parts into Hypothesis. They act only while a lock-step is active."""
-    core.StateForActualGivenExecution = Execution  # type: ignore[misc]
-    engine.time = _Clock()  # type: ignore[assignment]
+    _core.StateForActualGivenExecution = Execution
+    _engine.time = _Clock()
     scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/worlds/*.py",)  # type: ignore[assignment]
     _before(st.DataObject, "draw", lambda drawing, *args, **kwargs: drawing.conjecture_data)
     start = "start_span" if hasattr(conjecture.ConjectureData, "start_span") else "start_example"
@@ -487,10 +498,10 @@ def _outcome(error: BaseException | None) -> Outcome | None:
         return "stopped"
     if isinstance(error, errors.UnsatisfiedAssumption):
         return "rejected"
-    if isinstance(error, core.skip_exceptions_to_reraise()):
+    if isinstance(error, _core.skip_exceptions_to_reraise()):
         return "skipped"
     fatal = (errors.FailedHealthCheck, getattr(errors, "BackendCannotProceed", ()))
-    if isinstance(error, core.failure_exceptions_to_catch()) and not isinstance(error, fatal):
+    if isinstance(error, _core.failure_exceptions_to_catch()) and not isinstance(error, fatal):
         return "failed"
     return None
 

@@ -93,6 +93,10 @@ class Suite:
         if importlib.util.find_spec("pytest_asyncio") is not None:
             self.ini("asyncio_default_fixture_loop_scope = function")
 
+    def plugin(self, name: str) -> None:
+        """Have sessions load the plugin `name` too."""
+        self._options += ("-p", name)
+
     def ini(self, text: str) -> None:
         """Add lines to the ini file."""
         self._ini += textwrap.dedent(text).strip("\n") + "\n"

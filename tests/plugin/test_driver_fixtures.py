@@ -1,0 +1,171 @@
+"""Fixtures of marked tests run in ranks, and never in the driver, whatever plugins wrap a test's phases there."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_CONFTEST = """
+import os
+
+import pytest
+
+
+def note(name):
+    with open("fixtures.log", "a") as file:
+        print(name, "rank" if "RANK" in os.environ else "driver", file=file)
+
+
+@pytest.fixture
+def of_function():
+    note("function")
+
+
+@pytest.fixture(scope="class")
+def of_class():
+    note("class")
+
+
+@pytest.fixture(scope="module")
+def of_module():
+    note("module")
+
+
+@pytest.fixture(scope="session")
+def of_session():
+    note("session")
+
+
+@pytest.fixture(autouse=True)
+def always(request):
+    note("always")
+
+
+def ask(item, phase):
+    # What a plugin or a conftest may ask of an item; the rank has an item too.
+    if "RANK" in os.environ:
+        return
+    assert not item.funcargs
+    with pytest.raises(LookupError, match="of_module.* is set up in the test's ranks"):
+        item._request.getfixturevalue("of_module")
+    with open("items.log", "a") as file:
+        known = sorted(set(item.fixturenames) & {"of_function", "of_class", "of_module", "of_session", "always"})
+        mark = item.get_closest_marker("distributed").args
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        doc = (item.function.__doc__ or "").strip()
+        print(phase, item.originalname, item.location[1:], mark, params, doc, *known, sep="|", file=file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    ask(item, "setup")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    ask(item, "call")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    ask(item, "teardown")
+    return (yield)
+"""
+_TESTS = """
+import pytest
+
+pytestmark = [
+    pytest.mark.distributed(2, device="cpu"),
+    pytest.mark.usefixtures("of_function", "of_class", "of_module", "of_session"),
+]
+
+
+@pytest.mark.parametrize("number", [1])
+def test_plain(number, of_function, rank):
+    "Says what it does."
+
+
+class TestClass:
+    def test_method(self, of_module):
+        pass
+"""
+_HYPOTHESIS = """
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@settings(max_examples=2, deadline=None, database=None)
+@given(x=st.integers())
+def test_given(x, rank, of_class, of_module, of_session):
+    pass
+"""
+_ASYNC = """
+
+@pytest.mark.%s
+async def test_%s(of_module):
+    pass
+
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
+    suite.all_plugins()
+    suite.write("conftest.py", _CONFTEST)
+    text, count = _TESTS, 2
+    if importlib.util.find_spec("hypothesis") is not None:
+        text, count = text + _HYPOTHESIS, count + 1
+    for plugin, mark in (("pytest_asyncio", "asyncio"), ("anyio", "anyio"), ("pytest_trio", "trio")):
+        if importlib.util.find_spec(plugin) is not None:
+            text, count = text + _ASYNC % (mark, mark), count + 1
+    suite.write("test_fixtures.py", text)
+    assert suite.run().count() == {"PASSED": count}
+    ran = suite.read("fixtures.log")
+    assert {line.split()[0] for line in ran} == {"function", "class", "module", "session", "always"}
+    assert {line.split()[1] for line in ran} == {"rank"}
+    told = suite.read("items.log")
+    assert len(told) == 3 * count
+    fixtures = "always|of_class|of_function|of_module|of_session"
+    for phase in ("setup", "call", "teardown"):
+        assert f"{phase}|test_plain|(9, 'test_plain[1]')|(2,)|{{'number': 1}}|Says what it does.|{fixtures}" in told, (
+            told
+        )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
+def test_nor_in_a_rerun(suite: Suite) -> None:
+    suite.all_plugins()
+    suite.write("conftest.py", _CONFTEST)
+    suite.write(
+        "test_fixtures.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_again(of_module, of_function):
+            assert False
+        """,
+    )
+    assert suite.run("--reruns=1").word("test_again") == "RERUN FAILED"
+    assert {line.split()[1] for line in suite.read("fixtures.log")} == {"rank"}
+    assert len(suite.read("items.log")) == 6
+
+
+def test_what_the_fixtures_of_a_test_are_is_still_told(suite: Suite) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_fixtures.py", _TESTS)
+    run = suite.run("--fixtures-per-test", quiet=True)
+    assert "fixtures used by test_plain[1]" in run.text
+    assert "of_session" in run.text
+    assert suite.read("fixtures.log") == []

@@ -1,0 +1,490 @@
+"""Tests of Hypothesis on several ranks: the same examples, one outcome, one minimal failing example."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Run, Suite
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
+
+_BEGINNING = """
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, assume, example, given, seed, settings, target
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+pytestmark = pytest.mark.distributed(2, device="cpu")
+settings.register_profile("suite", deadline=None, database=None)
+settings.load_profile("suite")
+
+
+def meet():
+    dist.all_reduce(torch.ones(1))
+
+
+def note(name, value):
+    with open(f"{name}.{os.environ['RANK']}", "a") as file:
+        print(value, file=file)
+"""
+
+
+def _write(suite: Suite, text: str) -> None:
+    suite.plugin("_hypothesis_pytestplugin")
+    (suite.path / "test_examples.py").write_text(_BEGINNING + text)
+
+
+def _told(run: Run, test: str) -> str:
+    """What the report says of `test`, where there is one failing example in it."""
+    text = run.failure(test)
+    assert len(re.findall("Failing (?:test case|explicit example)|Falsifying", text)) == 1, text
+    return text
+
+
+def test_a_failure_is_shrunk_on_all_ranks_at_once(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+@given(x=st.integers())
+def test_on_one_rank(x, rank):
+    meet()
+    assert rank == 0 or x < 100
+
+
+@given(xs=st.lists(st.integers(0, 9)))
+def test_on_all_ranks(xs):
+    total = torch.tensor([float(len(xs))])
+    dist.all_reduce(total)
+    assert total.item() < 6
+
+
+@given(x=st.integers())
+def test_on_one_rank_or_all(x, rank):
+    # Both fail at first, and only one in the smallest example.
+    meet()
+    assert x < 1000 * (2 - rank)
+
+
+@given(data=st.data())
+def test_before_it_draws_more(data, rank):
+    first = data.draw(st.integers(0, 1000))
+    assert rank == 0 or first < 50
+    data.draw(st.binary())
+    meet()
+
+
+@example(x=77)
+@given(x=st.integers(0, 9))
+def test_explicit(x, rank):
+    meet()
+    assert rank == 0 or x < 77
+
+
+@example(x=77).xfail(raises=AssertionError)
+@given(x=st.integers(0, 9))
+def test_explicit_that_is_expected(x, rank):
+    meet()
+    assert rank == 0 or x < 77
+
+
+@given(x=st.integers().map(lambda x: x // (x < 11 or dist.get_rank() == 0)))
+def test_in_a_strategy(x):
+    meet()
+
+
+class TestClass:
+    @pytest.mark.parametrize("limit", [100, 200])
+    @given(x=st.integers())
+    def test_method(self, x, rank, limit):
+        meet()
+        assert rank == 0 or x < limit
+
+
+def test_in_the_body(rank):
+    for limit in (10, 5):
+
+        @given(x=st.integers(0, 9))
+        def check(x):
+            meet()
+            assert rank == 0 or x < limit
+
+        check()
+
+
+@given(x=st.integers())
+def test_passes_afterwards(x, rank):
+    target(float(x % 100) * (rank + 1))
+    meet()
+    assume(x % 7 or rank)
+    note("passes", x)
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {
+        "test_on_one_rank": "FAILED",
+        "test_on_all_ranks": "FAILED",
+        "test_on_one_rank_or_all": "FAILED",
+        "test_before_it_draws_more": "FAILED",
+        "test_explicit": "FAILED",
+        "test_explicit_that_is_expected": "PASSED",
+        "test_in_a_strategy": "FAILED",
+        "test_method[100]": "FAILED",
+        "test_method[200]": "FAILED",
+        "test_in_the_body": "FAILED",
+        "test_passes_afterwards": "PASSED",
+    }
+    text = _told(run, "test_on_one_rank")
+    assert re.search(r"x=100,", text)
+    assert "E       assert (1 == 0 or 100 < 100)" in text
+    assert re.search(r"rank 1: failed at test_examples.py:\d+: assert \(1 == 0 or 100 < 100\)", text)
+    assert re.search(r"rank 0: failed in consequence: an example failed on rank 1 at test_examples.py:\d+", text)
+    assert "- rank 1: assert (1 == 0 or 100 < 100)" in run.text
+    text = _told(run, "test_on_all_ranks")
+    assert "xs=[0, 0, 0]" in text
+    assert "ranks 0-1: failed at test_examples.py" in text
+    assert "x=1000," in _told(run, "test_on_one_rank_or_all")
+    assert "Draw 1: 50" in _told(run, "test_before_it_draws_more")
+    assert "x=77," in _told(run, "test_explicit")
+    assert "x = 11" in run.failure("test_in_a_strategy")
+    assert "x=100," in _told(run, "TestClass.test_method[100]")
+    assert "x=200," in _told(run, "TestClass.test_method[200]")
+    assert "x=5," in _told(run, "test_in_the_body")
+    assert len(suite.read("passes.0")) >= 100
+    assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
+
+
+def test_the_steps_of_a_state_machine(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.sum = 0
+
+    @rule(x=st.integers(0, 3))
+    def add(self, x):
+        meet()
+        self.sum += x
+
+    @invariant()
+    def is_small(self):
+        assert dist.get_rank() == 0 or self.sum <= 3
+
+
+class TestMachine(Machine.TestCase):
+    settings = settings(max_examples=20, stateful_step_count=5, deadline=None)
+
+
+def test_machine_in_the_body():
+    run_state_machine_as_test(Machine, settings=settings(max_examples=20, stateful_step_count=5, deadline=None))
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {"runTest": "FAILED", "test_machine_in_the_body": "FAILED"}
+    for name in ("TestMachine.runTest", "test_machine_in_the_body"):
+        text = _told(run, name)
+        assert "assert (1 == 0 or 4 <= 3)" in text
+        assert len(re.findall(r"state\.add\(x=", text)) == 2
+
+
+def test_ranks_that_part(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+@pytest.fixture
+def meets_at_the_end():
+    yield
+    meet()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(x=st.integers())
+def test_fails_before_a_collective(x, rank, meets_at_the_end):
+    assert rank == 0 or x < 100
+    meet()
+
+
+class Machine(RuleBasedStateMachine):
+    @rule(x=st.integers(0, 100))
+    def meet_or_fail(self, x):
+        assert dist.get_rank() == 0 or x < 50
+        meet()
+
+
+class TestMachine(Machine.TestCase):
+    pass
+
+
+@given(data=st.data())
+def test_draws_what_the_rank_says(data, rank):
+    data.draw(st.integers(5, 9) if rank == 0 else st.binary(min_size=2))
+
+
+@given(data=st.data())
+def test_draws_as_often_as_the_rank_says(data, rank):
+    for _ in range(rank + 1):
+        data.draw(st.integers(5, 9))
+
+
+@given(x=st.integers(0, 9))
+def test_skips_on_one_rank(x, rank):
+    if rank == 1 and x == 3:
+        pytest.skip("not here")
+
+
+@given(x=st.integers(0, 9))
+def test_skips_on_all_ranks(x):
+    if x == 3:
+        pytest.skip("nowhere")
+
+
+@given(x=st.integers(0, 9))
+def test_assumes_what_never_is(x):
+    assume(False)
+
+
+@given(x=st.integers(0, 9))
+def test_returns_something_on_one_rank(x, rank):
+    return rank or None
+
+
+def test_afterwards():
+    meet()
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {
+        "test_fails_before_a_collective": "FAILED",
+        "runTest": "FAILED",
+        "test_draws_what_the_rank_says": "FAILED",
+        "test_draws_as_often_as_the_rank_says": "FAILED",
+        "test_skips_on_one_rank": "FAILED",
+        "test_skips_on_all_ranks": "SKIPPED",
+        "test_assumes_what_never_is": "FAILED",
+        "test_returns_something_on_one_rank": "FAILED",
+        "test_afterwards": "PASSED",
+    }
+    text = _told(run, "test_fails_before_a_collective")
+    assert re.search(r"E +assert \(1 == 0 or \d+ < 100\)", text)
+    assert re.search(r"Failing test case: test_fails_before_a_collective\(.*x=\d+.*\)", text)
+    assert "(not shrunk: rank 0 did not come to the end of the example within 3 s)" in text
+    assert re.search(r"rank 0: did not come to an end; ended at test_examples.py:\d+ in meet", text)
+    assert "[rank 0] stacks" in text
+    text = _told(run, "TestMachine.runTest")
+    assert re.search(r"state\.meet_or_fail\(x=\d+\)", text)
+    assert "(not shrunk: rank 0 did not come to" in text
+    text = run.failure("test_draws_what_the_rank_says")
+    assert "ExamplesDiffer: the ranks drew different examples (rank 0 drew (5,); rank 1 drew (b'" in text
+    assert "what a test draws must not depend on the rank" in text
+    assert "ranks 0-1: failed at test_examples.py" in text
+    text = run.failure("test_draws_as_often_as_the_rank_says")
+    assert "(rank 0 drew (5,); rank 1 drew (5,) and draws more)" in text
+    text = _told(run, "test_skips_on_one_rank")
+    assert "the ranks disagree about an example: rank 1 skipped, rank 0 ran" in text
+    assert "Failing test case: test_skips_on_one_rank(rank=0, x=3)" in text
+    assert "hypothesis.errors.Unsatisfiable" in run.failure("test_assumes_what_never_is")
+    text = run.failure("test_returns_something_on_one_rank")
+    assert re.search("rank 1: failed at .*FailedHealthCheck: Tests run under @given should return None", text)
+    assert "rank 0: failed in consequence: an example failed on rank 1" in text
+
+
+@pytest.mark.long
+def test_an_example_is_rejected_on_one_rank_before_a_collective(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+@given(x=st.integers(0, 9))
+def test_rejects(x, rank):
+    assume(rank == 0 or x != 3)
+    meet()
+""",
+    )
+    text = suite.run().failure("test_rejects")
+    assert "rank 1 rejected an example, and rank 0 did not come to the end of the example within 10 s" in text
+    assert "Failing test case: test_rejects(rank=1, x=3)" in text
+    assert re.search(r"rank 0: did not come to an end; ended at test_examples.py:\d+ in meet", text)
+
+
+def test_deadlines_are_judged_by_the_slowest_rank(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+import time
+
+
+@settings(deadline=1000)
+@given(slow=st.booleans())
+def test_slow_on_one_rank(slow, rank):
+    meet()
+    if rank == 1 and slow:
+        time.sleep(1.5)
+
+
+connected = []
+
+
+@settings(deadline=1000, max_examples=5)
+@given(x=st.integers())
+def test_slow_at_first(x, rank):
+    if rank == 1 and not connected:
+        connected.append(x)
+        time.sleep(1.5)
+""",
+    )
+    run = suite.run()
+    assert run.outcomes() == {"test_slow_on_one_rank": "FAILED", "test_slow_at_first": "PASSED"}
+    text = _told(run, "test_slow_on_one_rank")
+    assert "DeadlineExceeded: Test took" in text
+    assert "slow=True," in text
+    assert "rank 1 was the slowest" in text
+    assert "ranks 0-1: failed" in text
+
+
+_DRAWN = """
+settings.register_profile("kept", deadline=None)
+settings.load_profile("kept")
+
+
+@given(x=st.integers())
+def test_drawn(x):
+    note("drawn", x)
+
+
+@seed(3)
+@settings(database=None)
+@given(x=st.integers())
+def test_seed(x):
+    note("seed", x)
+
+
+@settings(derandomize=True)
+@given(x=st.integers())
+def test_derandomized(x):
+    note("derandomized", x)
+
+
+@given(x=st.integers(), y=st.integers())
+def test_found(x, y, rank):
+    note("found", f"x={x},")
+    meet()
+    assert rank == 0 or x < 1000
+"""
+
+
+def test_seeds_and_the_database(suite: Suite) -> None:
+    """One database for all ranks; and what fixes the examples fixes them as in one process."""
+    _write(suite, _DRAWN)
+    names = ("drawn", "seed", "derandomized", "found")
+    sessions: list[dict[str, list[str]]] = []
+    for options in ((), (), ("--hypothesis-seed=5",), ("--hypothesis-seed=5",)):
+        run = suite.run(*options)
+        assert run.word("test_found") == "FAILED"
+        assert "x=1000," in _told(run, "test_found")
+        for name in names:
+            assert suite.read(f"{name}.0") == suite.read(f"{name}.1"), name
+        sessions.append({name: suite.read(f"{name}.0") for name in names})
+        for name in names:
+            for rank in (0, 1):
+                (suite.path / f"{name}.{rank}").unlink()
+    first, second, third, fourth = sessions
+    assert first["drawn"] != second["drawn"]
+    assert first["seed"] == second["seed"]
+    assert first["derandomized"] == second["derandomized"]
+    assert first["found"][0] != second["found"][0] == "x=1000,"
+    assert third["drawn"] == fourth["drawn"]
+    assert third["found"] == fourth["found"]
+    # As in one process.
+    text = (suite.path / "test_examples.py").read_text()
+    text = (
+        text.replace("pytestmark = ", "_ = ").replace("os.environ['RANK']", "'alone'").replace("dist.all_reduce", "id")
+    )
+    (suite.path / "test_examples.py").write_text(text)
+    suite.run("--hypothesis-seed=5", "-k", "drawn or seed or derandomized")
+    for name in ("drawn", "seed", "derandomized"):
+        assert suite.read(f"{name}.alone") == fourth[name], name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
+@pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
+def test_examples_of_async_tests_and_unittest_on_two_workers(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+import unittest
+
+
+@pytest.mark.asyncio
+@given(x=st.integers())
+async def test_asyncio(x, rank):
+    meet()
+    assert rank == 0 or x < 100
+
+
+@pytest.mark.asyncio
+@given(x=st.integers())
+async def test_asyncio_passes(x, rank):
+    meet()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.mark.anyio
+@given(x=st.integers())
+async def test_anyio(x, rank, anyio_backend):
+    meet()
+    assert rank == 0 or x < 100
+
+
+class TestCase(unittest.TestCase):
+    @given(x=st.integers())
+    def test_unittest(self, x):
+        meet()
+        assert dist.get_rank() == 0 or x < 100
+""",
+    )
+    suite.all_plugins()
+    run = suite.run("-n2")
+    assert run.outcomes() == {
+        "test_asyncio": "FAILED",
+        "test_asyncio_passes": "PASSED",
+        "test_anyio": "FAILED",
+        "test_unittest": "FAILED",
+    }
+    for name in ("test_asyncio", "test_anyio", "TestCase.test_unittest"):
+        assert "x=100," in _told(run, name)
+
+
+def test_one_process_with_devices_is_left_alone(suite: Suite) -> None:
+    _write(
+        suite,
+        """
+pytestmark = pytest.mark.devices(1)
+
+
+@given(x=st.integers())
+def test_alone(x):
+    assert x < 100
+
+
+def test_is_as_hypothesis_made_it():
+    from hypothesis import core
+
+    assert core.StateForActualGivenExecution.__module__ == "hypothesis.core"
+""",
+    )
+    run = suite.run()
+    assert "x=100," in _told(run, "test_alone")
+    assert run.word("test_is_as_hypothesis_made_it") == "PASSED"
