@@ -251,7 +251,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
     ) -> None:
         __tracebackhide__ = True
         self._lockstep = current()
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._examples = 0
         self._test = test
         self._deadline = settings.deadline
@@ -348,7 +348,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
                     raise error
                 return result, found
             finally:
-                self._arguments = (), {}
+                self._arguments = None
                 del error
 
     def _is_late(self, found: Conclusion, data: Any, is_final: bool) -> bool:
@@ -398,16 +398,22 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         """Return what this rank reports of an example after which the ranks cannot go on together."""
         if own is None and found.failure is not None:
             return stand_in(found)
-        steps = getattr(data, "_stateful_repr_parts", None)
-        args, kwargs = self._arguments
-        words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
-        example = f"{self._test.__name__}({', '.join(words)})" if steps is None else "\n".join(steps)
         error = own or ExamplesDiffer(found.text)
         why = "" if own is None else f": {found.text or 'the ranks did not draw alike before it failed'}"
-        add_note(error, f"Failing test case: {example[:_LONGEST_TEXT]}\n(not shrunk{why})")
+        add_note(error, f"Failing test case: {self._example(data)[:_LONGEST_TEXT]}\n(not shrunk{why})")
         if own is None and found.rank != lockstep.rank:
             mark_repeated(error, found.rank, own=True)
         return error
+
+    def _example(self, data: Any) -> str:
+        """Return the running example, for people."""
+        if self._arguments is None:  # It has failed before the test was called.
+            return f"{self._test.__name__}, which drew {_drawn(data)[1]}"
+        if getattr(data, "_stateful_repr_parts", None) is not None:
+            return f"<state machine>, which drew {_drawn(data)[1]}"
+        args, kwargs = self._arguments
+        words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        return f"{self._test.__name__}({', '.join(words)})"
 
 
 class _SharedDatabase(ExampleDatabase):

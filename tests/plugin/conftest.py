@@ -67,7 +67,7 @@ class Run:
     def failure(self, test: str) -> str:
         """The part of the text under the headline of `test`."""
         found = re.search(
-            rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:_+ .* _+|=+ .* =+)$)",
+            rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+$\n(.*?)(?=^(?:__+ \S.* __+|=+ .* =+)$)",
             self.text,
             re.MULTILINE | re.DOTALL,
         )

@@ -108,6 +108,18 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
                 pass
 
 
+        @pytest.fixture
+        def waits_at_the_end(rank):
+            yield
+            if rank == 0:
+                dist.barrier()
+
+
+        @pytest.mark.distributed(2)
+        def test_fails_before_another_waits_in_its_teardown(waits_at_the_end, rank):
+            assert rank == 0, "the cause"
+
+
         @pytest.mark.distributed(2)
         def test_last(world_size):
             tensor = torch.ones(1)
@@ -129,6 +141,7 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
             "test_fails_while_another_waits": "FAILED",
             "test_one_fails_before_a_barrier_of_four": "FAILED",
             "test_raises_while_another_computes": "FAILED",
+            "test_fails_before_another_waits_in_its_teardown": "FAILED",
             "test_last": "PASSED",
         }
     )
@@ -159,6 +172,7 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
             "ValueError: the cause",
             "rank 0: was terminated 3 s after rank 1 failed",
         ],
+        "test_fails_before_another_waits_in_its_teardown": ["AssertionError: the cause", "rank 0 is in barrier #"],
     }
     for test, texts in said.items():
         for text in texts:
