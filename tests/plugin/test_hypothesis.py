@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, assume, example, given, seed, settings, target
 from hypothesis import strategies as st
+from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 pytestmark = pytest.mark.distributed(2, device="cpu")
@@ -355,7 +356,8 @@ def test_slow_at_first(x, rank):
 
 
 _DRAWN = """
-settings.register_profile("kept", deadline=None, max_examples=50, phases=quick)
+kept = DirectoryBasedExampleDatabase("examples")
+settings.register_profile("kept", deadline=None, max_examples=50, phases=quick, database=kept)
 settings.load_profile("kept")
 
 
@@ -371,7 +373,7 @@ def test_seed(x):
     note("seed", x)
 
 
-@settings(derandomize=True)
+@settings(derandomize=True, database=None)
 @given(x=st.integers())
 def test_derandomized(x):
     note("derandomized", x)
