@@ -452,7 +452,7 @@ class _Clock:
 
     def monotonic(self) -> float:
         lockstep = current()
-        return time.monotonic() if lockstep is None else lockstep.now
+        return monotonic() if lockstep is None else lockstep.now
 
 
 @functools.cache

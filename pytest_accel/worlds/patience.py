@@ -70,7 +70,9 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
         gone = [
             (rank.reports["teardown"].at, f"rank {rank.rank} failed")
             for rank in ranks
-            if rank.finished is not None and rank.has_failed
+            if rank.finished is not None
+            and "teardown" in rank.reports
+            and any(report.report["outcome"] == "failed" for report in rank.reports.values())
         ]
         if gone and not at_work():
             failures.append(min(gone))
