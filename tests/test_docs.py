@@ -51,7 +51,7 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_one_collective_too_many*",
-            "the ranks issued different numbers of collectives *: rank 0: 1, rank 1: 0",
+            "the ranks issued different numbers of collectives *: rank 0: *, rank 1: *",
         ]
     )
 
