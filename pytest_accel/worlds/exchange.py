@@ -10,12 +10,10 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_accel.clock import monotonic
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
+from pytest_accel.worlds.signed_store import ForgedValueError, SignedStore
 
 LARGEST = 1 << 20
 """Bytes of one record."""
@@ -38,9 +36,10 @@ class ExchangeError(Exception):
 class Exchange:
     """One rank's end of the exchange. All ranks take the same steps, or leave."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        """`store` holds nothing else; its keys are the test's own."""
+    def __init__(self, store: SignedStore, name: str, rank: int, size: int) -> None:
+        """`name` begins the names of all that the ranks keep in `store` for it."""
         self._store = store
+        self._name = name
         self._rank = rank
         self._size = size
         self.steps = 0
@@ -56,11 +55,13 @@ class Exchange:
             keys = [self._key(rank) for rank in range(self._size)]
             if patience is not None:
                 self._await(keys, patience)
-            found = self._store.multi_get(keys)
+            found = [self._store.get(key) for key in keys]
             # All have come to this step, so all have read the one before.
-            self._store.delete_key(f"{self.steps - 1}/{self._rank}")
+            self._store.delete(self._key(self._rank, self.steps - 1))
         except RuntimeError as error:  # torch's own: the store's process is gone.
             raise ExchangeError(f"lost the store of the test's ranks: {error}") from error
+        except ForgedValueError as error:
+            raise ExchangeError(str(error)) from None
         return [_read(rank, data) for rank, data in enumerate(found)]
 
     def leave(self, record: Mapping[str, Any]) -> None:
@@ -73,7 +74,7 @@ class Exchange:
         if len(data) > LARGEST:
             raise ExchangeError(f"a record of {len(data)} bytes is too large: {LARGEST} are allowed")
         self.steps += 1
-        self._store.set(self._key(self._rank), data)  # type: ignore[arg-type]
+        self._store.set(self._key(self._rank), data)
 
     def _await(self, keys: list[str], patience: float) -> None:
         """Wait for `keys` by asking for them: a wait of torch's that times out complains on the standard error."""
@@ -84,8 +85,8 @@ class Exchange:
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
 
-    def _key(self, rank: int) -> str:
-        return f"{self.steps}/{rank}"
+    def _key(self, rank: int, step: int | None = None) -> str:
+        return f"{self._name}/{self.steps if step is None else step}/{rank}"
 
 
 def _read(rank: int, data: bytes) -> dict[str, Any]:

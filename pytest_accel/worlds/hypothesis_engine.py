@@ -32,7 +32,6 @@ from hypothesis.internal.conjecture import data as conjecture
 from hypothesis.internal.conjecture import engine
 
 from pytest_accel.clock import monotonic
-from pytest_accel.worlds import group
 from pytest_accel.worlds.exchange import LARGEST, Exchange, ExchangeError, LateRanks
 from pytest_accel.worlds.lockstep import (
     Conclusion,
@@ -106,7 +105,9 @@ class Lockstep:
         """The constants from the suite's modules that all ranks draw; None: no test has begun."""
         self.gave_up: float | None = None
         """When an example had failed on this rank that other ranks did not come to the end of."""
-        self._exchange = Exchange(group.test_store(context, "examples"), context.rank, context.spec.ranks)
+        assert context.signed_store is not None
+        name = f"examples/{context.tests}"
+        self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)
         self._data: Any = None
         self._settled: Conclusion | None = None
         """How the running example has ended on another rank, while this one's body still runs."""

@@ -53,6 +53,10 @@ class SignedStore:
         """Wait until all `names` are set, by whomever; RuntimeError (torch's) after `timeout`."""
         self._store.wait(list(names), timeout)
 
+    def check(self, names: Sequence[str]) -> bool:
+        """Return whether all `names` are set, by whomever."""
+        return bool(self._store.check(list(names)))
+
     def delete(self, name: str) -> None:
         """Remove `name`; no-op where it is not set."""
         self._store.delete_key(name)
