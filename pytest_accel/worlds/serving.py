@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Generator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from os import _exit, getpid
 from pickle import dumps
@@ -82,8 +82,8 @@ _CHANGES_THE_RUN = (
 _JUDGES_IN_THE_DRIVER = ("rerunfailures", "timeout", "lfplugin", "nfplugin", "stepwiseplugin")
 """Plugins that decide about a test as a whole, and would decide once more in every rank."""
 
-
-_ALONE = contextlib.nullcontext()
+_ALONE = nullcontext()
+"""Stands in for the lock-step of a rank that has no peers, or of a suite without Hypothesis."""
 
 
 class RankPlugin:

@@ -283,7 +283,7 @@ def test_afterwards():
     assert re.search(r"E +assert \(1 == 0 or \d+ < 100\)", text)
     assert re.search(r"Failing test case: test_fails_before_a_collective\(.*x=\d+.*\)", text)
     assert "(not shrunk: rank 0 did not come to the end of the example within 3 s)" in text
-    assert re.search(r"rank 0: did not come to an end; ended at test_examples.py:\d+ in meet", text)
+    assert re.search(r"rank 0: was terminated 3 s after rank 1 failed; was at test_examples.py:\d+ in meet", text)
     assert "[rank 0] stacks" in text
     text = _told(run, "TestMachine.runTest")
     assert re.search(r"Failing test case: <state machine>, which drew \(.*\d+,?\)", text)
@@ -317,7 +317,7 @@ def test_rejects(x, rank):
     text = suite.run().failure("test_rejects")
     assert "rank 1 rejected an example, and rank 0 did not come to the end of the example within 10 s" in text
     assert "Failing test case: test_rejects(rank=1, x=3)" in text
-    assert re.search(r"rank 0: did not come to an end; ended at test_examples.py:\d+ in meet", text)
+    assert re.search(r"rank 0: was terminated 3 s after rank 1 failed; was at test_examples.py:\d+ in meet", text)
 
 
 def test_deadlines_are_judged_by_the_slowest_rank(suite: Suite) -> None:
