@@ -184,7 +184,7 @@ def stacks(outcomes: Sequence[RankOutcome], findings: Findings) -> list[tuple[st
     ]
 
 
-def interrupted(world: Interrupted, here: str) -> list[str]:
+def interrupted_lines(world: Interrupted, here: str) -> list[str]:
     """Return the lines about a test that ran when the session was interrupted."""
     said: dict[str, list[int]] = {}
     for rank in sorted({**world.ends, **world.stacks}):

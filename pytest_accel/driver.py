@@ -183,11 +183,10 @@ class Driver:
         here, test = str(self.config.invocation_params.dir), self._running.item.nodeid
         self._port.show(accounts.progress(test, when, seconds, timeout, places, collectives, here))
 
-    def interrupted(self, marked: MarkedItem) -> None:
+    def look_at_interrupted(self, marked: MarkedItem) -> None:
         """Have it noted where the ranks of `marked` are, since the session is interrupted while it runs."""
         if self._world is not None:
-            self._world.harm = self._world.harm or "the session was interrupted"
-            self._port.interrupted(self._world.number, marked.item.nodeid)
+            self._port.look_at_interrupted(self._world.number, marked.item.nodeid)
 
     def end_world(self, reason: str) -> None:
         """Have the world killed."""

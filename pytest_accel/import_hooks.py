@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_accel import preload
+from pytest_accel.loaders import INTERPRETERS, loads_plainly
 
-_INTERPRETERS = {"_frozen_importlib", "_frozen_importlib_external", "zipimport"}
-"""Modules of the interpreter's own finders and loaders."""
 _HARMLESS = re.compile(r"_pytest\.|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$")
 """Modules of finders that change nothing that is imported ahead: those of setuptools, virtualenv, packages installed in
 place (setuptools, hatchling, scikit-build-core, meson-python), and pytest, but for what `loaded_otherwise` finds."""
@@ -49,7 +48,7 @@ def _before(end: object, entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_harmless(module: str) -> bool:
-    return module in _INTERPRETERS or _HARMLESS.match(module) is not None
+    return module in INTERPRETERS or _HARMLESS.match(module) is not None
 
 
 def mentioned_in(path: Path) -> bool:
@@ -74,10 +73,3 @@ def loaded_otherwise(rootpath: Path) -> set[str]:
         if not isinstance(origin, str) or preload.is_outside(origin, rootpath):
             found.add(name)
     return found
-
-
-def loads_plainly(spec: Any) -> bool:
-    """Return whether the module of `spec` is loaded by one of the interpreter's own loaders."""
-    loader = getattr(spec, "loader", None)
-    kind = loader if isinstance(loader, type) else type(loader)
-    return kind.__module__ in _INTERPRETERS

@@ -146,6 +146,7 @@ class MarkedItem:
     def _run_again(self, when: When) -> Verdict:
         """The test from its beginning to phase `when`, in a world of its own."""
         __tracebackhide__ = True
+        self._reported_ends.clear()
         self._enter()
         for phase in PHASES:
             judged, _ = self._run(phase)
@@ -173,7 +174,7 @@ class MarkedItem:
         except BaseException as error:
             # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
             if isinstance(error, KeyboardInterrupt):
-                self._driver.interrupted(self)
+                self._driver.look_at_interrupted(self)
             else:
                 for rank, stack in world.stacks().items():
                     self.item.add_report_section(when, f"stacks [rank {rank}]", stack)

@@ -135,7 +135,7 @@ class ReportHooks:
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in accounts.interrupted(interrupted, str(config.invocation_params.dir)):
+            for line in accounts.interrupted_lines(interrupted, str(config.invocation_params.dir)):
                 terminalreporter.write_line(line)
         if self._session.complaints:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)

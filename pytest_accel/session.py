@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -253,11 +254,12 @@ class AccelSession:
         """Write a line for the person at the terminal, in the controller; any thread may call it."""
         from pytest_accel.report import write_line
 
-        write_line(self.config, line)
+        with contextlib.suppress(OSError, ValueError):  # A terminal that is gone must not end the session's worlds.
+            write_line(self.config, line)
 
     def withdraw_waiting(self) -> list[str]:
         """Return a line for each test that waits for devices or slots, which it does no more after that."""
-        if self._pool is None:
+        if self._pool is None or self.is_copy:
             return []
         from pytest_accel.worlds.port import waiting_line
 
@@ -265,7 +267,7 @@ class AccelSession:
 
     def look_at_interrupted(self) -> None:
         """Note where the ranks of all running tests are, in the controller."""
-        if self._pool is not None:
+        if self._pool is not None and not self.is_copy:
             self._pool.look_at_interrupted()
 
     @property

@@ -106,6 +106,18 @@ print(len(call.recv(1 << 16)), flush=True)
 """
 
 
+def test_a_default_timeout_of_the_tests_is_none_of_the_connections(tmp_path: Path) -> None:
+    before = socket.getdefaulttimeout()
+    with unix_sockets.listen(str(tmp_path / "a.sock"), 1) as listener:
+        socket.setdefaulttimeout(30)
+        try:
+            with unix_sockets.connect(str(tmp_path / "a.sock")) as call, unix_sockets.accept(listener) as other:
+                assert os.get_blocking(call.fileno())
+                assert os.get_blocking(other.fileno())
+        finally:
+            socket.setdefaulttimeout(before)
+
+
 def test_a_socket_of_another_user_is_told_nothing(common: Path) -> None:
     path = str(common / "rank.sock")
     with stranger(_LISTEN, path) as other:

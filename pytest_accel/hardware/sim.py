@@ -86,8 +86,7 @@ def make(argument: str | None) -> Sim:
     if what.endswith(".toml"):
         return Sim(file=Path(what), shared=shared)
     raise ValueError(
-        f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml, "
-        f"each also with {_SHARED} behind it"
+        f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
     )
 
 

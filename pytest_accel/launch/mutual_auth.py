@@ -41,15 +41,18 @@ class Peer:
     """The other end, which has proved itself."""
 
     rank: int
-    """The caller's."""
+    """The caller's rank."""
     key: bytes
-    """The connection's."""
+    """The key of the connection."""
 
 
 def admit_caller(
     secret: bytes, job: Sequence[str], ranks: range, on_wrong_secret: Callable[[int], None]
 ) -> Handshake[Peer]:
-    """Be the listener. `on_wrong_secret` gets the rank that a caller claims to have who has another secret."""
+    """Authenticate a caller, as the listener.
+
+    `on_wrong_secret` gets the rank that a caller with another secret claims to have.
+    """
     magic, theirs = _CALL.unpack((yield _CALL.size))
     if magic != _MAGIC:
         raise Refused("speaks another protocol")
@@ -67,7 +70,7 @@ def admit_caller(
 
 
 def prove_caller(secret: bytes, job: Sequence[str], rank: int) -> Handshake[Peer]:
-    """Be the caller of this rank; :class:`WrongSecret` where the listener cannot prove itself."""
+    """Authenticate to the listener as the caller of `rank`; raise :class:`WrongSecret` if the listener cannot do so."""
     ours = secrets.token_bytes(_RANDOM)
     yield _CALL.pack(_MAGIC, ours)
     magic, theirs, proof = _ANSWER.unpack((yield _ANSWER.size))

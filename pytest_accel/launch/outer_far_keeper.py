@@ -57,7 +57,7 @@ class _FarKeeper:
 
     def obey(self) -> int:
         why = self._bridge.run()
-        if self._bridge.forged:  # Of any other end the driver tells.
+        if self._bridge.broken:  # The driver reports any other end.
             print(f"accel: the connection to rank 0 has ended: {why}", file=sys.stderr, flush=True)
         return self._status
 

@@ -64,11 +64,12 @@ class Rendezvous:
     address: str
     port: int
     secret: bytes
-    """The user's; empty where there is none, and the one in the agents' store is enough."""
+    """The user's secret; empty if there is none and the random value in the agents' store suffices."""
     key: str | None
-    """That of rank 0's addresses in the agents' store, which is at the port then; None: rank 0 listens there itself."""
+    """Key under which rank 0 leaves its addresses in the agents' store, which listens at `port`. None: rank 0 itself
+    listens there."""
     job: tuple[str, ...]
-    """What tells the processes from those of another job with the same secret."""
+    """Distinguishes this job from others with the same secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def identity() -> str:
 
 
 def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIENCE) -> tuple[list[Far], list[int]]:
-    """As rank 0: those on other machines, by rank, and the ranks of those on this one, who call once more.
+    """As rank 0: return the processes on other machines by rank, and the ranks on this machine, which connect again.
 
     :class:`MeetingError` names those who did not come in time.
     """
@@ -163,7 +164,7 @@ def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIE
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
                     raise MeetingError("; ".join([str(missing(outer, absent, patience)), *notes]))
                 call, (hello, peer) = met
-                if hello.rank in far:  # It has called once more, since it did not hear the last word in time.
+                if hello.rank in far:  # It has connected again, since the end of the greeting came too late.
                     far.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
                     near.add(hello.rank)
@@ -186,6 +187,7 @@ def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIEN
         told = json.loads(_ask_store(where, "", patience))
         addresses, port, secret = told["addresses"], told["port"], _mixed(bytes.fromhex(told["secret"]), where.secret)
     wrong_since: float | None = None
+    refused = ""
     while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_PATIENCE):
         for address in addresses:
             try:
@@ -199,6 +201,8 @@ def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIEN
                 link.close()
                 if isinstance(error, WrongSecret) and wrong_since is None:
                     wrong_since = monotonic()
+                elif isinstance(error, Refused):
+                    refused = f"; the process that listens there {error}"
                 continue
             if far:
                 return Link(link, key), clock
@@ -212,7 +216,7 @@ def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIEN
         )
     raise MeetingError(
         f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} on {hello.host} did not reach "
-        f"rank 0 at {' or '.join(addresses)}, port {port}, within {patience:g} s"
+        f"rank 0 at {' or '.join(addresses)}, port {port}, within {patience:g} s{refused}"
     )
 
 

@@ -436,18 +436,17 @@ class Broker:
         with self._lock:
             waiting = list(self._waiting.values())
             self._waiting.clear()
+            self._thread = None  # Before the callbacks, which may submit a request that needs a new thread.
         try:
             if not waiting:
                 self._report(error)
             self._deliver([partial(one.on_failure or _fail, failure) for one in waiting])
         except Exception as another:
             self._report(another)
-        finally:
-            with self._lock:
-                self._thread = None
 
     def _report(self, error: Exception) -> None:
-        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+        thread = threading.current_thread()
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
 
     def _renew_locks(self, locks: DeviceLocks) -> list[Callable[[], None]]:
         """Make the lock files anew that something has deleted; returns the calls for leases whose locks are lost."""

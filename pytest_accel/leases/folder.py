@@ -3,7 +3,8 @@
 The lock folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is made below the
 temporary directory: whoever made it would own it, and the owner of a sticky folder may rename and delete the files of
 others. A folder is used only if it belongs to root or to this user, and is sticky where others may write to it. So a
-file in it can be replaced by root, by the owner of the folder and by the owner of the file, and by nobody else.
+file in it can be replaced by root, by the owner of the folder and by the owner of the file. The parents of a folder
+that ``$PYTEST_ACCEL_LOCK_DIR`` names are not checked: whoever may replace the folder can replace all locks.
 
 The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users whatever the
 umask, because the session that creates one is not the only one that needs it. Symbolic links are never followed, and
@@ -25,11 +26,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_accel.folder_trust import is_open_to_others, is_trusted_owner
+
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"
 """The beginning of the name of every file: the temporary directory holds those of other programs too."""
 _CONTENT_LIMIT = 64 * 1024
-_WRITABLE_BY_OTHERS = 0o022
 _FOR_ALL = 0o666
 
 
@@ -73,12 +75,12 @@ def folder_problem(folder: Path) -> str | None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return f"is not a directory{' (a symbolic link is none)' if stat.S_ISLNK(found.st_mode) else ''}"
-    if found.st_uid not in (0, os.getuid()):
+    if not is_trusted_owner(found.st_uid):
         return (
             f"belongs to {user_name(found.st_uid)}, who could replace the locks of other users; allowed is a folder of "
             "root's or of this user's own (as root, `install -d -m 1777 FOLDER` makes one for all users)"
         )
-    if found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+    if is_open_to_others(found.st_mode):
         return (
             f"has mode {stat.S_IMODE(found.st_mode):04o}: other users may write to it and could replace locks, since "
             "it is not sticky (`chmod +t FOLDER` makes it so)"

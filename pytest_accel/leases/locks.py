@@ -221,7 +221,7 @@ class DeviceLocks:
             filelock.unlock_descriptor(descriptor)
 
     def holder(self, device_id: str) -> Holder | None:
-        """Who has the device now; None where nobody has, whatever a dead holder left written.
+        """Return who has the device now, or whose processes are still alive; None if there is nobody.
 
         One that has the lock and has not written yet, or cannot be understood, is shown with pid 0.
         """
@@ -270,6 +270,9 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
         try:
             # Shared: two who look at the same time must not take each other for the holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            last = parse_holder(read(descriptor))
+            # Nobody is granted the device before these have ended.
+            return last if last is not None and any(is_alive(*process) for process in last.processes) else None
         except BlockingIOError:
             return parse_holder(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
         finally:
@@ -278,7 +281,6 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
         return None
     except OSError as error:
         raise unusable(path, error) from error
-    return None
 
 
 def is_alive(pid: int, created: float) -> bool:

@@ -39,7 +39,7 @@ _PROBE = 2
 """Seconds between two questions to a machine that says nothing."""
 _HEAD = struct.Struct("<BII")
 _OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
-"""Kinds of frames. A message is as many parts as it needs, and its end."""
+"""Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
 _CHUNK = 1 << 16
 """Bytes that a frame carries at most, so that a forged length is found at once."""
 _LONGEST_NAME = 200
@@ -80,20 +80,20 @@ class Bridge:
         `open_stream` makes what the other end asks for by name; it raises OSError where there is no such thing. `take`
         gets the messages.
         """
-        self.forged = False
-        """Whether it is down because a frame came that the other end has not sent."""
+        self.broken = False
+        """True if the connection ended because a frame failed authentication, or by an error at this end."""
         self._link = link
         self._sent = FrameAuth(key, first)
         self._received = FrameAuth(key, 1 - first)
         self._parts = bytearray()
-        """Those of a message whose end has not come."""
+        """The parts received so far of an incomplete message."""
         self._open_stream = open_stream
         self._take = take
         self._numbers = count(first, 2)
         self._streams: dict[int, _Stream] = {}
         self._listeners: list[socket.socket] = []
         self._callers: set[socket.socket] = set()
-        """Those that have not said what they want."""
+        """Accepted connections that have not sent the name of their stream yet."""
         self._in = bytearray()
         self._out = bytearray()
         self._deadline: float | None = None
@@ -151,8 +151,8 @@ class Bridge:
     def run(self) -> str | None:
         """Carry until the other end is gone; gives why, or None where it has closed the connection in good order.
 
-        Why may be an error at this end, with its traceback: what runs in this thread must not end it in silence, since
-        others wait for what it carries.
+        The reason may be an error at this end, with its traceback: others wait for this thread, so it must not end
+        without a report.
         """
         try:
             while self._deadline is None or monotonic() < self._deadline:
@@ -165,13 +165,14 @@ class Bridge:
         except EOFError:
             return None
         except ForgedFrame as error:
-            self.forged = True
+            self.broken = True
             return str(error)
         except OSError as error:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
                 return f"nothing was heard of it for {SILENCE:g} s"
             return str(error)
         except Exception:
+            self.broken = True
             return f"an error at this end of the connection to it:\n{traceback.format_exc()}"
         finally:
             self._end()

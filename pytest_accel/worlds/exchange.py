@@ -48,14 +48,15 @@ class Exchange:
     def swap(self, record: Mapping[str, Any], patience: float | None = None) -> list[dict[str, Any]]:
         """Return the records of all ranks in this step, in their order; this rank's is `record`.
 
-        Waits for ever, or :class:`LateRanks` after `patience` seconds. :class:`ExchangeError` if it is broken.
+        Wait without a limit if `patience` is None; else raise :class:`LateRanks` after that many seconds. Raise
+        :class:`ExchangeError` if the exchange is broken.
         """
         try:
-            self._put(record)
+            data = self._put(record)
             keys = [self._key(rank) for rank in range(self._size)]
             if patience is not None:
                 self._await(keys, patience)
-            found = [self._store.get(key) for key in keys]
+            found = [data if rank == self._rank else self._store.get(key) for rank, key in enumerate(keys)]
             # All have come to this step, so all have read the one before.
             self._store.delete(self._key(self._rank, self.steps - 1))
         except RuntimeError as error:  # torch's own: the store's process is gone.
@@ -69,12 +70,13 @@ class Exchange:
         with contextlib.suppress(RuntimeError):  # The store's process is gone: there is nobody to tell.
             self._put(record)
 
-    def _put(self, record: Mapping[str, Any]) -> None:
+    def _put(self, record: Mapping[str, Any]) -> bytes:
         data = json.dumps(record).encode()
         if len(data) > LARGEST:
             raise ExchangeError(f"a record of {len(data)} bytes is too large: {LARGEST} are allowed")
         self.steps += 1
         self._store.set(self._key(self._rank), data)
+        return data
 
     def _await(self, keys: list[str], patience: float) -> None:
         """Wait for `keys` by asking for them: a wait of torch's that times out complains on the standard error."""

@@ -16,6 +16,7 @@ import psutil
 
 from pytest_accel.hardware.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.leases.folder import LockFolderError
 from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.leases.supply import Supply
@@ -111,7 +112,7 @@ class FarSupply:
         self.on_lost: Callable[[int, str], None] = _ignore
         """Gets the number of a lease whose lock was lost, and how."""
         self.on_failure: Callable[[str], None] = _ignore
-        """Gets the traceback of an error in this object's thread, which is no more then."""
+        """Gets the traceback of an error that has ended this object's thread."""
         self.name = name
         self._send = send
         self._lock = threading.Lock()
@@ -241,7 +242,8 @@ class Agent:
             for pid in message.pids:
                 with contextlib.suppress(psutil.Error):  # It has died already, and cannot be using a device.
                     processes.append((pid, psutil.Process(pid).create_time()))
-            self._supply.broker(kind).describe(lease.id, processes=processes)
+            with contextlib.suppress(LockFolderError):  # As where the disk is full: the lock itself is held.
+                self._supply.broker(kind).describe(lease.id, processes=processes)
 
     def close(self) -> None:
         """Give all leases back."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import stat
 import tempfile
-from pathlib import Path
+
+from pytest_accel.folder_trust import ensure_own_folder, ensure_safe
 
 HEADING = "===== test: "
 """What the line begins with that stands before each test's output in a log that is kept."""
@@ -99,7 +98,11 @@ _TEMPORARY = "/tmp"
 
 
 def private_directory() -> str:
-    """A new folder for a session, whose path is short enough for sockets, and that no other user can replace."""
+    """Return a new folder for a session, whose path is short enough for sockets.
+
+    Where every temporary folder is open to others, another user can replace it. The sockets are protected even then
+    (`unix_sockets`).
+    """
     try:
         ensure_safe(tempfile.gettempdir())
     except OSError:
@@ -118,44 +121,6 @@ def user_folder() -> str:
     and not in another. OSError names the path and what to do, where another user could put something in its place.
     """
     ensure_safe(_TEMPORARY)
-    uid = os.geteuid()
-    path = os.path.join(_TEMPORARY, f"pytest-accel-{uid}")
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        facts = os.lstat(path)
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o077:
-            kind = "a folder" if stat.S_ISDIR(facts.st_mode) else "no folder"
-            raise PermissionError(
-                errno.EPERM,
-                f"it is {kind} of user {facts.st_uid} with mode {stat.S_IMODE(facts.st_mode):04o}, and must be a "
-                f"folder of user {uid} with mode 0700; remove it, or have its owner or root remove it",
-                path,
-            ) from None
+    path = os.path.join(_TEMPORARY, f"pytest-accel-{os.geteuid()}")
+    ensure_own_folder(path)
     return path
-
-
-def ensure_safe(folder: str) -> None:
-    """Raise PermissionError, with the path in question, where another user can replace what is in `folder`."""
-    named, real = Path(os.path.abspath(folder)), Path(os.path.realpath(folder))
-    for path in dict.fromkeys((named, *named.parents, real, *real.parents)):
-        facts = os.stat(path)
-        if facts.st_uid not in (0, os.geteuid(), _unknown_user()):
-            raise PermissionError(
-                errno.EPERM, f"it belongs to user {facts.st_uid}, who can replace what is in it", str(path)
-            )
-        if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-            raise PermissionError(
-                errno.EPERM, "other users can replace what is in it: they may write, and it is not sticky", str(path)
-            )
-
-
-def _unknown_user() -> int:
-    """Return the owner that is shown for users who are not mapped in a container: the machine's root is one of them.
-
-    Whoever it is: the user at the other end of each connection is checked, too (`unix_sockets`).
-    """
-    try:
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
-    except (OSError, ValueError):
-        return 0

@@ -83,11 +83,11 @@ class Fleet:
         """What went wrong outside of any test, such as an error in a session fixture's end."""
         self.notes: list[str] = []
         """What a person who asked for ``-v`` wants to know."""
-        self.interrupted: list[Interrupted] = []
-        """The tests that ran when the session was interrupted."""
+        self._interrupted: dict[int, Interrupted] = {}
+        """By world, the tests that ran when the session was interrupted."""
         self.closing = False
         self.broken: str | None = None
-        """Why no world can be had any more; None: they can."""
+        """Why no more worlds can be started; None while they can."""
         self.directory = spec.directory
         self._spec = spec
         self._lock = lock
@@ -177,19 +177,19 @@ class Fleet:
         elif world.state == "starting":
             self.kill(world)
             self._owner.on_not_started(world, why)
-        elif world.state == "idle":
+        elif world.state in ("idle", "retiring"):
             self.kill(world)
 
     def fail(self, why: str) -> None:
-        """Give all worlds up, for good: a thread has ended without which they cannot be had, `why` says how.
+        """End all worlds for good, because a thread that they need has ended; `why` has its traceback.
 
-        Takes the lock itself. Whoever waits for something gets an answer, and later requests are refused.
+        Takes the lock itself. Requests that wait get an error, and later requests are refused.
         """
         with self._lock:
             if self.broken is not None:
                 return
             no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
-            hint = "/proc cannot be read: worlds cannot be had without it" if no_proc else ""
+            hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
             self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log())))
             self.complaints.append(self.broken)
             for end in (self._starter.kill if self._starter else _nothing, *(job.end for job in self._jobs.values())):
@@ -264,19 +264,29 @@ class Fleet:
             job.join()
         if starter is not None:
             starter.stop()
+        if self.broken is not None:  # Nobody has heard of the server's end, nor has it cleaned up.
+            kill_marked(self.directory)
+            shared_memory.remove_all(self.directory)
         with self._lock:
             for world in list(self.worlds.values()):
                 self._forget(world)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def interrupted(self) -> list[Interrupted]:
+        """The tests that ran when the session was interrupted."""
+        return list(self._interrupted.values())
 
     def look_at_interrupted(self, world: PooledWorld, test: str) -> None:
         """Note where the ranks of a world are when the session is interrupted, once.
 
         An empty `test` stands for one that is not known: the world may be between two, and is then left out.
         """
-        if world.looked_at:
+        known = self._interrupted.get(world.spec.world)
+        if known is not None:
+            if test and not known.test:
+                self._interrupted[world.spec.world] = replace(known, test=test)
             return
-        world.looked_at = True
         ends = {rank: describe_exit(status) for rank, status in world.exits.items()}
         alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in ends}
         examiner = Examiner(Scouts(self.directory, world.spec), grouped=world.spec.grouped)
@@ -284,7 +294,7 @@ class Fleet:
         between = not test and not ends and all(stack and not where(stack) for stack in stacks.values())
         if between and not findings.collectives:
             return
-        self.interrupted.append(Interrupted(test, ends, stacks, findings))
+        self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
     def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
         """Say of a rank what no test could say."""

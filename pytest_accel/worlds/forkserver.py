@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
-from pytest_accel.import_hooks import loads_plainly
+from pytest_accel.loaders import loads_plainly
 from pytest_accel.worlds import linux, peers, shared_memory, unix_sockets
 from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import shared_memory_path, socket_path

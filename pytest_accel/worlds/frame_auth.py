@@ -20,7 +20,8 @@ class ForgedFrame(ConnectionError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a frame came that the other end has not sent, or not in this order: somebody else writes on the connection"
+            "a frame failed authentication: another process writes on the connection, or frames were lost, repeated or "
+            "reordered"
         )
 
 

@@ -96,7 +96,11 @@ class Gang:
         have = len(self._leases)
         part = self._parts[have]
         granted = partial(self._granted, part)
-        request = part.source.submit(self._kind, part.need, self._holder, granted, self._failed)
+        try:
+            request = part.source.submit(self._kind, part.need, self._holder, granted, self._failed)
+        except Exception as error:  # Else the leases of the other machines would stay taken.
+            self._failed(error)
+            return
         if len(self._leases) == have:  # Else it has been granted at once.
             self._waiting = part.source, request
 

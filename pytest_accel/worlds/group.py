@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.rank import RankContext
 
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PATIENCE = timedelta(hours=1)
 """For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
 _END_PATIENCE = timedelta(seconds=5)
@@ -150,7 +151,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
     `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, which would wait at an address where nobody serves. Were
     rank 0 to serve there, two worlds could not use the same address at a time, and a rank that makes its next group
     before rank 0 has ended the last one would read the old group's keys. So each group has keys of its own: those of
-    its address, its size and its turn.
+    its port, its size and its turn, and for a loopback address of the machine.
 
     Code that sets the variable to anything else, as is done for a group with processes that are no ranks of this world,
     gets torch's own store at its address.
@@ -172,7 +173,8 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
                 return store
         watch(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
-        place = f"init/{context.tests}/{at}/{world_size}"
+        node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
+        place = f"init/{context.tests}/{node}/{at}/{world_size}"
         turn = served.add(f"{place}/turns/{rank}", 1)
         return dist.PrefixStore(f"{place}/{turn}", served)
 

@@ -31,7 +31,7 @@ _REFUSED = (Refused, EOFError, OSError, ValueError)
 
 
 def perform(call: socket.socket, handshake: Handshake[Result], deadline: float) -> Result:
-    """Go through `handshake` on `call`, and return its result; TimeoutError past `deadline`, EOFError at the end."""
+    """Perform `handshake` on `call` and return its result; TimeoutError past `deadline`, EOFError at the end."""
     try:
         step = next(handshake)
         while True:
@@ -82,7 +82,7 @@ class _Pending(Generic[Result]):
         self.data.clear()
 
     def receive(self) -> None:
-        """Take what has come, and nothing behind what the handshake needs; StopIteration at the end."""
+        """Receive at most what the handshake needs next, and go on when it is complete; StopIteration at the end."""
         try:
             piece = self.call.recv(self.wanted - len(self.data))
         except BlockingIOError:

@@ -39,8 +39,9 @@ CLEAN = Left()
 
 
 def unknown(error: Exception) -> Left:
-    """Return what is told of a test after which the process could not be looked at."""
-    cause = f"left something replaced that its process needs ({type(error).__name__}: {error})"
+    """Return the leftovers of a test after which the process could not be checked."""
+    what = f"{type(error).__name__}: {error}"
+    cause = f"could not be checked for leftovers ({what}): it may have replaced a function that its process needs"
     return Left((f"{cause}; {_REPLACED}",), f"the test {cause}")
 
 

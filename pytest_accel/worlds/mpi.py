@@ -23,6 +23,7 @@ from traceback import format_exc
 import psutil
 
 from pytest_accel.clock import monotonic
+from pytest_accel.folder_trust import ensure_own_folder
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.launch.launching import program_of, version_of
 from pytest_accel.launch.outer import of_a_rank
@@ -78,7 +79,7 @@ class MpiJob:
         """Whether it is to end, or its fork servers have."""
         self._log = server_log_path(spec.directory, numbers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
-        os.makedirs(spec.directory, mode=0o700, exist_ok=True)
+        ensure_own_folder(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
         self._process = self._start(launcher)
         self._thread = threading.Thread(target=self._run, name=f"accel-mpi-{world.world}", daemon=True)

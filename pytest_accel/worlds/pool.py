@@ -74,6 +74,8 @@ class Pool:
             source.on_failure = self._fleet.fail
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
+        self._lost_leases: dict[tuple[str | int | None, int], str] = {}
+        """Leases, by kind or machine and number, whose lock was lost before they had a world; and how."""
         self._numbers = 0
 
     # For drivers
@@ -286,12 +288,16 @@ class Pool:
             for world in list(self._fleet.worlds.values()):
                 if world.shape.kind == kind and world.lease is not None and world.lease.id == lease:
                     self._fleet.revoke(world, why)
+                    return
+            self._lost_leases[kind, lease] = why
 
     def _far_lease_lost(self, node: int, number: int, why: str) -> None:
         with self._lock:
             for world in list(self._fleet.worlds.values()):
                 if node in world.far and world.far[node].number == number:
                     self._fleet.revoke(world, why)
+                    return
+            self._lost_leases[node, number] = why
 
     def _far_lease_wanted(self, node: int, number: int) -> None:
         with self._lock:
@@ -334,7 +340,13 @@ class Pool:
     def _granted_of_several(self, ticket: Ticket, leases: dict[int, Any]) -> None:
         ticket.gang = None
         near = leases.pop(0)
-        self._start(ticket, near, None, leases)
+        try:
+            self._start(ticket, near, None, leases)
+        except Exception as error:
+            self._supply.give_back(ticket.shape.kind, near, killed=False)
+            for node, lease in leases.items():
+                self._far[node].give_back(ticket.shape.kind, lease, killed=False)
+            self._fail(ticket, error)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
@@ -396,6 +408,11 @@ class Pool:
         far: Mapping[int, FarLease] = MappingProxyType({}),
     ) -> None:
         shape = ticket.shape
+        held: list[tuple[str | int | None, int]] = [(node, one.number) for node, one in far.items()]
+        held += [(shape.kind, lease.id)] if lease is not None else []
+        for one in held:
+            if one in self._lost_leases:
+                raise LockFolderError(self._lost_leases[one])
         ids = lease.devices if lease else ()
         by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if ids else {}
         self._numbers += 1
@@ -479,7 +496,7 @@ class Pool:
             self._far[node].give_back(world.shape.kind, lease, killed=world.state == "killed")
 
     def on_failure(self, why: str) -> None:
-        """Whoever waits gets the reason."""
+        """Answer every waiting request with `why`."""
         for ticket in list(self._tickets.values()):
             with contextlib.suppress(Exception):
                 self.cancel(ticket.id)

@@ -50,7 +50,7 @@ class Port(Protocol):
     def wanted(self, world: int) -> bool:
         """Whether somebody waits for what `world` holds."""
 
-    def interrupted(self, world: int, test: str) -> None:
+    def look_at_interrupted(self, world: int, test: str) -> None:
         """Report an interrupt while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
 
     def show(self, line: str) -> None:
@@ -122,7 +122,7 @@ class LocalPort(_Waits):
         super().__init__()
         self._pool = pool
         self.show = show
-        self.interrupted = pool.look_at_interrupted
+        self.look_at_interrupted = pool.look_at_interrupted
         self.warm = pool.warm
         self.preload = pool.preload
         self.import_nothing_ahead = pool.import_nothing_ahead
@@ -210,7 +210,7 @@ class RemotePort(_Waits):
             return None
         return status if isinstance(status, int) else None
 
-    def interrupted(self, world: int, test: str) -> None:
+    def look_at_interrupted(self, world: int, test: str) -> None:
         self._send("interrupted", world, test)
 
     def show(self, line: str) -> None:
@@ -292,9 +292,10 @@ class PoolService:
                 with self._failing():
                     self._pool.driver_lost(self)
             return
-        kind, *values = pickle.loads(data)
-        with self._failing(values[0] if kind in ("acquire", "exit") else None):
-            self._take(kind, values)
+        with self._failing():
+            kind, *values = pickle.loads(data)
+            with self._failing(values[0] if kind in ("acquire", "exit") else None):
+                self._take(kind, values)
 
     @contextlib.contextmanager
     def _failing(self, number: int | None = None) -> Iterator[None]:

@@ -28,10 +28,10 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     before = os.getcwd()
     os.chdir(directory)
     changed = {
-        environment_variable(
-            LAUNCHER
-        ): "none",  # Where this process is one of an MPI job, nobody is to meet the others.
-        "PYTEST_ADDOPTS": "",  # The files that its options name are the session's; `named` has the plugins.
+        # In a process of an MPI job: do not wait for the job's other processes.
+        environment_variable(LAUNCHER): "none",
+        # Its options may name files, which belong to the session; `named` has the plugins.
+        "PYTEST_ADDOPTS": "",
     }
     given = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)

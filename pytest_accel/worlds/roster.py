@@ -82,9 +82,6 @@ class PooledWorld:
     stacks: dict[int, str] | None = None
     """Of the ranks whose sessions were about to be killed; None: it has not come to that."""
 
-    looked_at: bool = False
-    """True if it has been noted where its ranks are in an interrupted session."""
-
     @property
     def ended(self) -> bool:
         """Whether every process is gone."""

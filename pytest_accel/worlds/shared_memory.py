@@ -102,6 +102,8 @@ class Watch:
         return False
 
     def _write(self, notes: set[_Note]) -> None:
+        if not notes:
+            return
         self._known |= {(note.name, note.inode) for note in notes}
         with contextlib.suppress(OSError), open(self._record, "a") as file:  # As where the session's folder is gone.
             file.write("".join(f"{json.dumps(note)}\n" for note in notes))  # In one piece: ranks write there too.

@@ -35,7 +35,9 @@ def mark_repeated(error: BaseException, rank: int, *, own: bool = False) -> None
 
 def _repeated(error: BaseException) -> tuple[int | None, bool]:
     """Return what `mark_repeated` has noted of `error`, or of all errors of the group that it is."""
-    parts = getattr(error, "exceptions", ())
+    parts = getattr(error, "exceptions", None)
+    if not isinstance(parts, tuple) or not all(isinstance(one, BaseException) and one is not error for one in parts):
+        parts = ()  # An attribute of the same name of an exception that is no group.
     marks = [_repeated(one) for one in parts] or [vars(error).get("accel_repeats", (None, False))]
     peers = [peer for peer, _ in marks]
     return (None, False) if None in peers else (peers[0], all(own for _, own in marks))

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
 
+from pytest_accel.folder_trust import ensure_own_folder
 from pytest_accel.worlds.descriptors import send as send_descriptors
 from pytest_accel.worlds.files import server_log_path
 from pytest_accel.worlds.kill import MARK, kill_tree
@@ -104,8 +105,10 @@ class Starter:
         on_failure: Callable[[str], None],
         spawn: Spawn = spawn_here,
     ) -> None:
+        ensure_own_folder(spec.directory)  # A server that has crashed has removed it.
         ours, theirs = socket.socketpair()
-        os.makedirs(spec.directory, mode=0o700, exist_ok=True)  # A server that has crashed has removed it.
+        ours.setblocking(True)  # Whatever default timeout the tests have set.
+        theirs.setblocking(True)
         with theirs:
             self._process = spawn(spec, theirs)
         self._connection = Connection(ours.detach())

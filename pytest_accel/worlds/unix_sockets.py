@@ -36,6 +36,7 @@ def listen(path: str, backlog: int) -> socket:
 def connect(path: str) -> socket:
     """Return a connection to `path`; PermissionError where another user listens there, OSError where nobody does."""
     call = socket(AF_UNIX)
+    call.setblocking(True)  # Whatever default timeout the tests have set.
     try:
         call.connect(path)
         uid = peer_uid(call)

@@ -219,6 +219,8 @@ class World:
         while (pending := [rank for rank in self._ranks if not rank.done]) and self._has_gone_wrong:
             # Ranks that are not in their teardown have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
+            if not in_teardown and self._grace().end == math.inf:
+                break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", timeout, left if in_teardown else math.inf)
         if when == "teardown" and not self.goes_on:
             self._end_early()
@@ -334,7 +336,8 @@ class World:
         try:
             messages = rank.connection.recv()
         except BlockingIOError:
-            self._close(rank, "hung", f"stopped in the middle of a message for {_STALLED} s")
+            stack = self.stacks().get(rank.rank, "")
+            self._close(rank, "hung", f"stopped in the middle of a message for {_STALLED} s", stack)
             return
         for message in messages:
             self._take(rank, message)

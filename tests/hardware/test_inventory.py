@@ -44,8 +44,11 @@ def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
         ("rocm:", "--accel rocm:: rocm takes nothing after a colon"),
         *((f"cpu:{n}", f"--accel cpu:{n}: allowed are cpu and cpu:N, with N from 1") for n in ("", "0", "x", "-1")),
         *(
-            (f"sim:{n}", f"--accel sim:{n}: allowed are sim:N, with N from 1, and sim:FILE.toml")
-            for n in ("", "0", "a.yaml")
+            (
+                f"sim:{n}",
+                f"--accel sim:{n}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in ,shared",
+            )
+            for n in ("", "0", "a.yaml", ",shared")
         ),
     ],
 )

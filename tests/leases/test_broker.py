@@ -458,15 +458,19 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
     errors: Queue[Exception] = Queue()
     one.submit(("a",), 1, ME, held.append)
 
+    def ask_again(error: Exception) -> None:
+        patch.undo()
+        two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
+        errors.put(error)
+
     with monkeypatch.context() as patch:
         patch.setattr(DeviceLocks, "let_go", raise_in_thread)
-        two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
+        two.submit(("a",), 1, ME, leases.put, on_failure=ask_again)
         patch.setattr(DeviceLocks, "loose", frozenset({"b"}))
         error = errors.get(timeout=PATIENCE)
     assert isinstance(error, BrokerError)
     assert str(error).startswith("the thread that grants devices has ended with an error:\nTraceback")
     assert "KeyError: 'met in the thread'" in str(error)
-    two.submit(("a",), 1, ME, leases.put, on_failure=errors.put)
     one.release(held[0].id)
     assert leases.get(timeout=PATIENCE).devices == ("a",)
 

@@ -211,6 +211,22 @@ def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> Non
     assert asked.errors.empty()
 
 
+def refuse(*args: object) -> int:
+    raise RuntimeError("cannot be asked")
+
+
+def test_an_error_in_asking_one_machine_gives_back_what_the_other_granted(
+    there: There, two: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(two.supply, "submit", refuse)
+        asked = Asked(there, two, 1)
+        error = asked.errors.get(timeout=30)
+
+    assert str(error) == "cannot be asked"
+    assert len(there.ask_all().devices) == 4
+
+
 def test_where_one_machine_fails_the_other_gets_its_own_back(there: There, two: There) -> None:
     asked = Asked(there, two, 5)
 

@@ -93,8 +93,12 @@ def test_what_a_dead_session_left_written_names_no_holder(
     folder: Path, make: Make, child: subprocess.Popen[bytes]
 ) -> None:
     one, two = make(), make()
-    one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
+    last = replace(ME, processes=((child.pid, created(child)),))
+    one.try_acquire("GPU-1", last)
     one.release("GPU-1")
+    assert two.holder("GPU-1") == last, "nobody is granted the device while its last process lives"
+    child.kill()
+    child.wait()
     assert "test_one" in lock_path(folder, "GPU-1").read_text()
     assert two.holder("GPU-1") is None
 

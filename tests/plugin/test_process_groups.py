@@ -621,7 +621,7 @@ def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
         @pytest.mark.devices(4)
         def test_holds_all():
             inner = [sys.executable, "-m", "pytest", "-v", "-p", "accel", "-p", "no:cacheprovider",
-                     "--accel-wait=0.2", "--basetemp=inner", "test_inner.py"]
+                     "--accel=sim:4,shared", "--accel-wait=0.2", "--basetemp=inner", "test_inner.py"]
             environ = {name: text for name, text in os.environ.items() if name != "SIM_VISIBLE_DEVICES"}
             done = subprocess.run(inner, env=environ, stdout=subprocess.PIPE, text=True)
             Path("inner.txt").write_text(done.stdout)
@@ -643,7 +643,7 @@ def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
             raise AssertionError("ran")
         """,
     )
-    run = suite.run("test_lease.py")
+    run = suite.run("--accel=sim:4,shared", "test_lease.py")
     assert run.count() == {"PASSED": 1}
     inner = "\n".join(suite.read("inner.txt"))
     assert "test_on_cpu PASSED" in inner

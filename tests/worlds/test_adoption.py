@@ -355,7 +355,7 @@ class TestDies(MultiProcessTestCase):
     assert "rank 1 died in the call phase: killed by SIGSEGV" in run.failure("TestEnds.test_segfault")
     hang = run.failure("TestEnds.test_hang")
     assert "3 s" in hang
-    assert re.search(r"ended at test_torch\.py:\d+ in test_hang", hang)
+    assert re.search(r"was at test_torch\.py:\d+ in test_hang", hang)
 
 
 @pytest.mark.long

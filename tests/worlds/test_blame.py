@@ -73,6 +73,37 @@ def test_ranks_that_wait_for_one_that_did_not_pass(suite: Suite) -> None:
     assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
 
 
+def test_a_teardown_that_fails_early_stops_no_timeout(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import threading
+
+        import pytest
+
+
+        @pytest.fixture
+        def ends_before_the_other_begins(rank, shared_tmp_path):
+            ended = shared_tmp_path / "ended"
+            while rank == 1 and not ended.exists():
+                pass
+            yield
+            if rank == 0:
+                ended.touch()
+                raise ValueError("the end fails")
+
+
+        @pytest.mark.distributed(2, timeout=2)
+        def test_hang(rank, ends_before_the_other_begins):
+            if rank == 1:
+                threading.Event().wait()
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_hang": "FAILED ERROR"})
+    assert "rank 1: timed out; was at test_it.py:21 in test_hang" in run.failure("test_hang")
+
+
 def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -> None:
     suite.write(
         "test_it.py",

@@ -450,6 +450,6 @@ def test_what_a_test_replaces_is_not_what_its_rank_uses(suite: Suite) -> None:
     assert {name: word for name, word in run.words.items() if word != "PASSED"} == wrong, run.text
     assert len(run.words) == 2 * len(_REPLACED) + 5
     assert "a process that it had forked came back out of the test" in run.failure("test_does_not_let_its_copy_end")
-    told = "ranks 0-1 left something replaced that its process needs (RuntimeError: replaced); its processes have been"
+    told = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
     assert told in run.failure("test_replaces_a_function_of_torch")
     assert "errors outside of any test" not in run.text

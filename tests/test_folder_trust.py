@@ -1,0 +1,51 @@
+"""Folders that other users cannot tamper with, in containers too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.folder_trust import ensure_own_folder
+
+needs_root = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs root on Linux, to be another user"
+)
+
+_TRUST = "import sys; from pytest_accel.folder_trust import is_trusted_owner; print(is_trusted_owner(int(sys.argv[1])))"
+NOBODY = Path("/proc/sys/kernel/overflowuid")
+
+
+def trusts(uid: int, *inside: str) -> str:
+    command = [*inside, sys.executable, "-c", _TRUST, str(uid)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@needs_root
+def test_the_machines_root_is_trusted_from_within_a_user_namespace() -> None:
+    unknown = int(NOBODY.read_text())
+    assert trusts(unknown) == "False"
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-U", "-r", "-m", "true"], check=False).returncode:
+        pytest.skip("no user namespace can be made here")
+    assert trusts(unknown, "unshare", "-U", "-r", "-m") == "True"
+    assert trusts(1002, "unshare", "-U", "-r", "-m") == "False"
+
+
+@needs_root
+def test_a_folder_of_another_user_is_not_taken_for_the_own_one(tmp_path: Path) -> None:
+    ensure_own_folder(str(tmp_path / "own"))
+    ensure_own_folder(str(tmp_path / "own"))
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    swapped = tmp_path / "swapped"
+    swapped.mkdir(0o700)
+    os.chown(swapped, 1002, -1)
+    with pytest.raises(PermissionError, match=f"it is a folder of user 1002 with mode 0700.*{swapped}"):
+        ensure_own_folder(str(swapped))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "own")
+    with pytest.raises(PermissionError, match="it is no folder of user 0"):
+        ensure_own_folder(str(link))
