@@ -265,8 +265,9 @@ class Fleet:
         if starter is not None:
             starter.stop()
         if self.broken is not None:  # Nobody has heard of the server's end, nor has it cleaned up.
-            kill_marked(self.directory)
-            shared_memory.remove_all(self.directory)
+            with contextlib.suppress(Exception):  # As where /proc cannot be read, which may be why.
+                kill_marked(self.directory)
+                shared_memory.remove_all(self.directory)
         with self._lock:
             for world in list(self.worlds.values()):
                 self._forget(world)

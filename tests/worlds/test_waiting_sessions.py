@@ -247,4 +247,4 @@ def test_without_proc_tests_end_with_the_reason(suite: Suite) -> None:
     hide = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
     run = suite.start(program=(*hide, *PYTEST)).finish()
     run.expect({"test_one": "ERROR", "test_two": "ERROR", "test_plain": "PASSED"})
-    assert "/proc cannot be read: worlds cannot be had without it" in run.failure("test_one")
+    assert "/proc cannot be read: ranks cannot be started without it" in run.failure("test_one")
