@@ -261,6 +261,8 @@ class Astray:
     """A process that the test forked has left the test, and would have gone on as a second rank of this number."""
 
     text: str
+    phase: When
+    """The phase in which it has left the test."""
 
 
 class PhaseReport(NamedTuple):

@@ -438,10 +438,10 @@ class RankPlugin:
             return
         failure = report.longreprtext if report is not None else ""
         assert self._connection is not None
+        text = f"a process that it had forked came back out of the test\n{failure}"
+        phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
-            self._connection.send_bytes(
-                dumps((Astray(f"a process that it had forked came back out of the test\n{failure}"),))
-            )
+            self._connection.send_bytes(dumps((Astray(text, phase),)))
         _exit(1)
 
     def _send(self, *messages: object) -> None:

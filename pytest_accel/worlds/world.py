@@ -9,7 +9,7 @@ import pickle
 import selectors
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -34,7 +34,7 @@ from pytest_accel.worlds.messages import (
     WantsTerminal,
     When,
 )
-from pytest_accel.worlds.outcome import Ending, RankOutcome, RankState
+from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
 from pytest_accel.worlds.patience import GRACE, START_PATIENCE, Grace, beginning, grace
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
@@ -245,8 +245,10 @@ class World:
         look_again = 0.0 if shown else _LOOK_AGAIN if self._streams is None else _STREAM_AGAIN
         if self._pump(min(limit, monotonic() + look_again)):
             return
-        if self._catch_up(self._ranks):
-            return  # Those who are waited for may be others now.
+        noted = self._noted(self._ranks)
+        # What a rank has sent before it noted a phase counts first. Those who are waited for may be others then.
+        if self._pump(0.0) or self._catch_up(noted):
+            return
         if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._serial, when):
             self._quiet = self._serial, when
             places, collectives = self._examiner.progress(_pids(rank for rank in self._ranks if rank.end is None))
@@ -297,13 +299,21 @@ class World:
 
     # Events
 
-    def _catch_up(self, ranks: Sequence[_Rank]) -> bool:
-        """Take what ranks have passed without having said so yet; whether there was something."""
+    def _noted(self, ranks: Sequence[_Rank]) -> dict[int, tuple[int, float]]:
+        """Return how many phases each of `ranks` has noted as passed, and when it did so."""
+        asked = self._scouts.ask(Scout.progress, {one.rank: None for one in ranks})
+        # Notes of another test, perhaps of another driver's, do not count: each driver counts tests from one.
+        return {
+            number: (passed, at)
+            for number, (serial, passed, at) in asked.items()
+            if serial == self._serial and at >= self._began
+        }
+
+    def _catch_up(self, noted: Mapping[int, tuple[int, float]]) -> bool:
+        """Take the phases that ranks have `noted`, and not reported yet, as passed; return whether there were any."""
         news = False
-        for number, (serial, passed, at) in self._scouts.ask(Scout.progress, {one.rank: None for one in ranks}).items():
-            # Else of another test, maybe of another driver's: each counts from one.
-            if serial == self._serial and at >= self._began:
-                news |= self._ranks[number].has_passed(serial, passed, at)
+        for number, (passed, at) in noted.items():
+            news |= self._ranks[number].has_passed(self._serial, passed, at)
         return news
 
     def _grace(self) -> Grace:
@@ -356,7 +366,7 @@ class World:
         elif isinstance(message, Broken):
             self._close(rank, "unstarted", message.text)
         elif isinstance(message, Astray):
-            self._close(rank, "failed", message.text)
+            self._close(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
             self._close(rank, "died", f"asked for the end of the session: {message.reason}")
@@ -383,9 +393,12 @@ class World:
         stack: str = "",
         at: float | None = None,
         *,
+        phase: When | None = None,
         secondary: bool = False,
     ) -> None:
-        self._catch_up([rank])
+        """Take no more from `rank`, which has ended in `phase`; None: in the first that it has not noted as passed."""
+        before = len(PHASES) if phase is None else PHASES.index(phase)
+        self._catch_up({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
         log = self._scouts.ask(Scout.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
         captured = self._scouts.ask(Scout.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
