@@ -194,7 +194,7 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
     def test_references(self):
         self.refer()
 
-    @dist_init(clean_shutdown=False)
+    @dist_init
     def test_references_once_more(self):
         self.refer()
         dist.init_process_group("gloo", init_method=self.file_init_method, rank=self.rank, world_size=2)
