@@ -58,7 +58,7 @@ def _consequence(outcome: RankOutcome) -> str | None:
 
 
 def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
-    """Whether the rank of `outcome` has failed in the same example as `root`, in the same way."""
+    """Return whether the rank of `outcome` has failed in the same example as `root`, in the same way."""
     error = None if outcome.report is None else outcome.report.exception
     return error is not None and error.own and error.peer == root.rank
 

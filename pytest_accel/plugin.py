@@ -176,7 +176,7 @@ class CollectionHooks:
         self._read: set[Path] = set()
         """Files that have been read for signs of import hooks."""
         self._hooked = False
-        """Whether nothing may be imported ahead of the ranks, since a finder may change it."""
+        """True if nothing may be imported ahead of the ranks, since a finder may change it."""
 
     def pytest_collect_file(self, file_path: Path) -> None:
         if not self._runs or file_path.suffix != ".py":

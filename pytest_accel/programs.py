@@ -1,4 +1,4 @@
-"""Where the programs are that the plugin starts."""
+"""Look-up of the programs that the plugin starts."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class PretendVendor(Protocol):
     """What a :class:`Vendor` has besides if its devices are pretended."""
 
     shared: bool
-    """Whether sessions lock the devices against one another, as they do real ones."""
+    """True if sessions lock the devices against one another, as they do real ones."""
 
 
 class MaskError(Exception):

@@ -25,7 +25,7 @@ _RANDOM = 32
 _CALL = struct.Struct(f"<8s{_RANDOM}s")
 _ANSWER = struct.Struct(f"<8s{_RANDOM}s32s")
 _PROOF = struct.Struct("<?I32s")
-"""Whether the listener's proof was right, the caller's rank, and its own proof."""
+"""A flag that says if the listener's proof was right, the caller's rank, and the caller's proof."""
 _NO_PROOF = bytes(32)
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 24

@@ -27,7 +27,7 @@ class Outer:
     local_size: int
     """How many of the processes are on this machine."""
     job: tuple[str, ...]
-    """What the launcher gives to the processes of this start on all machines, and to those of no other."""
+    """Values that the launcher gives to all processes of this start, on all machines, and to no others."""
     parent: str = ""
     """The process that started those of this machine, where the launcher gives nothing of the kind."""
 

@@ -113,7 +113,7 @@ def _listen(path: str, outer: Outer) -> socket.socket:
         raise MeetingError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # Of a process that was killed.
+            os.unlink(path)  # A process that was killed has left its socket.
     else:
         raise MeetingError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
     return unix_sockets.listen(path, outer.size)

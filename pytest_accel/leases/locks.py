@@ -93,7 +93,7 @@ class DeviceLocks:
         self._descriptors: dict[str, int] = {}
         self._held: dict[str, Holder] = {}
         self._loose: dict[str, Holder] = {}
-        """Who had each device last that is locked still, and free for who comes next in this session."""
+        """The last holders of devices that are still locked, and free for the next request of this session."""
         _INSTANCES.add(self)
 
     def try_acquire(self, device_id: str, holder: Holder) -> bool:
@@ -167,7 +167,7 @@ class DeviceLocks:
         kept = replace(waiting, processes=last.processes)
         if kept != last:
             self._loose[device_id] = kept
-            with suppress(OSError):  # What is said is for people: the lock is what counts.
+            with suppress(OSError):  # The text is for people: the lock decides.
                 write(self._descriptors[device_id], kept.as_json())
 
     def let_go(self, devices: Iterable[str] | None = None) -> None:

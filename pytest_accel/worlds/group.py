@@ -302,7 +302,7 @@ def members() -> dict[str, tuple[int, ...]]:
 def flight_record(context: RankContext) -> dict[str, object]:
     """Return torch's record of this rank's collectives, the members and numbers of its groups, and its place.
 
-    No collectives where the other ranks could not be told by the numbers that they have there.
+    It has no collectives if the ranks of the default group are not numbered as those of the world.
     """
     from torch._C import _distributed_c10d
 

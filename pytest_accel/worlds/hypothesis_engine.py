@@ -104,7 +104,7 @@ class Lockstep:
         self.constants: Any = None
         """The constants from the suite's modules that all ranks draw; None: no test has begun."""
         self.gave_up: float | None = None
-        """When an example had failed on this rank that other ranks did not come to the end of."""
+        """The time at which an example failed on this rank that other ranks did not finish."""
         assert context.signed_store is not None
         name = f"examples/{context.tests}"
         self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)

@@ -31,7 +31,7 @@ from pytest_accel.worlds.kill import MARK
 
 FOLDER = os.path.realpath("/dev/shm")
 _REST = 10
-"""So many times as long as a look has taken there is none: others may make files all the time."""
+"""The pause between two looks, as a multiple of the time that a look takes: others may make files all the time."""
 
 
 class _Note(NamedTuple):
@@ -96,7 +96,7 @@ class Watch:
         return new - self._known
 
     def _is_of_session(self, pid: int) -> bool:
-        """Whether a process comes from one of the session's fork servers, of which a world may need several."""
+        """Return whether a process comes from one of the session's fork servers, of which a world may need several."""
         with contextlib.suppress(psutil.Error):
             return psutil.Process(pid).environ().get(MARK) == os.path.dirname(self._record)
         return False
@@ -149,7 +149,7 @@ def _files() -> set[tuple[str, int]]:
 
 
 def _used_by_all(but: Callable[[int], bool] = lambda pid: False) -> set[str]:
-    """The names in shared memory that processes have open or mapped, `but` those of which this is true."""
+    """Return the names in shared memory that processes have open or mapped; `but` leaves out process ids."""
     names: set[str] = set()
     for path in Path("/proc").glob("[0-9]*"):
         if (used := _used_by(int(path.name))) and not but(int(path.name)):
