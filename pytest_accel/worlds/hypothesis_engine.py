@@ -45,6 +45,7 @@ from pytest_accel.worlds.lockstep import (
     Step,
     conclude,
     from_record,
+    name_ranks,
     to_record,
 )
 from pytest_accel.worlds.patience import GRACE
@@ -207,8 +208,7 @@ class Lockstep:
         try:
             _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), patience)
         except LateRanks as late:
-            names = f"rank{'s' if len(late.ranks) > 1 else ''} {', '.join(map(str, late.ranks))}"
-            text = f"{names} did not come to the end of the example within {patience:g} s"
+            text = f"{name_ranks(late.ranks)} did not come to the end of the example within {patience:g} s"
             if outcome != "failed":
                 text = f"rank {self.rank} {outcome} an example, and {text}"
                 hint = "what rejects or skips an example before a collective must do so on all ranks"

@@ -156,7 +156,7 @@ def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclus
         if len(ranks["skipped"]) == len(steps):
             return Conclusion("skipped")
         ran = [rank for rank in range(len(steps)) if rank not in ranks["skipped"]]
-        text = f"the ranks disagree about an example: {_name(ranks['skipped'])} skipped, {_name(ran)} ran"
+        text = f"the ranks disagree about an example: {name_ranks(ranks['skipped'])} skipped, {name_ranks(ran)} ran"
         return Conclusion("broken", text=text)
     if "rejected" in ranks:
         return Conclusion("rejected", ranks["rejected"][0])
@@ -183,7 +183,7 @@ def _differences(steps: Sequence[Step]) -> str:
         ranks.setdefault(_describe(step), []).append(rank)
     if len(ranks) == 1:  # They differ in what is not shown of them.
         ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
-    said = "; ".join(f"{_name(those)} {what}" for what, those in ranks.items())
+    said = "; ".join(f"{name_ranks(those)} {what}" for what, those in ranks.items())
     return f"the ranks drew different examples ({said}): what a test draws must not depend on the rank"
 
 
@@ -197,5 +197,6 @@ def _describe(step: Step) -> str:
     return "read the example database"
 
 
-def _name(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return what a message calls `ranks`: ``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
