@@ -78,13 +78,21 @@ class Run:
 class Suite:
     """A folder with test files, and pytest sessions in it."""
 
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path = pytester.path
+    def __init__(
+        self,
+        pytester: pytest.Pytester,
+        monkeypatch: pytest.MonkeyPatch,
+        path: Path | None = None,
+        ini: str = _INI,
+        options: tuple[str, ...] = ("-p", "accel", "-p", "xdist"),
+    ) -> None:
+        """Make a suite in the folder `path` (None: pytester's); its sessions get `options`."""
+        self.path = path or pytester.path
         self._pytester = pytester
         self._sessions = 0
         self._monkeypatch = monkeypatch
-        self._ini = _INI
-        self._options: tuple[str, ...] = ("-p", "accel", "-p", "xdist")
+        self._ini = ini
+        self._options = options
 
     def all_plugins(self, *, shuffle: bool = False) -> None:
         """Have sessions load every plugin that is installed: many, which most tests need not wait for."""
@@ -131,7 +139,9 @@ class Suite:
         command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
         limit = Limit(_PATIENCE)
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            process = self._pytester.popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+            process = self._pytester.popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self.path
+            )
             while process.poll() is None and not limit.is_over:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
