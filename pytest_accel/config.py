@@ -33,6 +33,7 @@ LEAKS = "accel_leaks"
 SCHEDULE = "accel_schedule"
 REORDER = "accel_reorder"
 PRELOAD = "accel_preload"
+RANK_PLUGINS = "accel_rank_plugins"
 RETRY_DEAD = "accel_retry_dead"
 LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
@@ -88,6 +89,8 @@ class Settings:
     """Whether to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
     """Modules that the fork server imports, ``auto`` standing for those that collection imported."""
+    rank_plugins: tuple[tuple[str, bool], ...] = ()
+    """Names of plugins, and whether ranks call all their hooks; False: ranks are without the plugin."""
 
 
 class _Option(NamedTuple):
@@ -268,7 +271,17 @@ _OPTIONS: dict[str, _Option] = {
         "what the fork server imports: auto (default; the third-party packages that collection imported), none, "
         "or names of modules",
     ),
+    RANK_PLUGINS: _Option(
+        "rank_plugins",
+        "args",
+        "-NAME or +NAME, or several with spaces",
+        values.rank_plugins,
+        "plugins that ranks are without (-NAME), or all of whose hooks they call (+NAME)",
+    ),
 }
+
+
+_WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS)
 
 
 def environment_variable(option: str) -> str:
@@ -294,7 +307,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Add every option and ini name of the plugin to `parser`."""
     group = parser.getgroup("accel", "accelerators and ranks (accel)")
     for option, about in _OPTIONS.items():
-        if option != PRELOAD:
+        if option not in _WITHOUT_FLAG:
             kwargs: dict[str, Any] = (
                 {"action": "store_const", "const": True}
                 if about.ini_type == "bool"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_accel.outside import outside_cause
 from pytest_accel.relay import without_log_capture
 from pytest_accel.shims import leave_fixtures_to_ranks
 from pytest_accel.verdict import RankError, Verdict
+from pytest_accel.worlds import rank_data
 from pytest_accel.worlds.catalogue import names_of
 from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
 from pytest_accel.worlds.outcome import PHASES
@@ -51,6 +53,10 @@ class MarkedItem:
         self._spec: WorldSpec | None = None
         """The world that the test has begun in."""
         self._durations: dict[str, float] = {}
+        self._rank_data: dict[str, dict[int, dict[str, Any]]] = {}
+        """What plugins have sent from ranks: by phase, then by rank."""
+        self._failed_in_merge = False
+        """Whether a plugin that took in such data has failed the phase's report."""
         self._reported_ends: set[int] = set()
         """Ranks whose end is part of the report of a phase."""
         self._limit: tuple[float, float] | None = None
@@ -99,6 +105,7 @@ class MarkedItem:
         __tracebackhide__ = True
         self.verdicts.clear()
         self._durations.clear()
+        self._rank_data.clear()
         self._reported_ends.clear()
         self._world = self._spec = None
         self._retried = False
@@ -207,6 +214,11 @@ class MarkedItem:
             judged = self._settle(world, judged, failed_before)
         durations = [outcome.report.report.get("duration", 0.0) for outcome in outcomes if outcome.report]
         self._durations[when] = max(durations, default=0.0)
+        self._rank_data[when] = {
+            outcome.rank: sent
+            for outcome in outcomes
+            if outcome.report is not None and (sent := outcome.report.report.get(rank_data.KEY))
+        }
         for name, value in verdict.properties(outcomes):
             self._property(name, value)
         # A fixture may have some as well: they are told of with the phase that is the last one to come, or to be asked.
@@ -283,32 +295,52 @@ class MarkedItem:
             self._subtests.append(report)
         return failed
 
-    def graft(self, report: pytest.TestReport, error: BaseException | None) -> None:
-        """Make the driver's report of a phase, which has raised `error`, say what the ranks have said."""
-        if not echo.has_run(error) and hasattr(report, "wasxfail"):
-            del report.wasxfail  # Whatever was expected of the test, it was not that nobody runs it.
-            report.outcome = "failed"
+    def graft(self, report: pytest.TestReport) -> None:
+        """Make the driver's report of a phase say what the ranks have said, before any other plugin sees it."""
+        self._failed_in_merge = False
         judged = self.verdicts.get(report.when)
         if judged is None:
             return
         if self.missing is not None:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
-        subtests, self._subtests = self._subtests, []
-        for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
-            if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
-                # The driver has judged: an expected failure, so theirs are too.
-                subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
-            self.item.ihook.pytest_runtest_logreport(report=subtest)
         if duration := self._durations.get(report.when):
             # The ranks' own: the driver hears of all phases when the test has ended.
             report.duration, report.stop = duration, report.start + duration
         report.sections.extend(judged.sections)
         if judged.wasxfail is not None and not report.failed:
             report.wasxfail = judged.wasxfail
-        if judged.longrepr is None or report.passed:
-            return
-        self._take_over(report, judged)
-        if report.failed and self._spec is not None:
+        if judged.longrepr is not None and not report.passed:
+            self._take_over(report, judged)
+        if sent := self._rank_data.get(report.when):
+            self._merge(report, sent)
+
+    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        """Have plugins take in what ranks have `sent` with a phase; one that raises fails the test."""
+        failed_before = report.failed
+        try:
+            self.item.ihook.pytest_accel_merge(item=self.item, report=report, rank_data=sent)
+        except Exception as error:
+            text = f"pytest_accel_merge raised {type(error).__name__}: {error}\n{format_exc()}"
+            if failed_before:
+                report.sections.append(("pytest_accel_merge", text))
+            else:
+                report.outcome, report.longrepr = "failed", text
+        self._failed_in_merge = report.failed and not failed_before
+
+    def conclude(self, report: pytest.TestReport, error: BaseException | None) -> None:
+        """Complete the report of a phase, which has raised `error`, when pytest has applied xfail to it."""
+        failed_outside = not echo.has_run(error) or self._failed_in_merge
+        if failed_outside and hasattr(report, "wasxfail"):
+            del report.wasxfail  # The mark expects a failure of the test, not of what runs it or merges its data.
+            report.outcome = "failed"
+        subtests, self._subtests = self._subtests, []
+        for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
+            if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
+                # The driver has judged: an expected failure, so theirs are too.
+                subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
+            self.item.ihook.pytest_runtest_logreport(report=subtest)
+        judged = self.verdicts.get(report.when)
+        if judged is not None and judged.longrepr is not None and report.failed and self._spec is not None:
             command = rerun.command(self.item.config, self.node, self._spec, self._driver.session_kind)
             rerun.append(report, command, self.item.config.option)
 

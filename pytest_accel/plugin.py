@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import adoption, planning, preload
+from pytest_accel import adoption, hooks, planning, preload
 from pytest_accel import config as options
 from pytest_accel.fixtures import (
     accel,
@@ -55,6 +55,10 @@ __all__ = [
 
 _BEFORE = frozenset(sys.modules)
 """What was imported before any conftest."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -175,6 +179,7 @@ class CollectionHooks:
         self._considered: set[str] = set()
         self._read: set[Path] = set()
         """Files that have been read for signs of import hooks."""
+        self._bridged = False
         self._hooked = False
         """True if nothing may be imported ahead of the ranks, since a finder may change it."""
 
@@ -207,13 +212,29 @@ class CollectionHooks:
             if any(one.missing is None for one in marked):
                 self._look_for_hooks(*(one.item.path for one in marked), collected=True)
             self._preload(self._imported)
-            from pytest_accel.running import RunningHooks, by_world
+            from pytest_accel.running import Graft, RunningHooks, by_world
 
             if self._session.settings.reorder and not self._session.is_worker:
                 items[:] = by_world(items)
             if not config.pluginmanager.has_plugin("accel-running"):
                 config.pluginmanager.register(RunningHooks(self._session), "accel-running")
+                config.pluginmanager.register(Graft(), "accel-graft")
+            if any(one.missing is None for one in marked):
+                self._build_bridges()
         return result
+
+    def _build_bridges(self) -> None:
+        """Register what brings other plugins' data from ranks to this process, unless that has been done."""
+        if self._bridged:
+            return
+        self._bridged = True
+        from pytest_accel import bridges
+
+        try:
+            for bridge in bridges.in_driver(self._session.config):
+                self._session.config.pluginmanager.register(bridge)
+        except pytest.UsageError as error:
+            self._session.port.usage_error(str(error))
 
     @property
     def _imported(self) -> set[str]:

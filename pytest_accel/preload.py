@@ -102,6 +102,11 @@ def is_outside(origin: str, rootpath: Path) -> bool:
     return rootpath not in parents or any(parent.name in _INSTALLED for parent in parents)
 
 
+def is_in_environment(origin: str) -> bool:
+    """Return whether the file `origin` lies in a folder into which packages are installed."""
+    return not _INSTALLED.isdisjoint(Path(origin).parts)
+
+
 def _is_vendored(spec: Any) -> bool:
     """Return whether a package is part of another one, which has put its own folder on `sys.path` (setuptools).
 

@@ -86,7 +86,19 @@ class RunningHooks:
         report = yield
         marked = item.stash.get(MARKED, None)
         if marked is not None:
-            marked.graft(report, call.excinfo.value if call.excinfo is not None else None)
+            marked.conclude(report, call.excinfo.value if call.excinfo is not None else None)
+        return report
+
+
+class Graft:
+    """Puts the ranks' words into a marked item's report before any other plugin sees it."""
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        marked = item.stash.get(MARKED, None)
+        if marked is not None:
+            marked.graft(report)
         return report
 
 

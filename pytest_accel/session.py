@@ -328,6 +328,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     from pytest_accel.shims import base_temporary_directory
     from pytest_accel.worlds.files import private_directory
     from pytest_accel.worlds.messages import SessionSpec
+    from pytest_accel.worlds.rank_roles import chosen_roles
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
@@ -353,6 +354,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
         preload=tuple(name for name in settings.preload if name != "auto"),
         plugins=installed_plugins(config.option.plugins, config.rootpath),
+        roles=tuple(chosen_roles(config.pluginmanager, settings.rank_plugins).items()),
         markers=tuple(config.getini("markers")),
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
         if machine.session.present

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,6 @@ def base_temporary_directory(config: pytest.Config) -> Path | None:
     """
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else Path(factory.getbasetemp())
-
-
-def silent_terminal(config: pytest.Config) -> pytest.TerminalReporter:
-    """A reporter that hears of nothing, and is there to be asked.
-
-    Before pytest 9.1 a comparison in an assert asks it how to colour the explanation, and fails where there is none.
-    """
-    hooks = {name: None for name in dir(pytest.TerminalReporter) if name.startswith("pytest_")}
-    silent: type[pytest.TerminalReporter] = type("SilentTerminalReporter", (pytest.TerminalReporter,), hooks)
-    return silent(config, sys.stdout)
 
 
 def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:

@@ -5,6 +5,7 @@ Each raises ``ValueError`` for what is not allowed.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -94,3 +95,11 @@ def preload(value: str | list[str]) -> tuple[str, ...]:
     if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError(value)
     return tuple(dict.fromkeys(names))
+
+
+def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
+    """Names of plugins; False for those that ranks are without (``-name``), True for ``+name``."""
+    words = value.split() if isinstance(value, str) else value
+    if not words or not all(re.fullmatch(r"[-+][\w.-]+", word) for word in words):
+        raise ValueError(value)
+    return tuple({word[1:]: word[0] == "+" for word in words}.items())

@@ -250,6 +250,17 @@ def test_bad_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch,
     assert refusal(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"
 
 
+def test_rank_plugins(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    ini(pytester, "accel_rank_plugins", "-timeout +my.own -pytest-html")
+    assert settings(pytester).rank_plugins == (("timeout", False), ("my.own", True), ("pytest-html", False))
+    for text in ("timeout", "-", "- timeout", "-a,+b"):
+        monkeypatch.setenv("PYTEST_ACCEL_RANK_PLUGINS", text)
+        assert refusal(pytester) == (
+            "environment variable PYTEST_ACCEL_RANK_PLUGINS: must be -NAME or +NAME, or several with spaces, "
+            f"got {text!r}"
+        )
+
+
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")
 def test_native_toml(pytester: pytest.Pytester) -> None:
     pytester.makepyprojecttoml(
@@ -368,6 +379,7 @@ def test_the_reference_names_every_option() -> None:
         row = rf"\n\| \[`{flag(name)}[ `].* \| `{environment_variable(name)}` \| `{name}`"
         assert re.search(row, text)
     assert "\n| | `PYTEST_ACCEL_PRELOAD` | [`accel_preload`]" in text
+    assert "\n| | `PYTEST_ACCEL_RANK_PLUGINS` | [`accel_rank_plugins`]" in text
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")

@@ -36,8 +36,9 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
                     written[language] += 1
     assert written["python"] >= 10
     assert written["python fails"] == 2
-    (hooks,) = blocks(ROOT / "docs" / "how-to" / "leave-your-own-harness.md", "python conftest")
-    (pytester.path / "conftest.py").write_text(hooks, encoding="utf-8")
+    hooks = [block for page in PAGES for block in blocks(page, "python conftest")]
+    assert len(hooks) == 2
+    (pytester.path / "conftest.py").write_text("\n".join(hooks), encoding="utf-8")
     (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
 

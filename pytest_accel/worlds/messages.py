@@ -10,9 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_accel.hardware.device import Device, Share
+
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank_roles import RoleName
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
@@ -35,6 +38,8 @@ class SessionSpec:
     """Modules that the fork server imports before it forks."""
     plugins: tuple[str, ...]
     """Installed plugins that were asked for by name, or kept out (``no:NAME``), as ``-p`` has them."""
+    roles: tuple[tuple[str, RoleName], ...]
+    """The role that the user has given to the plugins of a module or package."""
     markers: tuple[str, ...]
     """Every mark that the controller's session knows, as its ini lines."""
     hidden: tuple[tuple[str, str | None], ...]

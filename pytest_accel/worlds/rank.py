@@ -23,7 +23,7 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import flight, group, linux, output, places, serving
+from pytest_accel.worlds import flight, group, linux, output, places, rank_roles, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
@@ -122,6 +122,7 @@ class _Joining:
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         self.args += ["--basetemp", os.path.join(session.basetemp, f"w{spec.world}r{rank}")]
         self.plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
+        rank_roles.install(pluginmanager, dict(session.roles))
         pluginmanager.register(self.plugin)
 
 

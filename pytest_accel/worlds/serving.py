@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel import bridges
 from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
-from pytest_accel.shims import forget_sections, silent_terminal
+from pytest_accel.shims import forget_sections
 from pytest_accel.stash import RANK, RANK_PLUGIN
-from pytest_accel.worlds import group, peers, unix_sockets
+from pytest_accel.worlds import group, peers, rank_data, rank_roles, unix_sockets
 from pytest_accel.worlds.captured import Captured
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
 from pytest_accel.worlds.cutting import cut, cut_failure
@@ -52,22 +53,8 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.hypothesis_engine import Lockstep
     from pytest_accel.worlds.rank import RankContext
 
-_WRITES_A_FILE = (
-    "debug",
-    "xmlpath",
-    "htmlpath",
-    "report_log",
-    "json_report_file",
-    "pastebin",
-    "csv_path",
-    "allure_report_dir",
-    "nunit_xmlpath",
-    "cucumber_json_path",
-    "md_report_output",
-    "ctrf",
-    "store_durations",
-)
-"""Options by which a session writes a file for all: the driver's business."""
+_WRITES_A_FILE = ("debug", "xmlpath", "pastebin")
+"""pytest's own options by which a session writes a file, or sends one: the driver's business."""
 _CHANGES_THE_RUN = (
     "lf",
     "failedfirst",
@@ -79,8 +66,9 @@ _CHANGES_THE_RUN = (
     "maxfail",
     "numprocesses",
 )
-_JUDGES_IN_THE_DRIVER = ("rerunfailures", "timeout", "lfplugin", "nfplugin", "stepwiseplugin")
-"""Plugins that decide about a test as a whole, and would decide once more in every rank."""
+"""Options of pytest and xdist by which a session selects, orders, stops or distributes tests."""
+_JUDGES_IN_THE_DRIVER = ("lfplugin", "nfplugin", "stepwiseplugin")
+"""pytest's own plugins that select or order tests, and remember how they ended."""
 
 _ALONE = nullcontext()
 """Stands in for the lock-step of a rank that has no peers, or of a suite without Hypothesis."""
@@ -118,6 +106,8 @@ class RankPlugin:
         self._debugging = Debugging(listener, self._send)
         self._progress = Progress(progress_path(*where))
         self._hygiene = Hygiene(context)
+        self._item: pytest.Item | None = None
+        """The running test."""
         self._lockstep: Lockstep | None = None
         """Of the running test, once it may run examples of Hypothesis."""
         self._later: RunTest | None = None
@@ -151,9 +141,9 @@ class RankPlugin:
                 setattr(option, name, 0)
         if hasattr(option, "dist"):
             option.dist, option.tx = "no", []
-        config.pluginmanager.set_blocked("terminalreporter")
         for name in _JUDGES_IN_THE_DRIVER:
             config.pluginmanager.set_blocked(name)
+        rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -252,7 +242,7 @@ class RankPlugin:
         self._log.begin(request.node)
         self._captured.begin()
         self._serial, self._word, self._spoke = request.serial, None, False
-        self._lockstep = None
+        self._item = self._lockstep = None
         group.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
@@ -270,6 +260,7 @@ class RankPlugin:
             self._send(Broken(format_exc()))
             return
         self._hygiene.begin(self._catalogue.activity)
+        self._item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)
         self._debugging.running = True
@@ -374,7 +365,10 @@ class RankPlugin:
         self._debugging.end()
         self._log.end_phase()
         self._captured.end_phase()
+        sent = self._rank_data(report)
         data = self._serialise(report)
+        if sent:
+            data[rank_data.KEY] = sent
         data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
             self._spoke = True
@@ -397,6 +391,22 @@ class RankPlugin:
         held, self._held = self._held, []
         return held
 
+    def _rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
+        """Return what plugins send with `report`. Fail the report if they send what they must not."""
+        if self._item is None or type(report) is not pytest.TestReport:
+            return {}
+        try:
+            return rank_data.collect(self._item, report)
+        except Exception as error:
+            text = str(error)
+            if not isinstance(error, rank_data.RankDataError):
+                text = f"pytest_accel_rank_data raised {type(error).__name__}: {error}\n{format_exc()}"
+            if report.failed:
+                report.sections.append(("pytest_accel_rank_data", text))
+            else:
+                report.outcome, report.longrepr = "failed", text
+            return {}
+
     def _serialise(self, report: pytest.TestReport) -> dict[str, Any]:
         if type(report) is pytest.TestReport and report.passed:
             # All that a merged report takes from it. The rest, keywords above all, costs more than the test.
@@ -411,8 +421,8 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.unblock("terminalreporter")
-        session.config.pluginmanager.register(silent_terminal(session.config), "terminalreporter")
+        for bridge in bridges.in_rank(session.config):
+            session.config.pluginmanager.register(bridge)
         self._config = session.config
         self._log.open()
         self._captured.open(session.config)

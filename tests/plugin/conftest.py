@@ -88,6 +88,8 @@ class Suite:
     ) -> None:
         """Make a suite in the folder `path` (None: pytester's); its sessions get `options`."""
         self.path = path or pytester.path
+        self._start = path
+        """The folder in which sessions start; None: the test's current one."""
         self._pytester = pytester
         self._sessions = 0
         self._monkeypatch = monkeypatch
@@ -140,7 +142,7 @@ class Suite:
         limit = Limit(_PATIENCE)
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = self._pytester.popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self.path
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self._start
             )
             while process.poll() is None and not limit.is_over:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,47 @@
+"""Bridges: what other plugins learn in ranks, brought to the driver, where their session ends.
+
+There is one module for each plugin that needs it, imported in a session that has marked tests and has loaded that
+plugin. A module has one or both of
+
+- ``rank_plugin(config)``, called in a rank when all plugins have been configured, and
+- ``driver_plugin(config)``, called in the driver when its first marked tests have been collected. It may raise
+  `pytest.UsageError` to refuse what would go wrong.
+
+Each returns an object to register with pytest, or None. `pytest_accel.hooks` has the hooks by which they exchange data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.refusals import refusals
+
+BRIDGES: Mapping[str, str] = MappingProxyType({})
+"""The module of a plugin's bridge, by the name under which the plugin is registered."""
+
+
+def in_rank(config: pytest.Config) -> Iterator[object]:
+    """Give the plugins that a rank needs for the plugins that it has loaded."""
+    return _made("rank_plugin", config)
+
+
+def in_driver(config: pytest.Config) -> Iterator[object]:
+    """Give the plugins that the driver needs. Raises `pytest.UsageError` for what cannot work with marked tests."""
+    refused = list(refusals(config))
+    if refused:
+        raise pytest.UsageError("\n".join(refused))
+    return _made("driver_plugin", config)
+
+
+def _made(function: str, config: pytest.Config) -> Iterator[object]:
+    for name, module in BRIDGES.items():
+        if config.pluginmanager.has_plugin(name):
+            make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
+            made = None if make is None else make(config)
+            if made is not None:
+                yield made

@@ -1,0 +1,203 @@
+"""Which hooks of other plugins a rank calls: those by which a test runs, and none that report or judge for a session.
+
+The rules go by hook. They hold for third-party plugins: installed ones, and the objects that these register. pytest's
+own plugins, this one, conftests and a project's own modules keep all their hooks. docs/reference/rank-sessions.md is
+the user's form of the tables below.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, Literal
+
+import pytest
+
+from pytest_accel.preload import is_in_environment, plugin_packages
+
+RoleName = Literal["absent", "test", "full"]
+
+ROLES: Mapping[str, RoleName] = MappingProxyType(
+    {
+        "pytest_rerunfailures": "absent",  # Runs a failed test again, which the driver does with all ranks.
+        "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
+    }
+)
+"""Packages whose plugins do not have the role `test`, as all other third-party plugins do.
+
+`absent`: only its options are registered. `full`: all its hooks are called.
+"""
+
+
+class Call(Enum):
+    """When a rank calls a third-party plugin's implementation of one of pytest's hooks."""
+
+    ALWAYS = "called"
+    NEVER = "not called"
+    WRAPPER = "called if it is a wrapper"
+    """An implementation that is no wrapper runs the test in a way of its own, which is the driver's to do."""
+    NO_LISTENER = "called unless the plugin listens to reports"
+    NO_REPORTER = "called unless the plugin listens to reports or writes a summary"
+
+
+HOOKS: Mapping[str, Call] = MappingProxyType(
+    {
+        # Start and end
+        "pytest_addoption": Call.ALWAYS,
+        "pytest_addhooks": Call.ALWAYS,
+        "pytest_plugin_registered": Call.ALWAYS,
+        "pytest_cmdline_parse": Call.ALWAYS,
+        "pytest_load_initial_conftests": Call.ALWAYS,
+        "pytest_cmdline_main": Call.ALWAYS,
+        "pytest_configure": Call.ALWAYS,
+        "pytest_sessionstart": Call.NO_LISTENER,
+        "pytest_runtestloop": Call.NEVER,
+        "pytest_sessionfinish": Call.NO_REPORTER,
+        "pytest_unconfigure": Call.NO_REPORTER,
+        # Collection
+        "pytest_collection": Call.NEVER,
+        "pytest_ignore_collect": Call.NEVER,
+        "pytest_collect_directory": Call.ALWAYS,
+        "pytest_collect_file": Call.ALWAYS,
+        "pytest_pycollect_makemodule": Call.ALWAYS,
+        "pytest_pycollect_makeitem": Call.ALWAYS,
+        "pytest_generate_tests": Call.ALWAYS,
+        "pytest_make_parametrize_id": Call.ALWAYS,
+        "pytest_markeval_namespace": Call.ALWAYS,
+        "pytest_collectstart": Call.ALWAYS,
+        "pytest_make_collect_report": Call.ALWAYS,
+        "pytest_itemcollected": Call.ALWAYS,
+        "pytest_collectreport": Call.NEVER,
+        "pytest_collection_modifyitems": Call.ALWAYS,
+        "pytest_deselected": Call.NEVER,
+        "pytest_collection_finish": Call.NEVER,
+        # One test
+        "pytest_runtest_protocol": Call.WRAPPER,
+        "pytest_runtest_logstart": Call.NEVER,
+        "pytest_runtest_setup": Call.ALWAYS,
+        "pytest_runtest_call": Call.ALWAYS,
+        "pytest_runtest_teardown": Call.ALWAYS,
+        "pytest_fixture_setup": Call.ALWAYS,
+        "pytest_fixture_post_finalizer": Call.ALWAYS,
+        "pytest_pyfunc_call": Call.ALWAYS,
+        "pytest_assertrepr_compare": Call.ALWAYS,
+        "pytest_assertion_pass": Call.ALWAYS,
+        "pytest_runtest_makereport": Call.ALWAYS,
+        "pytest_report_to_serializable": Call.ALWAYS,
+        "pytest_report_from_serializable": Call.ALWAYS,
+        "pytest_enter_pdb": Call.ALWAYS,
+        "pytest_leave_pdb": Call.ALWAYS,
+        "pytest_runtest_logreport": Call.NEVER,
+        "pytest_runtest_logfinish": Call.NEVER,
+        # Reports
+        "pytest_exception_interact": Call.NEVER,
+        "pytest_internalerror": Call.NEVER,
+        "pytest_keyboard_interrupt": Call.NEVER,
+        "pytest_report_header": Call.NEVER,
+        "pytest_report_collectionfinish": Call.NEVER,
+        "pytest_report_teststatus": Call.NEVER,
+        "pytest_terminal_summary": Call.NEVER,
+        "pytest_warning_recorded": Call.NEVER,
+    }
+)
+"""pytest's hooks, for plugins whose role is `test`. A hook that another plugin defines is always called."""
+
+LISTENS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport")
+"""A plugin, that is one module or object, with one of these hooks listens to reports."""
+SUMMARISES = "pytest_terminal_summary"
+_OWN = ("_pytest", "pytest", "pytest_accel")
+
+
+def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tuple[str, bool]]) -> dict[str, RoleName]:
+    """Return the role of each module or package that a plugin of `named` comes from: ``full`` if True, else ``absent``.
+
+    A name is one that ``-p`` takes, or that of a package. One that is not installed has no effect.
+    """
+    roles: dict[str, RoleName] = {}
+    for name, full in named:
+        plugin = pluginmanager.get_plugin(name)
+        package = name.replace("-", "_")
+        if plugin is not None:
+            third_party = _is_third_party(plugin, package_of(plugin))
+            package = package_of(plugin) if third_party else _module_name(plugin)
+        roles[package] = "full" if full else "absent"
+    return roles
+
+
+def install(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
+    """Have `pluginmanager` register only the hooks that a rank calls, of every plugin that comes after this call.
+
+    `chosen` has roles that the user has given, by package. `PluginManager.parse_hookimpl_opts` is the method by which
+    pluggy asks what of a plugin is a hook, and is there to be overridden
+    (https://pluggy.readthedocs.io/en/stable/api_reference.html).
+    """
+    roles = {**ROLES, **chosen}
+    options_of = pluginmanager.parse_hookimpl_opts
+
+    def parse_hookimpl_opts(plugin: object, name: str) -> Any:
+        options: Any = options_of(plugin, name)
+        if options is None or _is_called(plugin, options.get("specname") or name, options, roles):
+            return options
+        return None
+
+    vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
+
+
+def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
+    """Unregister the plugins whose role is `absent`. Call it when all options have been read."""
+    roles = {**ROLES, **chosen}
+    for name, plugin in pluginmanager.list_name_plugin():
+        if plugin is not None and _role(plugin, roles) == "absent":
+            pluginmanager.set_blocked(name)
+
+
+def package_of(plugin: object) -> str:
+    """Return the name of the top-level package that `plugin`, a module or an object, comes from."""
+    return _module_name(plugin).partition(".")[0]
+
+
+def _role(plugin: object, roles: Mapping[str, RoleName]) -> RoleName:
+    package = package_of(plugin)
+    given = roles.get(_module_name(plugin)) or roles.get(package)
+    return given or ("test" if _is_third_party(plugin, package) else "full")
+
+
+def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Mapping[str, RoleName]) -> bool:
+    if isinstance(plugin, pytest.TerminalReporter):
+        return False  # Plugins and conftests may ask for it; it reports nothing in a rank.
+    role = _role(plugin, roles)
+    if role == "absent":
+        return hook in ("pytest_addoption", "pytest_addhooks")
+    if role == "full":
+        return True
+    match HOOKS.get(hook, Call.ALWAYS):
+        case Call.NEVER:
+            return False
+        case Call.WRAPPER:
+            return bool(options.get("wrapper") or options.get("hookwrapper"))
+        case Call.NO_LISTENER:
+            return not any(hasattr(plugin, name) for name in LISTENS)
+        case Call.NO_REPORTER:
+            return not any(hasattr(plugin, name) for name in (*LISTENS, SUMMARISES))
+    return True
+
+
+def _module_name(plugin: object) -> str:
+    if isinstance(plugin, ModuleType):
+        return plugin.__name__
+    name = getattr(plugin, "__module__", None)  # A class's own, or that of an object's class.
+    return name if isinstance(name, str) else ""
+
+
+def _is_third_party(plugin: object, package: str) -> bool:
+    """Return whether `plugin` is installed, and is no conftest of an installed package."""
+    if package in _OWN:
+        return False
+    origin = getattr(sys.modules.get(_module_name(plugin)), "__file__", None)
+    if origin is None or Path(origin).name == "conftest.py":
+        return False
+    # A plugin under development is outside of the environment's folders, and publishes an entry point.
+    return is_in_environment(origin) or package in plugin_packages()

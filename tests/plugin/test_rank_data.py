@@ -1,0 +1,156 @@
+"""What a conftest sends from ranks to the driver with the report of a phase."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["plain", "xdist"])
+def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> None:
+    (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    suite.write("conftest.py", conftest)
+    suite.write(
+        "test_metric.py",
+        """
+        import threading
+
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_waits(rank):
+            threading.Event().wait(0.2 * rank)
+
+        def test_plain():
+            pass
+        """,
+    )
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", *how)
+    assert run.count() == {"PASSED": 2}
+    found = {
+        case.get("name"): [value.get("value") for value in case.iter("property") if value.get("name") == "slowest rank"]
+        for case in xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("testcase")
+    }
+    assert [re.sub(r"\d\.\d+", "T", value or "") for value in found["test_waits"]] == ["1: T s"]
+    assert found["test_plain"] == []
+
+
+def test_data_of_each_phase_and_rank(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_accel_rank_data(item, report):
+            from os import environ
+            return {"plain": [report.when, report.outcome, {"deep": (None, True, 1.5, b"x")}], "rank": environ["RANK"]}
+
+        def pytest_accel_merge(item, report, rank_data):
+            with open("merged.log", "a") as file:
+                for rank, data in rank_data.items():
+                    print(item.name, report.when, rank, data, file=file)
+        """,
+    )
+    suite.write(
+        "test_phases.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+        def test_fails(rank):
+            assert rank == 0
+
+        def test_dies(rank):
+            if rank == 1:
+                os._exit(0)
+        """,
+    )
+    run = suite.run()
+    assert run.outcomes() == {"test_fails": "FAILED", "test_dies": "FAILED"}
+    value = "[{!r}, {!r}, {{'deep': (None, True, 1.5, b'x')}}]"
+    lines = suite.read("merged.log")
+    assert lines[:6] == [
+        f"test_fails {when} {rank} {{'plain': {value.format(when, outcome)}, 'rank': '{rank}'}}"
+        for when, outcomes in (("setup", "pp"), ("call", "pf"), ("teardown", "pp"))
+        for rank, outcome in enumerate({"p": "passed", "f": "failed"}[letter] for letter in outcomes)
+    ]
+    assert not [line for line in lines[6:] if line.startswith("test_dies call 1")]
+
+
+def test_data_that_fails_a_test(suite: Suite) -> None:
+    suite.write(
+        "conftest.py",
+        """
+        import pathlib
+
+        def pytest_accel_rank_data(item, report):
+            if report.when == "call":
+                values = {"test_type": {"where": [pathlib.Path("a")]}, "test_raises": lambda: 0, "test_twice": 1}
+                if item.name == "test_raises":
+                    raise ValueError("no value")
+                return {"value": values.get(item.name, 5)}
+
+        def pytest_accel_merge(item, report, rank_data):
+            if item.name.startswith("test_merge_raises"):
+                raise ZeroDivisionError("cannot merge")
+            if item.name.startswith("test_merge_fails"):
+                report.outcome, report.longrepr = "failed", "the values differ"
+        """,
+    )
+    suite.write(
+        "sub/conftest.py",
+        """
+        def pytest_accel_rank_data(item, report):
+            return {"value": 1}
+        """,
+    )
+    suite.write(
+        "test_data.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+        def test_type(): pass
+        def test_raises(): pass
+        def test_merge_raises(): pass
+        @pytest.mark.xfail
+        def test_merge_raises_xfail(): pass
+        def test_merge_fails(): pass
+        @pytest.mark.xfail
+        def test_merge_fails_xfail(): pass
+        @pytest.mark.xfail
+        def test_merge_raises_xfailed(): assert 0
+        """,
+    )
+    suite.write(
+        "sub/test_twice.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_twice(): pass
+        """,
+    )
+    run = suite.run()
+    assert run.outcomes() == {
+        **dict.fromkeys(("test_type", "test_raises", "test_merge_raises", "test_merge_raises_xfail"), "FAILED"),
+        **dict.fromkeys(("test_merge_fails", "test_merge_fails_xfail", "test_twice"), "FAILED"),
+        "test_merge_raises_xfailed": "XFAIL",
+    }
+    assert "returned value=... with a value of type pathlib" in run.failure("test_type")
+    assert "pytest_accel_rank_data raised ValueError: no value" in run.failure("test_raises")
+    assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises")
+    assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises_xfail")
+    assert "the values differ" in run.failure("test_merge_fails")
+    assert "two implementations returned the key 'value'" in run.failure("test_twice")
