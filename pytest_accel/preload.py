@@ -71,11 +71,16 @@ def _plugins() -> tuple[metadata.EntryPoint, ...]:
 
 
 @functools.cache
+def published_packages() -> set[str]:
+    """Return the top-level packages that entry points of pytest plugins name."""
+    return {entry.value.partition(":")[0].partition(".")[0] for entry in _plugins()}
+
+
+@functools.cache
 def plugin_packages() -> set[str]:
     """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
-    named = {entry.value.partition(":")[0].partition(".")[0] for entry in _plugins()}
     files = [path for entry in _plugins() if entry.dist is not None for path in entry.dist.files or ()]
-    return named | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
+    return published_packages() | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
 
 
 def _spec_of(name: str) -> Any:

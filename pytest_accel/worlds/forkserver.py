@@ -31,6 +31,7 @@ from os import _exit, getpid
 
 from pytest_accel.clock import monotonic
 from pytest_accel.loaders import loads_plainly
+from pytest_accel.preload import published_packages
 from pytest_accel.worlds import linux, peers, shared_memory, unix_sockets
 from pytest_accel.worlds.ending import disown_exit_functions, leave
 from pytest_accel.worlds.files import shared_memory_path, socket_path
@@ -296,6 +297,7 @@ class _Server:
             named = self.spec.plugins
             kept_out = [name for name in named if name.startswith("no:")]
             with self._installed.remembered():
+                published_packages()  # Cached: ranks ask which modules are plugins of others.
                 self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, kept_out))
                 if len(named) > len(kept_out):
                     self._try("the plugins that -p names", lambda: load_plugins(self.spec.directory, named))

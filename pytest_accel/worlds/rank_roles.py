@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_accel.preload import is_in_environment, plugin_packages
+from pytest_accel.preload import is_in_environment, published_packages
 
 RoleName = Literal["absent", "test", "full"]
 
@@ -200,4 +200,4 @@ def _is_third_party(plugin: object, package: str) -> bool:
     if origin is None or Path(origin).name == "conftest.py":
         return False
     # A plugin under development is outside of the environment's folders, and publishes an entry point.
-    return is_in_environment(origin) or package in plugin_packages()
+    return is_in_environment(origin) or package in published_packages()
