@@ -385,6 +385,8 @@ class RankPlugin:
             self._send(*self._take_held())
         elif report.when != "teardown":
             self._captured.keep(data["sections"])
+            if sent:
+                self._send(*self._take_held())  # The note below may be all that the driver waits for.
             self._progress.note(self._serial, 1 if report.when == "setup" else 2, now)
 
     def _take_held(self) -> list[PhaseReport]:

@@ -87,6 +87,53 @@ def test_data_of_each_phase_and_rank(suite: Suite) -> None:
     assert not [line for line in lines[6:] if line.startswith("test_dies call 1")]
 
 
+def test_data_of_a_phase_that_is_reported_before_the_test_ends(suite: Suite) -> None:
+    """The driver takes a phase as passed that ranks have noted as such; what they send with it is not lost."""
+    suite.write(
+        "conftest.py",
+        """
+        import os
+
+        def pytest_accel_rank_data(item, report):
+            return {"when": report.when}
+
+        def pytest_accel_merge(item, report, rank_data):
+            with open("merged.log", "a") as file:
+                for rank, data in rank_data.items():
+                    print(report.when, rank, data["when"], file=file)
+
+        def pytest_runtest_logreport(report):
+            if "RANK" not in os.environ:
+                open(f"reported.{report.when}", "w").close()
+        """,
+    )
+    suite.write(
+        "test_phases.py",
+        """
+        import os
+        import time
+
+        import pytest
+
+        def wait_for(name):
+            while not os.path.exists(name):
+                time.sleep(0.01)
+
+        @pytest.fixture
+        def slow():
+            yield
+            wait_for("reported.call")
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_slow(slow):
+            wait_for("reported.setup")
+        """,
+    )
+    assert suite.run().outcomes() == {"test_slow": "PASSED"}
+    phases = ("setup", "call", "teardown")
+    assert suite.read("merged.log") == [f"{when} {rank} {when}" for when in phases for rank in (0, 1)]
+
+
 def test_data_that_fails_a_test(suite: Suite) -> None:
     suite.write(
         "conftest.py",
