@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from traceback import format_exception_only
+from urllib.error import HTTPError
+
 import pytest
 
-from pytest_accel.worlds.sketches import mark_repeated, sketch
+from pytest_accel.worlds.sketches import mark_repeated, sketch, stand_in_type
 
 
 class ExampleError(Exception):
@@ -28,3 +31,11 @@ def test_a_group_repeats_what_all_its_errors_repeat() -> None:
     mark_repeated(other, 1)
     found = sketch(ExampleError((one, other)))
     assert (found.peer, found.own) == (1, False)
+
+
+def test_a_stand_in_has_no_attributes_of_its_own() -> None:
+    error = stand_in_type("urllib.error", "HTTPError", RuntimeError)("HTTP Error 500: oh no")
+    assert isinstance(error, HTTPError)
+    assert format_exception_only(error) == ["urllib.error.HTTPError: HTTP Error 500: oh no\n"]
+    with pytest.raises(AttributeError):
+        _ = error.headers

@@ -63,6 +63,10 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
         def __str__(self) -> str:
             return self._text
 
+        def __getattr__(self, name: str) -> Any:
+            # The type's own may need what its `__init__` sets: that of urllib's HTTPError raises KeyError.
+            raise AttributeError(name)
+
     StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = qualname.rpartition(".")[2], qualname, module
     return StandIn
 
