@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_accel.driver import Driver
 
 
+_CONDITIONS = ("skip", "skipif", "xfail", "dependency")
+"""Marks by which the driver may decide not to run a test; the last is pytest-dependency's."""
 RETRIED = "accel_retried"
 """The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
 
@@ -91,7 +93,7 @@ class MarkedItem:
     @cached_property
     def _is_unconditional(self) -> bool:
         """Whether no mark makes it depend on a condition: looked at when the tests run, when all marks are there."""
-        return not any(mark.name in ("skip", "skipif", "xfail") for mark in self.item.iter_markers())
+        return not any(mark.name in _CONDITIONS for mark in self.item.iter_markers())
 
     @property
     def place(self) -> tuple[str, int]:

@@ -21,7 +21,12 @@ import pytest
 
 from pytest_accel.bridges.refusals import refusals
 
-BRIDGES: Mapping[str, str] = MappingProxyType({})
+BRIDGES: Mapping[str, str] = MappingProxyType(
+    {
+        "dependency": "dependency",
+        "pytest_dependency": "dependency",
+    }
+)
 """The module of a plugin's bridge, by the name under which the plugin is registered."""
 
 

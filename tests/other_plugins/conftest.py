@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Suite, suite
+from tests.plugin.conftest import Run, Suite, suite
 
 __all__ = ["Pair", "needs", "pair", "suite"]
 
@@ -54,6 +54,14 @@ class Pair:
         """Make a file in both folders."""
         for one in (self.plain, self.marked):
             one.write(name, text)
+
+    def agree(self, *args: str) -> tuple[Run, Run]:
+        """Return a session in each folder; fail unless their exit status and the outcomes of all tests are equal."""
+        plain, marked = self.plain.run(*args), self.marked.run(*args)
+        assert plain.words
+        assert marked.outcomes() == plain.outcomes()
+        assert marked.ret == plain.ret
+        return plain, marked
 
 
 @pytest.fixture

@@ -1,0 +1,150 @@
+"""Marked tests among those that pytest-dependency lets depend on each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+pytestmark = needs("pytest_dependency")
+
+_SUITE = """
+    import os
+
+    import pytest
+
+    two = pytest.mark.distributed(2, device="cpu")
+    three = pytest.mark.distributed(3, device="cpu")
+    depends = pytest.mark.dependency
+    LAST = os.environ.get("RANK", "1") == "1"
+
+
+    def note(name):
+        with open("ran.log", "a") as file:
+            print(name, file=file)
+
+
+    @depends()
+    def test_unmarked():
+        pass
+
+
+    @two
+    @depends(depends=["test_unmarked"])
+    def test_on_unmarked():
+        note("test_on_unmarked")
+
+
+    @three
+    @depends(depends=["test_on_unmarked"])
+    def test_on_another_world():
+        note("test_on_another_world")
+
+
+    @two
+    @depends()
+    def test_fails():
+        assert not LAST
+
+
+    @two
+    @depends(name="named")
+    def test_passes():
+        pass
+
+
+    @two
+    @depends(depends=["named", "test_fails"])
+    def test_on_a_failure():
+        note("test_on_a_failure")
+
+
+    @depends(depends=["test_on_a_failure"])
+    def test_unmarked_on_a_skip():
+        note("test_unmarked_on_a_skip")
+
+
+    @depends(depends=["test_on_another_world"])
+    def test_unmarked_on_marked():
+        pass
+
+
+    @two
+    @depends(depends=["test_nowhere"])
+    def test_on_what_is_not_there():
+        note("test_on_what_is_not_there")
+
+
+    @pytest.fixture
+    def broken():
+        yield
+        assert not LAST
+
+
+    @two
+    class TestClass:
+        @depends()
+        def test_one(self):
+            pass
+
+        @depends()
+        def test_breaks_its_teardown(self, broken):
+            pass
+
+        @depends(depends=["TestClass::test_breaks_its_teardown"])
+        def test_on_a_teardown(self):
+            note("test_on_a_teardown")
+
+        @depends(depends=["test_one"], scope="class")
+        def test_in_class(self):
+            note("test_in_class")
+    """
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.long)])
+def test_dependencies(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin("pytest_dependency")
+    pair.write("test_depends.py", _SUITE)
+    _, marked = pair.agree("-rs", *how)
+    assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
+    assert "test_on_a_failure depends on test_fails" in marked.text
+    # Ranks run no test that the driver skips, not even ahead of it.
+    assert sorted(set(pair.marked.read("ran.log"))) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
+
+
+def test_depends_in_a_rank(pair: Pair) -> None:
+    pair.plugin("pytest_dependency")
+    pair.write("conftest.py", "from pytest_dependency import depends as early")
+    pair.write(
+        "test_depends.py",
+        """
+        import pytest
+        from conftest import early
+        from pytest_dependency import depends
+
+
+        @pytest.mark.dependency
+        def test_before():
+            pass
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("function", [early, depends], ids=["early", "late"])
+        def test_calls(request, function):
+            function(request, ["test_before"])
+
+
+        def test_unmarked(request):
+            depends(request, ["test_before"])
+        """,
+    )
+    run = pair.marked.run()
+    assert run.count() == {"PASSED": 2, "FAILED": 2}
+    for name in ("early", "late"):
+        told = run.failure(f"test_calls[{name}]")
+        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in told
