@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from functools import cached_property
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from pytest_accel.driver import Driver
 
 
-_CONDITIONS = ("skip", "skipif", "xfail", "dependency")
-"""Marks by which the driver may decide not to run a test; the last is pytest-dependency's."""
+_CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
+"""Marks by which the driver may decide not to run a test (`dependency` is pytest-dependency's), or to run it again."""
 RETRIED = "accel_retried"
 """The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
 
@@ -70,7 +71,8 @@ class MarkedItem:
 
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
-        for name in ("setup", "runtest", "teardown"):
+        self._own_repr_failure = self.item.repr_failure
+        for name in ("setup", "runtest", "teardown", "repr_failure"):
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
         self.item.__class__ = without_log_capture(type(self.item))
@@ -92,7 +94,12 @@ class MarkedItem:
 
     @cached_property
     def _is_unconditional(self) -> bool:
-        """Whether no mark makes it depend on a condition: looked at when the tests run, when all marks are there."""
+        """Whether no mark makes it depend on a condition: looked at when the tests run, when all marks are there.
+
+        The option ``--force-flaky`` stands for a mark `flaky` on each test.
+        """
+        if getattr(self.item.config.option, "force_flaky", False):
+            return False
         return not any(mark.name in _CONDITIONS for mark in self.item.iter_markers())
 
     @property
@@ -136,6 +143,13 @@ class MarkedItem:
             self._phase("teardown")
         finally:
             self._world = None
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
+        """Return the ranks' account of a failed call phase, for plugins that make a report of it by themselves."""
+        judged = self.verdicts.get("call")
+        if judged is not None and judged.outcome == "failed" and isinstance(judged.longrepr, dict):
+            return self._rebuild(judged.longrepr)
+        return self._own_repr_failure(excinfo, *args, **kwargs)
 
     def _only_shows(self) -> bool:
         """--setup-only and --setup-plan run no test, and the driver has no fixtures to show."""
@@ -349,7 +363,7 @@ class MarkedItem:
     def _take_over(self, report: pytest.TestReport, judged: Verdict) -> None:
         if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
             report.longrepr = tuple(judged.longrepr)
-        elif isinstance(judged.longrepr, dict) and not isinstance(report.longrepr, str):
+        elif report.when != "call" and isinstance(judged.longrepr, dict) and not isinstance(report.longrepr, str):
             report.longrepr = self._rebuild(judged.longrepr)
 
     def _rebuild(self, longrepr: dict[str, Any]) -> Any:
@@ -359,7 +373,7 @@ class MarkedItem:
             "location": self.item.location,
             "keywords": {},
             "outcome": "failed",
-            "longrepr": longrepr,
+            "longrepr": deepcopy(longrepr),  # pytest changes it.
             "when": "call",
         }
         config = self.item.config

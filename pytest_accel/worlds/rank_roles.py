@@ -22,7 +22,13 @@ RoleName = Literal["absent", "test", "full"]
 
 ROLES: Mapping[str, RoleName] = MappingProxyType(
     {
-        "pytest_rerunfailures": "absent",  # Runs a failed test again, which the driver does with all ranks.
+        "anyio": "full",  # Makes a test for each backend when the collection has finished.
+        "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
+        "pytest_forked": "absent",  # Would fork the ranks.
+        "pytest_isolate": "absent",  # Likewise.
+        "pytest_rerunfailures": "absent",  # As flaky.
+        "pytest_retry": "absent",  # As flaky.
+        "pytest_run_parallel": "full",  # Repeats a test (`--iterations`) when the collection has finished.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
     }
 )

@@ -1,0 +1,149 @@
+"""Plugins that run a failed test again: the driver's business, of which a rank sees one more test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+_SUITE = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    RANK = os.environ.get("RANK", "1")
+    two = pytest.mark.distributed(2, device="cpu")
+    once_more = %s
+
+
+    def times(name):
+        path = Path(f"{name}.{RANK}")
+        path.write_text(f"{path.read_text()}x" if path.exists() else "x")
+        return len(path.read_text())
+
+
+    @pytest.fixture
+    def counted():
+        times("setup")
+        yield
+        times("teardown")
+
+
+    @pytest.fixture
+    def breaks_first():
+        assert times("breaks_first") > 1 or RANK != "1"
+
+
+    @two
+    @once_more
+    def test_once(counted):
+        assert times("once") > 1 or RANK != "1", "the first time"
+
+
+    @two
+    @once_more
+    def test_always(counted):
+        times("always")
+        raise ValueError("every time")
+
+
+    @two
+    @once_more
+    def test_passes(counted):
+        times("passes")
+
+
+    @two
+    @once_more
+    def test_skips():
+        times("skips")
+        pytest.skip("not today")
+
+
+    @two
+    @once_more
+    @pytest.mark.xfail(strict=True)
+    def test_expected():
+        times("expected")
+        assert RANK != "1"
+
+
+    @two
+    def test_not_flaky():
+        times("not_flaky")
+        assert RANK != "1"
+
+
+    @two
+    @once_more
+    def test_setup(breaks_first):
+        times("after_setup")
+
+
+    @once_more
+    def test_unmarked():
+        assert times("unmarked") > 1
+
+
+    @two
+    def test_last():
+        times("last")
+    """
+
+
+def _counts(pair: Pair, *names: str) -> None:
+    """Check that the only process of the plain tests and rank 1 have called functions equally often."""
+    for name in names:
+        assert pair.marked.read(f"{name}.1") == pair.plain.read(f"{name}.1"), name
+
+
+_COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@needs("pytest_rerunfailures")
+def test_reruns_equal(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin("pytest_rerunfailures")
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
+    plain, marked = pair.agree("-rR", *how)
+    assert marked.words == plain.words
+    assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
+    _counts(pair, *_COUNTED)
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@needs("flaky")
+def test_flaky(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin("flaky.flaky_pytest_plugin")
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)")
+    plain, marked = pair.agree(*how)
+    assert "test_once failed (1 runs remaining out of 2)" in plain.text
+    assert "test_once failed (1 runs remaining out of 2)" in marked.text
+    _counts(pair, *_COUNTED)
+
+
+@needs("flaky")
+def test_flaky_that_must_pass_several_times(pair: Pair) -> None:
+    pair.plugin("flaky.flaky_pytest_plugin")
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=3, min_passes=2)")
+    plain, marked = pair.agree()
+    assert pair.plain.read("passes.1") == ["xx"]
+    _counts(pair, *_COUNTED)
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@needs("pytest_retry")
+def test_retries(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin("pytest_retry.retry_plugin")
+    pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(retries=1)")
+    plain, marked = pair.agree(*how)
+    assert "test_once passed on attempt 2!" in plain.text
+    assert "test_once passed on attempt 2!" in marked.text
+    assert "ranks 0-1: failed" in marked.failure("test_always")
+    _counts(pair, *_COUNTED)
