@@ -203,25 +203,38 @@ class CollectionHooks:
                 self._session.port.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> Generator[None, Any, Any]:
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
         result = yield
-        marked = self._session.adopt(items)
-        if marked and self._runs:
-            if any(one.missing is None for one in marked):
-                self._look_for_hooks(*(one.item.path for one in marked), collected=True)
-            self._preload(self._imported)
-            from pytest_accel.running import Graft, RunningHooks, by_world
-
-            if self._session.settings.reorder and not self._session.is_worker:
-                items[:] = by_world(items)
-            if not config.pluginmanager.has_plugin("accel-running"):
-                config.pluginmanager.register(RunningHooks(self._session), "accel-running")
-                config.pluginmanager.register(Graft(), "accel-graft")
-            if any(one.missing is None for one in marked):
-                self._build_bridges()
+        self._adopt(items)
         return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """Redirect marked items that a plugin has made when the collection had finished, as anyio does."""
+        before = session.items.copy()
+        result = yield
+        if session.items != before:
+            self._adopt(session.items)
+        return result
+
+    def _adopt(self, items: list[pytest.Item]) -> None:
+        """Redirect the marked items that are new, and prepare what runs them."""
+        config = self._session.config
+        marked = self._session.adopt(items)
+        if not marked or not self._runs:
+            return
+        if any(one.missing is None for one in marked):
+            self._look_for_hooks(*(one.item.path for one in marked), collected=True)
+        self._preload(self._imported)
+        from pytest_accel.running import Graft, RunningHooks, by_world
+
+        if self._session.settings.reorder and not self._session.is_worker:
+            items[:] = by_world(items)
+        if not config.pluginmanager.has_plugin("accel-running"):
+            config.pluginmanager.register(RunningHooks(self._session), "accel-running")
+            config.pluginmanager.register(Graft(), "accel-graft")
+        if any(one.missing is None for one in marked):
+            self._build_bridges()
 
     def _build_bridges(self) -> None:
         """Register what brings other plugins' data from ranks to this process, unless that has been done."""

@@ -140,11 +140,16 @@ class AccelSession:
         return inventory.kind if inventory.devices else None
 
     def adopt(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
-        """Redirect every marked item; :class:`pytest.UsageError` (or the controller's) for marks that are wrong."""
+        """Redirect every marked item, and return those that were not yet; :class:`pytest.UsageError` (or the controller's) for marks that are wrong."""
         from pytest_accel.hardware.registry import VendorError
 
         finder, adopted, errors = MarkFinder(), [], []
         for item in items:
+            known = item.stash.get(MARKED, None)
+            if known is not None:
+                if known.item is item:
+                    continue
+                item.stash = pytest.Stash()  # A copy of an item (pytest-flakefinder makes some) shares its stash.
             marks = finder.find(item)
             if marks.devices is None and marks.distributed is None:
                 continue
@@ -173,7 +178,7 @@ class AccelSession:
             from pytest_accel.hardware.pretend import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
-        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh)
+        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _forks(item))
         if self.outer is not None and self.settings.spread and not shape.grouped:
             # Devices are leased on this machine.
             near = self.outer.layout.near
@@ -293,6 +298,14 @@ def machine_for(settings: Settings) -> Machine:
 
     order = parse_order(settings.order) if settings.order else None
     return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
+
+
+def _forks(item: pytest.Item) -> bool:
+    """Return whether pytest-forked would run `item` in a process of its own."""
+    config = item.config
+    if not config.pluginmanager.has_plugin("pytest_forked"):
+        return False
+    return bool(config.getoption("forked")) or item.get_closest_marker("forked") is not None
 
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:

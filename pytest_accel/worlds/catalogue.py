@@ -99,6 +99,9 @@ class Catalogue:
             try:
                 with suppress(pytest.UsageError):
                     session.perform_collect([argument])
+                    # Some plugins make items when the collection has finished (anyio).
+                    known = set(self._collected)
+                    self._collected += [item for item in session.items if item not in known]
             except SystemExit as error:
                 last = extract_tb(error.__traceback__)[-1]
                 self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
