@@ -25,6 +25,21 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
     {
         "dependency": "dependency",
         "pytest_dependency": "dependency",
+        "django": "django",
+        "pytest_django.plugin": "django",
+        "flakefinder": "flakefinder",
+        "pytest_flakefinder": "flakefinder",
+        "pytest_forked": "forked",
+        "pytest_isolate": "isolate",
+        "pytest_isolate.plugin": "isolate",
+        "pytest-bdd": "bdd",
+        "pytest_bdd.plugin": "bdd",
+        "recording": "recording",
+        "pytest_recording.plugin": "recording",
+        "run-parallel": "run_parallel",
+        "pytest_run_parallel.plugin": "run_parallel",
+        "xprocess": "xprocess",
+        "xprocess.pytest_xprocess": "xprocess",
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""

@@ -21,9 +21,12 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
 
     `directory` is where it runs.
 
-    ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business.
+    ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business. Hooks
+    of third-party plugins are not called: what they do to the process (pytest-django blocks databases) would stay.
     """
     import pytest
+
+    from pytest_accel.worlds.rank_roles import OptionsOnly
 
     before = os.getcwd()
     os.chdir(directory)
@@ -38,7 +41,10 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             names = [f"-p{name}" for name in named]
-            pytest.main(["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *names])
+            pytest.main(
+                ["--version", "--version", "--noconftest", "-c", os.devnull, "--rootdir", directory, *names],
+                plugins=[OptionsOnly()],
+            )
     finally:
         os.chdir(before)
         for name, value in given.items():

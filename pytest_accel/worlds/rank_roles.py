@@ -114,6 +114,7 @@ HOOKS: Mapping[str, Call] = MappingProxyType(
 LISTENS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport")
 """A plugin, that is one module or object, with one of these hooks listens to reports."""
 SUMMARISES = "pytest_terminal_summary"
+_OF_OPTIONS = ("pytest_addoption", "pytest_addhooks")
 _OWN = ("_pytest", "pytest", "pytest_accel")
 
 
@@ -152,6 +153,20 @@ def install(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, Role
     vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
 
 
+class OptionsOnly:
+    """A plugin that has pytest register no hooks of third-party plugins but those by which they add options."""
+
+    def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
+        """pytest calls this when it registers the plugins that it was given, before it loads any other."""
+        options_of = pluginmanager.parse_hookimpl_opts
+
+        def parse_hookimpl_opts(plugin: object, name: str) -> Any:
+            left_out = name not in _OF_OPTIONS and _is_third_party(plugin, package_of(plugin))
+            return None if left_out else options_of(plugin, name)
+
+        vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
+
+
 def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
     """Unregister the plugins whose role is `absent`. Call it when all options have been read."""
     roles = {**ROLES, **chosen}
@@ -176,7 +191,7 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
         return False  # Plugins and conftests may ask for it; it reports nothing in a rank.
     role = _role(plugin, roles)
     if role == "absent":
-        return hook in ("pytest_addoption", "pytest_addhooks")
+        return hook in _OF_OPTIONS
     if role == "full":
         return True
     match HOOKS.get(hook, Call.ALWAYS):

@@ -1,0 +1,126 @@
+"""Databases of pytest-django: each rank has its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+pytestmark = needs("pytest_django")
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin("pytest_django.plugin")
+    pair.ini("DJANGO_SETTINGS_MODULE = project_settings\npythonpath = .")
+    pair.write(
+        "project_settings.py",
+        """
+        def _database(name):
+            return {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": f"{name}.sqlite3",
+                "TEST": {"NAME": f"test_{name}.sqlite3"},
+            }
+
+
+        DATABASES = {"default": _database("default"), "other": _database("other")}
+        INSTALLED_APPS = ["shop"]
+        SECRET_KEY = "not one"
+        USE_TZ = True
+        DEFAULT_AUTO_FIELD = "django.db.models.AutoField"
+        """,
+    )
+    pair.write("shop/__init__.py", "")
+    pair.write(
+        "shop/models.py",
+        """
+        from django.db import models
+
+
+        class Book(models.Model):
+            title = models.CharField(max_length=100)
+        """,
+    )
+    pair.write(
+        "test_shop.py",
+        """
+        import os
+
+        import pytest
+        from django.db import connections
+        from shop.models import Book
+
+        LAST = os.environ.get("RANK", "1") == "1"
+        two = pytest.mark.distributed(2, device="cpu")
+
+
+        def in_ranks():
+            import torch.distributed as dist
+
+            if "RANK" in os.environ:
+                dist.barrier()
+
+
+        @two
+        @pytest.mark.django_db
+        def test_passes():
+            assert Book.objects.count() == 0
+            in_ranks()
+            Book.objects.create(title=f"Book {LAST}")
+            in_ranks()
+            assert Book.objects.count() == 1
+
+
+        @two
+        @pytest.mark.django_db(transaction=True)
+        def test_transactions():
+            Book.objects.create(title="Another")
+            in_ranks()
+            assert Book.objects.count() == 1
+
+
+        @two
+        def test_fixture(db):
+            in_ranks()
+            assert Book.objects.count() == (1 if LAST else 0)
+
+
+        @two
+        @pytest.mark.django_db(databases=["other"])
+        def test_other_database():
+            assert "test_other" in str(connections["other"].settings_dict["NAME"])
+            Book.objects.using("other").create(title="Third")
+            in_ranks()
+            assert Book.objects.using("other").count() == 1
+
+
+        @pytest.mark.distributed(3, device="cpu")
+        @pytest.mark.django_db
+        def test_in_another_world():
+            Book.objects.create(title="Fourth")
+            in_ranks()
+            assert Book.objects.count() == 1
+
+
+        @two
+        def test_without_access():
+            with pytest.raises(RuntimeError, match="Database access not allowed"):
+                Book.objects.count()
+
+
+        @pytest.mark.django_db
+        def test_unmarked():
+            Book.objects.create(title="Fifth")
+            assert Book.objects.count() == 1
+        """,
+    )
+    _, marked = pair.agree(*how)
+    assert marked.count() == {"PASSED": 6, "FAILED": 1}
+    for one in (pair.plain, pair.marked):
+        assert not list(one.path.glob("*.sqlite3*"))
