@@ -15,7 +15,7 @@ from pytest_accel.accounts import ranks_text
 from pytest_accel.clock import monotonic
 from pytest_accel.markers import Requirement
 from pytest_accel.outside import outside_cause
-from pytest_accel.relay import without_log_capture
+from pytest_accel.relay import without_ranks_hooks
 from pytest_accel.shims import leave_fixtures_to_ranks
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds import rank_data
@@ -75,7 +75,7 @@ class MarkedItem:
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
-        self.item.__class__ = without_log_capture(type(self.item))
+        self.item.__class__ = without_ranks_hooks(type(self.item))
 
     @property
     def has_begun(self) -> bool:

@@ -1,4 +1,4 @@
-"""The hooks of a marked item in the driver: all but those that capture log records."""
+"""The hooks of a marked item in the driver: all but those that belong to the processes that run the test, its ranks."""
 
 from __future__ import annotations
 
@@ -7,40 +7,51 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.shims import left_out_conftests
+from pytest_accel.worlds.rank_roles import package_of
 
-class _HooksWithoutLogging:
-    """Made once a session."""
+_OF_THE_PROCESS = ("pytest_factoryboy", "pytest_socket")
+"""Packages whose hooks around the phases of a test act on the process and the fixtures of the test."""
+_NONE: frozenset[object] = frozenset()
+_PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
-    def __init__(self, config: pytest.Config) -> None:
+
+class _Hooks:
+    """Made once a session for each set of conftests that do not apply to a file."""
+
+    def __init__(self, config: pytest.Config, conftests: frozenset[object]) -> None:
         self._manager = config.pluginmanager
+        self._conftests = conftests
 
     def __getattr__(self, name: str) -> Any:
-        plugin = self._manager.get_plugin("logging-plugin")
-        caller = self._manager.subset_hook_caller(name, [plugin] if plugin is not None else [])
+        left_out = {self._manager.get_plugin("logging-plugin"), *self._conftests}
+        if name in _PHASES:
+            left_out |= {one for one in self._manager.get_plugins() if package_of(one) in _OF_THE_PROCESS}
+        caller = self._manager.subset_hook_caller(name, left_out - {None})
         setattr(self, name, caller)
         return caller
 
 
-_RELAY: pytest.StashKey[_HooksWithoutLogging] = pytest.StashKey()
+_RELAY: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
 
 
 @functools.cache
-def without_log_capture(kind: type[pytest.Item]) -> type[pytest.Item]:
-    """`kind`, its hooks less those that capture log records: it is the ranks that log, and they capture.
+def without_ranks_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
+    """Return `kind`, its hooks less those that belong to ranks.
 
-    The capture costs more than all else that the driver does for a test (see `let_loggers_propagate`).
+    It is the ranks that log, and they capture. In the driver the capture costs more than all else that the driver does
+    for a test (see `let_loggers_propagate`).
     """
 
     class Redirected(kind):  # type: ignore[valid-type, misc]
         @property
         def ihook(self) -> Any:
             hooks = super().ihook
-            # Where a conftest applies to some of the files only, pytest has a relay of its own, which is left alone.
-            if hooks is not self.config.hook:
-                return hooks
-            if _RELAY not in self.config.stash:
-                self.config.stash[_RELAY] = _HooksWithoutLogging(self.config)
-            return self.config.stash[_RELAY]
+            conftests = _NONE if hooks is self.config.hook else left_out_conftests(hooks)
+            relays = self.config.stash.setdefault(_RELAY, {})
+            if conftests not in relays:
+                relays[conftests] = _Hooks(self.config, conftests)
+            return relays[conftests]
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
         kind.__name__,

@@ -113,6 +113,11 @@ def _request_without_fixtures() -> Any:
     return NoFixturesRequest
 
 
+def left_out_conftests(hooks: Any) -> frozenset[object]:
+    """Return the conftests that do not apply to a node whose `ihook` is `hooks`, and not the session's own hooks."""
+    return frozenset(hooks.remove_mods)
+
+
 def ask_before_debugging(may: Callable[[str], bool]) -> None:
     """Have `may` asked before each debugger that pytest starts, by the name of the way it is started.
 

@@ -1,0 +1,113 @@
+"""Cassettes of pytest-recording: replayed in all ranks, written by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+pytestmark = needs("pytest_recording")
+
+_SUITE = """
+    import os
+    import threading
+    import urllib.request
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    import pytest
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    two = pytest.mark.distributed(2, device="cpu")
+
+
+    class Hello(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *args):
+            pass
+
+
+    @pytest.fixture(scope="session")
+    def served():
+        if os.path.exists("offline"):
+            yield
+            return
+        server = HTTPServer(("127.0.0.1", 0), Hello)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+    def matches(one, other):
+        return one.path == other.path
+
+
+    @pytest.fixture(scope="module")
+    def vcr_config():
+        return {"match_on": ["method", "path"]}
+
+
+    def get(port, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port or 9}/{path}") as answer:
+            return answer.read()
+
+
+    @two
+    @pytest.mark.vcr
+    def test_passes(served):
+        assert get(served, "one") == b"hello"
+        if "RANK" in os.environ:
+            import torch.distributed as dist
+
+            dist.barrier()
+        assert get(served, "two") == b"hello"
+
+
+    @two
+    @pytest.mark.vcr
+    def test_fails(served):
+        assert get(served, "three") == (b"hallo" if LAST else b"hello")
+
+
+    @pytest.mark.vcr
+    def test_unmarked(served):
+        assert get(served, "four") == b"hello"
+    """
+
+
+def _cassettes(folder: Pair) -> list[dict[str, list[str]]]:
+    """Return the paths of the requests in each cassette, without and with marks."""
+    return [
+        {
+            file.name: [line.rpartition("/")[2] for line in file.read_text().splitlines() if "uri:" in line]
+            for file in (one.path / "cassettes" / "test_web").iterdir()
+        }
+        for one in (folder.plain, folder.marked)
+    ]
+
+
+def test_cassettes(pair: Pair) -> None:
+    pair.plugin("pytest_recording.plugin")
+    pair.write("test_web.py", _SUITE)
+    _, marked = pair.agree("--record-mode=once")
+    assert marked.count() == {"PASSED": 2, "FAILED": 1}
+    plain, recorded = _cassettes(pair)
+    assert plain == recorded
+    assert recorded["test_passes.yaml"] == ["one", "two"]
+
+    pair.write("offline", "")
+    _, marked = pair.agree("--block-network", "-n2")
+    assert marked.count() == {"PASSED": 2, "FAILED": 1}
+
+    run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")
+    assert "record with --record-mode=once" in run.failure("test_passes")
+    assert _cassettes(pair)[1] == recorded

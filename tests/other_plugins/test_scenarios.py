@@ -1,0 +1,121 @@
+"""Scenarios of pytest-bdd whose steps run in ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
+
+pytestmark = needs("pytest_bdd")
+
+_FEATURE = """
+    Feature: Sums
+      Scenario: Right
+        Given a number of 2
+        When it is doubled
+        Then it is 4
+
+      Scenario: Wrong in one rank
+        Given a number of 2
+        When the last process doubles it
+        Then it is 2
+        And it is 2
+
+      Scenario Outline: Several
+        Given a number of <first>
+        When it is doubled
+        Then it is <second>
+
+        Examples:
+          | first | second |
+          | 1     | 2      |
+          | 3     | 6      |
+
+      Scenario: Unmarked
+        Given a number of 2
+        Then it is 2
+    """
+_STEPS = """
+    import os
+
+    import pytest
+    from pytest_bdd import given, parsers, scenario, then, when
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    two = pytest.mark.distributed(2, device="cpu")
+
+
+    @two
+    @scenario("sums.feature", "Right")
+    def test_right():
+        pass
+
+
+    @two
+    @scenario("sums.feature", "Wrong in one rank")
+    def test_wrong():
+        pass
+
+
+    @two
+    @scenario("sums.feature", "Several")
+    def test_several():
+        pass
+
+
+    @scenario("sums.feature", "Unmarked")
+    def test_unmarked():
+        pass
+
+
+    @given(parsers.parse("a number of {number:d}"), target_fixture="number")
+    def number(number):
+        return {"value": number}
+
+
+    @when("it is doubled")
+    def double(number):
+        number["value"] *= 2
+
+
+    @when("the last process doubles it")
+    def double_in_one(number):
+        number["value"] *= 1 + LAST
+
+
+    @then(parsers.parse("it is {expected:d}"))
+    def check(number, expected):
+        assert number["value"] == expected
+    """
+
+
+def test_reports_of_scenarios(pair: Pair) -> None:
+    pair.plugin("pytest_bdd.plugin")
+    pair.write("sums.feature", _FEATURE)
+    pair.write("test_sums.py", _STEPS)
+    _, marked = pair.agree("--cucumberjson=cucumber.json")
+    assert marked.count() == {"PASSED": 4, "FAILED": 1}
+    assert len(_features(pair.plain)[0]["elements"]) == 5
+    assert _features(pair.marked) == _features(pair.plain)
+
+    plain, marked = (one.run("--gherkin-terminal-reporter", "-v") for one in (pair.plain, pair.marked))
+    assert "When the last process doubles it" in marked.text
+    said = [[line for line in run.text.splitlines() if line.startswith("    ")] for run in (plain, marked)]
+    assert said[1][: len(said[0])] == said[0]
+
+
+def _features(suite: Suite) -> Any:
+    """Return what ``--cucumberjson`` has written, less what differs from run to run."""
+    features = json.loads((suite.path / "cucumber.json").read_text().replace(f"{suite.path.name}/", ""))
+    for feature in features:
+        for element in feature["elements"]:
+            for step in element["steps"]:
+                del step["result"]["duration"]
+                if "error_message" in step["result"]:
+                    step["result"]["error_message"] = "AssertionError" in step["result"]["error_message"]
+    return features

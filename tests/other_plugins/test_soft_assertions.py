@@ -1,0 +1,307 @@
+"""Failures that a plugin notes while a test goes on, and adds to its report later, when they happen in one rank."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+_CHECKS = """
+    import os
+    import threading
+
+    import pytest
+    from pytest_check import check
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    two = pytest.mark.distributed(2, device="cpu")
+    pytestmark = two
+
+
+    def wrong(what="soft"):
+        check.is_false(LAST, what)
+
+
+    @pytest.fixture
+    def wrong_in_setup():
+        wrong("in setup")
+
+
+    @pytest.fixture
+    def wrong_in_teardown():
+        yield
+        wrong("in teardown")
+
+
+    @pytest.fixture(scope="module")
+    def wrong_in_the_modules_setup():
+        wrong("in the module's setup")
+
+
+    def test_right():
+        check.equal(1, 1)
+
+
+    def test_wrong():
+        wrong()
+        wrong("once more")
+
+
+    def test_right_again():
+        check.equal(1, 1)
+
+
+    def test_setup(wrong_in_setup):
+        pass
+
+
+    def test_teardown(wrong_in_teardown):
+        pass
+
+
+    def test_wide_setup(wrong_in_the_modules_setup):
+        pass
+
+
+    def test_both(wrong_in_teardown):
+        wrong()
+
+
+    def test_and_an_assertion():
+        wrong()
+        assert not LAST, "hard"
+
+
+    @pytest.mark.xfail
+    def test_expected():
+        wrong()
+
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected_and_right():
+        check.equal(1, 1)
+
+
+    @pytest.mark.xfail(raises=AssertionError)
+    def test_expected_type():
+        wrong()
+
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_another_type():
+        wrong()
+
+
+    @pytest.mark.xfail
+    def test_expected_in_setup(wrong_in_setup):
+        pass
+
+
+    def test_in_a_thread():
+        thread = threading.Thread(target=wrong)
+        thread.start()
+        thread.join()
+
+
+    def test_subtests(subtests):
+        with subtests.test("one"):
+            wrong()
+        with subtests.test("two"):
+            pass
+
+
+    def test_skips_after_all():
+        wrong()
+        if LAST:
+            pytest.skip("and skips")
+
+
+    def test_skips_everywhere():
+        check.equal(1, 1)
+        pytest.skip("not today")
+
+
+    def test_unmarked():
+        check.equal(1, 1)
+
+
+    test_unmarked.pytestmark = []
+    """
+
+
+@needs("pytest_check")
+def test_failed_checks(pair: Pair) -> None:
+    pair.plugin("pytest_check.plugin")
+    pair.write("test_checks.py", _CHECKS)
+    _, marked = pair.agree("-rA")
+    told = marked.failure("test_wrong")
+    for text in ("FAILURE: check bool(True) is False: soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
+        assert text in told
+    assert "FAILURE" in marked.failure("test_in_a_thread")
+
+
+_ASSUMPTIONS = """
+    import os
+
+    import pytest
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    @pytest.fixture
+    def wrong_in_setup():
+        pytest.assume(not LAST, "in setup")
+
+
+    @pytest.fixture
+    def wrong_in_teardown():
+        yield
+        pytest.assume(not LAST, "in teardown")
+
+
+    def test_right():
+        pytest.assume(True)
+
+
+    def test_wrong():
+        pytest.assume(not LAST, "soft")
+        pytest.assume(not LAST, "once more")
+
+
+    def test_setup(wrong_in_setup):
+        pass
+
+
+    def test_and_an_error():
+        pytest.assume(not LAST, "soft")
+        if LAST:
+            raise ValueError("hard")
+
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected():
+        pytest.assume(not LAST)
+
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected_and_right():
+        pytest.assume(True)
+
+
+    def test_in_a_context():
+        with pytest.assume:
+            assert not LAST
+
+
+    def test_teardown(wrong_in_teardown):
+        pass
+
+
+    def test_after_the_teardown():
+        pass
+    """
+
+
+@needs("pytest_assume")
+def test_failed_assumptions(pair: Pair) -> None:
+    pair.plugin("pytest_assume.plugin")
+    pair.write("test_assumptions.py", _ASSUMPTIONS)
+    _, marked = pair.agree("-W", "default")
+    told = marked.failure("test_wrong")
+    for text in ("2 Failed Assumptions", "soft", "once more", "rank 0: passed", "rank 1 of 2"):
+        assert text in told
+
+
+_SUBTESTS = """
+    import os
+    import unittest
+
+    import pytest
+
+    LAST = os.environ.get("RANK", "1") == "1"
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    def test_all_pass(subtests):
+        for number in range(3):
+            with subtests.test("number", number=number):
+                pass
+
+
+    def test_one_fails(subtests):
+        for number in range(3):
+            with subtests.test(number=number):
+                assert number != 1 or not LAST
+
+
+    def test_fails_itself(subtests):
+        with subtests.test("inner"):
+            assert not LAST, "inner"
+        assert not LAST, "outer"
+
+
+    def test_some_skip(subtests):
+        with subtests.test("skips"):
+            pytest.skip("not this")
+        with subtests.test("runs"):
+            pass
+
+
+    @pytest.mark.xfail
+    def test_expected(subtests):
+        with subtests.test("inner"):
+            assert not LAST
+
+
+    def test_expected_within(subtests):
+        with subtests.test("inner"):
+            pytest.xfail("not yet")
+
+
+    class TestOfUnittest(unittest.TestCase):
+        def test_case(self):
+            for number in range(3):
+                with self.subTest(number=number):
+                    self.assertFalse(number == 2 and LAST)
+
+
+    @pytest.fixture
+    def fails_in_a_fixture(subtests):
+        with subtests.test("in setup"):
+            assert not LAST
+        yield
+        with subtests.test("in teardown"):
+            assert not LAST
+
+
+    def test_of_a_fixture(fails_in_a_fixture):
+        pass
+
+
+    def test_last():
+        pass
+    """
+
+
+def test_subtests(pair: Pair) -> None:
+    pair.write("test_sub.py", _SUBTESTS)
+    plain, marked = pair.agree("-rA")
+    assert marked.words == plain.words
+
+
+@needs("pytest_subtests")
+def test_subtests_of_the_plugin(pair: Pair) -> None:
+    pair.plugin("pytest_subtests.plugin")
+    pair.write("test_sub.py", _SUBTESTS)
+    plain, marked = pair.plain.run(), pair.marked.run()
+    assert marked.ret == plain.ret == 1
+    said = [sorted(re.findall(r"^test_sub.py::(.* SUB[A-Z]+)", run.text, re.MULTILINE)) for run in (plain, marked)]
+    assert said[0] == said[1]
+    # The plugin lets a test pass whose subtests fail; pytest's own subtests, and marked tests, do not.
+    assert plain.word("test_one_fails") == "PASSED"
+    assert marked.word("test_one_fails") == "FAILED"
