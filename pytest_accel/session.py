@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.messages import SessionSpec
     from pytest_accel.worlds.pool import Pool
     from pytest_accel.worlds.port import Port
+    from pytest_accel.worlds.rank_coverage import DriverCoverage
     from pytest_accel.worlds.shape import Traits, WorldShape
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
@@ -49,6 +50,7 @@ class AccelSession:
         self._pid = getpid()
         self._making = threading.Lock()
         self._pool: Pool | None = None
+        self._coverage: DriverCoverage | None = None
         self._port: Port | None = None
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
@@ -94,9 +96,18 @@ class AccelSession:
         """The session's pool; only in the controller. The receiver threads of all workers ask for it."""
         with self._making:
             if self._pool is None:
+                from pytest_accel.shims import base_temporary_directory
+                from pytest_accel.worlds import rank_coverage
                 from pytest_accel.worlds.pool import Pool
 
                 spec = _session_spec(self.config, self.settings, self.machine)
+                measuring = rank_coverage.of_this_process(self.config)
+                if measuring is not None and (why := rank_coverage.shortcoming(measuring)) is not None:
+                    self.show(f"accel: {why}")
+                elif measuring is not None:
+                    self._coverage = rank_coverage.DriverCoverage(measuring, base_temporary_directory(self.config))
+                    children = rank_coverage.for_children(os.environ)
+                    spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
                 self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._servers())
             return self._pool
@@ -254,6 +265,9 @@ class AccelSession:
             self._driver.close()
         if self._pool is not None:
             self._pool.close(politely=politely)
+        if self._coverage is not None:
+            for problem in self._coverage.combine():
+                self.show(f"accel: coverage of ranks is incomplete: {problem}")
 
     def show(self, line: str) -> None:
         """Write a line for the person at the terminal, in the controller; any thread may call it."""

@@ -357,19 +357,6 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@contextlib.contextmanager
-def _unmeasured() -> Iterator[None]:
-    """Start what coverage does not measure: it ends after the session has put together what was measured.
-
-    coverage's variables are those of its ``patch = subprocess`` (coverage.py, "Coverage subprocesses").
-    """
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_PROCESS_")}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
 def clean_up(spec: SessionSpec) -> None:
     """Leave nothing of the session behind; the folder is for the driver's own server to remove, who reads in it."""
     kill_descendants()
@@ -395,8 +382,7 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     # less time, too.
     gc.disable()
     # Shared by all ranks: what a killed rank leaves in shared memory is then removed when the session ends.
-    with _unmeasured():
-        resource_tracker.ensure_running()
+    resource_tracker.ensure_running()
     # OpenBLAS starts its threads when it is loaded, and a process with threads must not be forked.
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -405,6 +391,8 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
         always = frozenset(sys.modules)
         if not spec.bare:
             _import(spec.preload)
+        if spec.coverage is not None:
+            _import(("coverage",))
     if given is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
     server = _Server(connection, spec, controller, parent, always)

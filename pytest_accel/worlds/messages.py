@@ -62,6 +62,8 @@ class SessionSpec:
     """Whether the fork server imports nothing but torch and pytest: neither `preload` nor plugins."""
     shared: bool = True
     """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
+    coverage: str | None = None
+    """Settings with which ranks measure coverage (`rank_coverage`); None: they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from pytest_accel.worlds.far_supply import FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.fleet import Fleet
 from pytest_accel.worlds.gang import Gang, Near, Part, Source
 from pytest_accel.worlds.layout import HERE, Layout
-from pytest_accel.worlds.measured import is_measured
 from pytest_accel.worlds.messages import SessionSpec, WorldSpec
 from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.worlds.shape import WorldShape
@@ -62,6 +61,7 @@ class Pool:
         """
         self._machine = machine
         self._slots = slots
+        self._measured = spec.coverage is not None
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
         self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
@@ -199,7 +199,7 @@ class Pool:
                 if rank not in noticed:
                     self._fleet.complain(world, rank, status, "died after its last test had passed")
             world.ticket = None
-            if world.exits or (harm is not None and not (worn and is_measured())):
+            if world.exits or (harm is not None and not (worn and self._measured)):
                 self._fleet.kill(world)
             elif world.shape.fresh or worn or self._fleet.closing:
                 self._fleet.retire(world)

@@ -23,7 +23,7 @@ import pytest
 from pytest_accel.hardware.cpu import threads_beside_ccl
 from pytest_accel.hardware.device import Device
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds import flight, group, linux, output, places, rank_roles, serving
+from pytest_accel.worlds import flight, group, linux, output, places, rank_coverage, rank_roles, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.installed import Installed
 from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
@@ -117,6 +117,7 @@ class _Joining:
         starting.enter_context(self._installed.remembered())
         context = RankContext(session, spec, rank)
         _set_environment(context, meeting)
+        rank_coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)

@@ -20,6 +20,7 @@ from pytest_accel.worlds.descriptors import send as send_descriptors
 from pytest_accel.worlds.files import server_log_path
 from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import SessionSpec, StartWorld
+from pytest_accel.worlds.rank_coverage import unmeasured
 
 _END_PATIENCE = 10.0
 
@@ -60,7 +61,7 @@ class OwnServer:
                 stdin=given,
                 stdout=log,
                 stderr=log,
-                env={**environment, MARK: spec.directory},
+                env={**unmeasured(environment), MARK: spec.directory},
                 start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
             )
 

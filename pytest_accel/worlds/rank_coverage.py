@@ -1,0 +1,187 @@
+"""Coverage of what ranks run.
+
+Each rank measures with the settings of the main process's coverage, whatever has started that: pytest-cov, ``coverage
+run`` or an environment variable. It writes data files of its own, and the main process adds them to its data when the
+ranks have ended. The fork server is not measured.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from coverage import Coverage
+
+_SETTINGS = "COVERAGE_PROCESS_CONFIG"
+"""The variable from which `coverage.process_startup` takes its settings."""
+_SETTINGS_FILE = "COVERAGE_PROCESS_START"
+"""The one in which a user may name a file with settings."""
+_OLDEST = "7.10.3"
+"""The first release of coverage that can hand its settings to another process."""
+
+
+class DriverCoverage:
+    """The coverage that measures the main process, and a folder in which ranks keep their data for it."""
+
+    def __init__(self, coverage: Coverage, parent: Path | None) -> None:
+        """Make the folder in `parent` (None: the system's temporary directory)."""
+        self._coverage = coverage
+        self._folder = tempfile.mkdtemp(prefix="accel-coverage-", dir=parent)
+
+    @property
+    def settings(self) -> str:
+        """What ranks measure coverage with, as `coverage.process_startup` reads it."""
+        config = self._coverage.config.copy()
+        config.data_file = os.path.join(self._folder, os.path.basename(config.data_file))
+        config.parallel = True
+        return config.serialize()
+
+    def combine(self) -> list[str]:
+        """Add what the ranks have measured to this process's own data; return what could not be read."""
+        from coverage import CoverageData
+        from coverage.exceptions import CoverageException
+
+        problems = []
+        with _silence():
+            own = self._coverage.get_data()
+        for file in Path(self._folder).glob("*"):
+            of_a_rank = CoverageData(str(file))
+            try:
+                own.update(of_a_rank)
+            except CoverageException as error:  # As where the process was killed while it wrote.
+                problems.append(str(error))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return problems
+
+
+def of_this_process(config: pytest.Config) -> Coverage | None:
+    """Return the coverage that measures this process, pytest-cov's or another; None: it is not measured."""
+    controller = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    coverage = getattr(controller, "cov", None)
+    if coverage is None:
+        current = getattr(getattr(sys.modules.get("coverage"), "Coverage", None), "current", None)
+        coverage = current() if current is not None else None
+    return coverage
+
+
+def shortcoming(coverage: Coverage) -> str | None:
+    """Return why ranks cannot be measured with this release of coverage; None: they can."""
+    if hasattr(coverage.config, "serialize"):
+        return None
+    release = sys.modules["coverage"].__version__
+    return f"coverage {release} does not measure what ranks run: install coverage {_OLDEST} or newer"
+
+
+def for_children(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return what has coverage measure the processes that a test starts, where the user has set it."""
+    return tuple((name, environment[name]) for name in (_SETTINGS_FILE,) if name in environment)
+
+
+def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without what has coverage measure a new Python from its start."""
+    return {name: value for name, value in environment.items() if name not in (_SETTINGS, _SETTINGS_FILE)}
+
+
+class RankCoverage:
+    """Measures this rank from before its conftests are read; each test's lines are saved when it ends."""
+
+    def __init__(self, settings: str) -> None:
+        import coverage
+
+        self._contexts = False
+        self._by_pytest_cov = False
+        """Whether pytest-cov measures the main process; else something around pytest does."""
+        os.environ[_SETTINGS] = settings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            running = coverage.process_startup()
+        assert running is not None
+        self.coverage = running
+        patches = running.get_option("run:patch")
+        if not (isinstance(patches, list) and "subprocess" in patches):
+            del os.environ[_SETTINGS]
+        # coverage itself saves nothing at the end of a process in which a test has made a Coverage of its own.
+        atexit.register(self._save)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        option = config.option
+        self._by_pytest_cov = bool(getattr(option, "cov_source", None))
+        self._contexts = self._by_pytest_cov and option.cov_context == "test"
+        if self._by_pytest_cov:
+            # As much of pytest-cov's plugin as its fixture `cov`, and other plugins, look at.
+            config.pluginmanager.unblock("_cov")
+            stand_in = SimpleNamespace(_started=True, cov_controller=SimpleNamespace(cov=self.coverage))
+            config.pluginmanager.register(stand_in, "_cov")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            self._switch("")
+            self._save()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._switch(f"{item.nodeid}|setup")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        self._switch(f"{item.nodeid}|run")
+        left_out = item.get_closest_marker("no_cover") is not None or "no_cover" in getattr(item, "fixturenames", ())
+        if not (left_out and self._by_pytest_cov and type(self.coverage).current() is self.coverage):
+            return (yield)  # Starting it again would stop another coverage, as that of pytest-testmon.
+        self.coverage.stop()
+        try:
+            return (yield)
+        finally:
+            with _silence():
+                self.coverage.start()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        self._switch(f"{item.nodeid}|teardown")
+
+    def _switch(self, context: str) -> None:
+        """Have what follows recorded under `context`, in pytest-cov's form."""
+        if self._contexts:
+            with _silence():
+                self.coverage.switch_context(context)
+
+    def _save(self) -> None:
+        with _silence():
+            self.coverage.save()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep coverage's warnings, and its errors where a test has stopped it, from failing a test.
+
+    The warnings of the main process come when its own data is saved.
+    """
+    from coverage.exceptions import CoverageException
+
+    with warnings.catch_warnings(), contextlib.suppress(CoverageException):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def start(settings: str | None, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Measure this rank with `settings`, if there are any, instead of pytest-cov, which would write a report."""
+    pluginmanager.set_blocked("_cov")
+    if settings is not None:
+        plugin: Any = RankCoverage(settings)
+        pluginmanager.register(plugin, "accel-coverage")

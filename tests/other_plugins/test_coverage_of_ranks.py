@@ -1,0 +1,189 @@
+"""Coverage of what ranks run: the lines, arcs and contexts of the same tests without ranks, with no setting for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import Pair, needs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.plugin.conftest import Suite
+
+pytestmark = needs("pytest_cov")
+
+_PRODUCT = """
+    def set_up():
+        return 1
+
+
+    def work(rank):
+        if rank == 0:
+            return "zero"
+        return "more"
+
+
+    def tear_down():
+        return 3
+
+
+    def left_out():
+        return 4
+
+
+    def unmarked():
+        return 5
+
+
+    def unused():
+        return 6
+    """
+_TESTS = """
+    import os
+
+    import product
+    import pytest
+
+    marked = pytest.mark.distributed(2, device="cpu")
+    RANKS = [int(os.environ["RANK"])] if "RANK" in os.environ else [0, 1]
+
+
+    @pytest.fixture
+    def thing():
+        product.set_up()
+        yield
+        product.tear_down()
+
+
+    @marked
+    def test_marked(thing):
+        for rank in RANKS:
+            assert product.work(rank)
+
+
+    @marked
+    @pytest.mark.no_cover
+    def test_left_out():
+        assert product.left_out() == 4
+
+
+    @marked
+    def test_left_out_by_its_fixture(no_cover):
+        assert product.left_out() == 4
+
+
+    @marked
+    def test_asks_for_it(cov):
+        assert cov.get_option("run:branch")
+
+
+    @marked
+    def test_fails():
+        assert product.work(1) == "zero"
+
+
+    def test_unmarked(thing):
+        assert product.unmarked() == 5
+    """
+
+
+def contexts(folder: Path) -> dict[int, set[str]]:
+    """The contexts in which each line of the product was run; fails where there is a data file beside the one."""
+    from coverage import CoverageData
+
+    assert [path.name for path in folder.glob(".coverage*")] == [".coverage"]
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    found = data.contexts_by_lineno(str(folder / "product.py"))
+    return {line: set(names) for line, names in found.items()}
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n2",), id="xdist")])
+def test_contexts_and_branches(pair: Pair, options: tuple[str, ...]) -> None:
+    pair.plugin("pytest_cov")
+    pair.write("product.py", _PRODUCT)
+    pair.write("test_product.py", _TESTS)
+    how = ("--cov=product", "--cov-branch", "--cov-context=test", "--cov-report=term-missing", "--cov-fail-under=70")
+    plain = pair.plain.run(*how)
+    marked = pair.marked.run(*how, *options)
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
+    expected = contexts(pair.plain.path)
+    assert expected[8] == {"test_product.py::test_marked|run"}
+    assert contexts(pair.marked.path) == expected
+    totals = [[line for line in run.text.splitlines() if line.startswith("TOTAL")] for run in (plain, marked)]
+    assert totals[0] == totals[1] != []
+
+
+def test_a_killed_rank_loses_one_test_and_data_is_appended(suite: Suite) -> None:
+    suite.plugin("pytest_cov")
+    suite.write("product.py", _PRODUCT)
+    suite.write(
+        "test_product.py",
+        """
+        import os
+        import signal
+
+        import product
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_before(rank):
+            product.work(0)
+
+
+        def test_dies(rank):
+            if rank == 1:
+                product.unused()
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                product.set_up()
+
+
+        def test_other(rank):
+            product.work(1)
+        """,
+    )
+    run = suite.run("--cov=product", "--cov-report=term", "-k", "other")
+    assert run.count() == {"PASSED": 1}
+    run = suite.run("--cov=product", "--cov-report=term", "--cov-append", "-k", "not other")
+    assert run.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}
+    found = contexts(suite.path)
+    assert {8, 9} <= found.keys()
+    assert 25 not in found
+    assert "coverage of ranks is incomplete" not in run.text
+
+
+def test_without_pytest_cov_and_with_an_old_coverage(pair: Pair, pytester: pytest.Pytester) -> None:
+    marked = pair.marked
+    marked.write("product.py", _PRODUCT)
+    marked.write(
+        "test_product.py",
+        """
+        import product
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_work(rank):
+            assert product.work(rank)
+        """,
+    )
+    (marked.path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    command = (
+        *(sys.executable, "-m", "coverage", "run", f"--data-file={marked.path / '.coverage'}", "--source=product"),
+        *("-m", "pytest", "-p", "accel", f"--rootdir={marked.path}", str(marked.path)),
+    )
+    result = pytester.run(*command)
+    result.assert_outcomes(passed=1)
+    assert {7, 8, 9} <= contexts(marked.path).keys()
+
+    marked.write("conftest.py", "import coverage.config\n\ndel coverage.config.CoverageConfig.serialize\n")
+    result = pytester.run(*command)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["accel: coverage * does not measure what ranks run: install coverage 7.10.3 or newer"])
