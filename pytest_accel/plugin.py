@@ -233,18 +233,20 @@ class CollectionHooks:
         if not config.pluginmanager.has_plugin("accel-running"):
             config.pluginmanager.register(RunningHooks(self._session), "accel-running")
             config.pluginmanager.register(Graft(), "accel-graft")
-        if any(one.missing is None for one in marked):
-            self._build_bridges()
+        self._build_bridges(runs=any(one.missing is None for one in marked))
 
-    def _build_bridges(self) -> None:
-        """Register what brings other plugins' data from ranks to this process, unless that has been done."""
+    def _build_bridges(self, *, runs: bool) -> None:
+        """Register what brings other plugins' data from ranks to this process, unless that has been done.
+
+        `runs` tells whether the machine can run any of the marked tests: else nothing is refused.
+        """
         if self._bridged:
             return
         self._bridged = True
         from pytest_accel import bridges
 
         try:
-            for bridge in bridges.in_driver(self._session.config):
+            for bridge in bridges.in_driver(self._session.config, refuse=runs):
                 self._session.config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
             self._session.port.usage_error(str(error))

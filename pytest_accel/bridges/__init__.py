@@ -12,7 +12,7 @@ Each returns an object to register with pytest, or None. `pytest_accel.hooks` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -40,27 +40,32 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest_run_parallel.plugin": "run_parallel",
         "xprocess": "xprocess",
         "xprocess.pytest_xprocess": "xprocess",
+        "pytest-testmon": "testmon",
+        "testmon.pytest_testmon": "testmon",  # As ``-p`` and `pytest_plugins` may name it.
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""
 
 
-def in_rank(config: pytest.Config) -> Iterator[object]:
-    """Give the plugins that a rank needs for the plugins that it has loaded."""
-    return _made("rank_plugin", config)
+def in_rank(config: pytest.Config, absent: Iterable[str]) -> Iterator[object]:
+    """Give the plugins that a rank needs for the plugins that it has loaded, or whose role there is `absent`."""
+    return _made("rank_plugin", config, absent)
 
 
-def in_driver(config: pytest.Config) -> Iterator[object]:
-    """Give the plugins that the driver needs. Raises `pytest.UsageError` for what cannot work with marked tests."""
-    refused = list(refusals(config))
+def in_driver(config: pytest.Config, *, refuse: bool) -> Iterator[object]:
+    """Give the plugins that the driver needs.
+
+    Raises `pytest.UsageError` for what cannot work with marked tests; without `refuse` only for what a bridge lacks.
+    """
+    refused = list(refusals(config)) if refuse else []
     if refused:
         raise pytest.UsageError("\n".join(refused))
     return _made("driver_plugin", config)
 
 
-def _made(function: str, config: pytest.Config) -> Iterator[object]:
+def _made(function: str, config: pytest.Config, absent: Iterable[str] = ()) -> Iterator[object]:
     for name, module in BRIDGES.items():
-        if config.pluginmanager.has_plugin(name):
+        if config.pluginmanager.has_plugin(name) or name in absent:
             make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
             made = None if make is None else make(config)
             if made is not None:

@@ -26,9 +26,11 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_forked": "absent",  # Would fork the ranks.
         "pytest_isolate": "absent",  # Likewise.
+        "pytest_picked": "absent",  # Selects and orders by what git says.
         "pytest_rerunfailures": "absent",  # As flaky.
         "pytest_retry": "absent",  # As flaky.
         "pytest_run_parallel": "full",  # Repeats a test (`--iterations`) when the collection has finished.
+        "testmon": "absent",  # Opens its database and selects; its bridge measures.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
     }
 )
@@ -167,12 +169,14 @@ class OptionsOnly:
         vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
 
 
-def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
-    """Unregister the plugins whose role is `absent`. Call it when all options have been read."""
+def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> frozenset[str]:
+    """Unregister the plugins whose role is `absent`; return their names. Call it when all options have been read."""
     roles = {**ROLES, **chosen}
-    for name, plugin in pluginmanager.list_name_plugin():
-        if plugin is not None and _role(plugin, roles) == "absent":
-            pluginmanager.set_blocked(name)
+    named = pluginmanager.list_name_plugin()
+    absent = frozenset(name for name, plugin in named if plugin is not None and _role(plugin, roles) == "absent")
+    for name in absent:
+        pluginmanager.set_blocked(name)
+    return absent
 
 
 def package_of(plugin: object) -> str:

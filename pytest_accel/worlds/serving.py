@@ -108,6 +108,8 @@ class RankPlugin:
         self._hygiene = Hygiene(context)
         self._item: pytest.Item | None = None
         """The running test."""
+        self._absent: frozenset[str] = frozenset()
+        """Names of plugins of which only the options are known here."""
         self._lockstep: Lockstep | None = None
         """Of the running test, once it may run examples of Hypothesis."""
         self._later: RunTest | None = None
@@ -143,7 +145,7 @@ class RankPlugin:
             option.dist, option.tx = "no", []
         for name in _JUDGES_IN_THE_DRIVER:
             config.pluginmanager.set_blocked(name)
-        rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
+        self._absent = rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -423,7 +425,7 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        for bridge in bridges.in_rank(session.config):
+        for bridge in bridges.in_rank(session.config, self._absent):
             session.config.pluginmanager.register(bridge)
         self._config = session.config
         self._log.open()

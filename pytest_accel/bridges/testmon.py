@@ -1,0 +1,135 @@
+"""pytest-testmon: what a marked test depends on is what its ranks execute.
+
+In a rank pytest-testmon itself is absent: it would open its database and select. Only its collector measures there. The
+driver adds each rank's lines to those that its own collector has measured for the test, and pytest-testmon goes on from
+there as with any test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_accel.stash import MARKED
+
+_KEY = "testmon_lines"
+_NEEDED = ("start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
+"""What is used of `testmon.testmon_core.TestmonCollector`."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that measures which lines a test executes in this rank."""
+    from testmon.configure import header_collect_select
+    from testmon.testmon_core import TestmonCollector
+
+    # A plugin for coverage keeps it from asking whether this process is traced: the driver has asked.
+    if not header_collect_select(config, None, cov_plugin=True).collect:
+        return None
+    return LinesOfRank(TestmonCollector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds the ranks' lines to what pytest-testmon has measured in this process."""
+    collect = config.pluginmanager.get_plugin("TestmonCollect")
+    if collect is None:
+        return None
+    collector = getattr(collect, "testmon", None)
+    missing = [name for name in _NEEDED if not hasattr(collector, name)]
+    if missing:
+        from importlib.metadata import version
+
+        raise pytest.UsageError(
+            f"pytest-testmon {version('pytest-testmon')} cannot record what tests execute in ranks: its collector has "
+            f"no {', '.join(missing)}; install pytest-testmon 2.2, or run without it (--no-testmon)"
+        )
+    return LinesOfRanks(collector, is_worker=hasattr(config, "workerinput"))
+
+
+class LinesOfRank:
+    """Measures one test after the other, and sends the lines that it has executed with its last report."""
+
+    def __init__(self, collector: Any) -> None:
+        self._collector = collector
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._collector.start_testmon(item.nodeid)
+        self._take()  # What has run since the last test belongs to none.
+        return (yield)
+
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+        return {_KEY: self._take()} if report.when == "teardown" else None
+
+    def _take(self) -> dict[str, list[int]]:
+        """Return the lines executed since the last call, by file. The collector's own way makes a new Coverage."""
+        data = self._collector.cov.get_data()
+        lines = {file: list(data.lines(file) or ()) for file in data.measured_files()}
+        data.erase()
+        return {file: executed for file, executed in lines.items() if executed}
+
+    def pytest_sessionfinish(self) -> None:
+        self._collector.close()
+
+
+class LinesOfRanks:
+    """Adds the lines of a marked test's ranks to those that the driver has measured for the test."""
+
+    def __init__(self, collector: Any, *, is_worker: bool) -> None:
+        self._collector = collector
+        self._is_worker = is_worker
+        self._begun: set[str] = set()
+        """Tests that run, or have run, in this process."""
+        self._item: pytest.Item | None = None
+        self._failed = False
+        """Whether a phase of it has failed: pytest-testmon selects it again in any case."""
+        self._ranks: set[int] = set()
+        """Those that have sent the lines of the running test."""
+        self._batch = collector.get_batch_coverage_data
+        collector.get_batch_coverage_data = self._get_batch_coverage_data
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._item, self._failed = item, False
+        self._ranks.clear()
+        self._begun.add(item.nodeid)
+        if self._is_worker:
+            # The next test may be put on hold, and never run here: this one's lines must not wait for it.
+            self._collector.start_testmon(item.nodeid, None)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._failed = self._failed or report.failed
+        return report
+
+    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
+        if report.when != "teardown":
+            return
+        lines: dict[str, set[int]] = {}
+        for rank, sent in rank_data.items():
+            if _KEY in sent:
+                self._ranks.add(rank)
+                for file, executed in sent[_KEY].items():
+                    lines.setdefault(file, set()).update(executed)
+        self._collector.cov.get_data().add_lines(lines)
+
+    def _get_batch_coverage_data(self) -> dict[str, Any]:
+        """Stand in for the collector's method, which gives the lines of each test that has ended."""
+        if self._lacks_lines():
+            self._collector.discard_current()
+        tests: dict[str, Any] = self._batch()
+        # A test on hold has begun here for the collector, but runs in another process or later.
+        return {test: files for test, files in tests.items() if test in self._begun}
+
+    def _lacks_lines(self) -> bool:
+        """Return whether the test would count as passed although nobody knows what it depends on.
+
+        As where a rank has died in a test that is expected to fail, or the hardware is missing.
+        """
+        marked = None if self._item is None else self._item.stash.get(MARKED, None)
+        if marked is None or self._failed:
+            return False
+        may_run = marked.missing is not None or marked.has_begun
+        return may_run and len(self._ranks) < marked.shape.ranks

@@ -1,0 +1,175 @@
+"""pytest-testmon selects marked tests by what their ranks have executed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import Pair, needs
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+pytestmark = needs("testmon")
+
+_PRODUCT = """
+    def zero():
+        return 0
+
+
+    def one():
+        return 1
+
+
+    def fixture():
+        return 2
+
+
+    def unmarked():
+        return 3
+
+
+    def unrelated():
+        return 4
+    """
+_TESTS = """
+    import os
+
+    import product
+    import pytest
+
+    IN_RANK = "RANK" in os.environ
+    RANKS = [int(os.environ["RANK"])] if IN_RANK else [0, 1]
+    marked = pytest.mark.distributed(2)
+
+
+    @pytest.fixture
+    def thing():
+        return product.fixture()
+
+
+    @marked
+    def test_ranks_differ(request):
+        assert not (IN_RANK and hasattr(request.config, "testmon_data")), "a rank has opened the database"
+        for rank in RANKS:
+            assert (product.one() if rank else product.zero()) == rank
+
+
+    @marked
+    def test_fixture(thing):
+        pass
+
+
+    @marked
+    @pytest.mark.parametrize("number", range(2))
+    def test_fails(number):
+        assert number == 0
+
+
+    @marked
+    def test_skips():
+        product.unrelated()
+        pytest.skip("not today")
+
+
+    @pytest.mark.distributed(4)
+    @pytest.mark.parametrize("number", range(3))
+    def test_all_devices(number):
+        pass
+
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_unmarked(number):
+        assert product.unmarked() == 3
+    """
+
+
+def change(pair: Pair, function: str) -> None:
+    """Write another body of `function`, which does the same."""
+    for one in (pair.plain, pair.marked):
+        file = one.path / "product.py"
+        file.write_text(re.sub(rf"(def {function}\(\):\n    return) ", r"\1 0 + ", file.read_text()))
+
+
+def selected(pair: Pair, *options: str) -> set[str]:
+    """Run both suites, the marked one with `options`; return the tests that have run, which are the same."""
+    plain, marked = pair.plain.run("--testmon"), pair.marked.run("--testmon", *options)
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
+    return set(marked.outcomes())
+
+
+def test_what_ranks_execute_is_selected(pair: Pair) -> None:
+    pair.plugin("pytest-testmon")
+    pair.write("product.py", _PRODUCT)
+    pair.write("test_product.py", _TESTS)
+    assert len(selected(pair)) == 11
+    for functions, tests in (
+        (["one"], {"test_ranks_differ"}),
+        (["fixture", "unmarked"], {"test_fixture", *(f"test_unmarked[{number}]" for number in range(3))}),
+    ):
+        for function in functions:
+            change(pair, function)
+        assert selected(pair) == {"test_fails[1]", *tests}
+
+
+def test_what_ranks_execute_is_selected_under_xdist(pair: Pair) -> None:
+    pair.plugin("pytest-testmon")
+    pair.write("product.py", _PRODUCT)
+    pair.write("test_product.py", _TESTS)
+    assert len(selected(pair, "-n2")) == 11
+    change(pair, "one")
+    assert selected(pair, "-n2") == {"test_fails[1]", "test_ranks_differ"}
+
+
+def test_a_test_that_not_all_ranks_have_run_is_selected_again(suite: Suite) -> None:
+    suite.plugin("pytest-testmon")
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        @pytest.mark.devices(5)
+        def test_needs_more_devices():
+            pass
+
+        @pytest.mark.xfail
+        @pytest.mark.distributed(2)
+        def test_dies(rank):
+            if rank == 1:
+                os._exit(3)
+
+        @pytest.mark.distributed(2)
+        def test_runs():
+            pass
+        """,
+    )
+    lacking = {"test_needs_more_devices": "SKIPPED", "test_dies": "XFAIL"}
+    for expected in ({**lacking, "test_runs": "PASSED"}, lacking, lacking):
+        assert suite.run("--testmon").outcomes() == expected
+    suite.write(
+        "conftest.py", "from testmon.testmon_core import TestmonCollector\n\ndel TestmonCollector.discard_current\n"
+    )
+    run = suite.run("--testmon", "--testmon-noselect")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert re.search(r"pytest-testmon \S+ cannot record what tests execute in ranks: .* no discard_current", run.errors)
+
+
+@needs("pytest_cov")
+def test_together_with_pytest_cov(pair: Pair) -> None:
+    pair.plugin("pytest-testmon", "pytest_cov")
+    pair.write("product.py", _PRODUCT)
+    pair.write("test_product.py", _TESTS)
+    for function, tests in (("zero", 11), ("one", 2)):
+        change(pair, function)
+        plain, marked = (
+            one.run("--testmon", "--cov=product", "--cov-report=term") for one in (pair.plain, pair.marked)
+        )
+        assert marked.outcomes() == plain.outcomes()
+        assert len(marked.words) == tests
+        totals = [[line for line in run.text.splitlines() if line.startswith("product.py")] for run in (plain, marked)]
+        assert totals[0] == totals[1] != []
