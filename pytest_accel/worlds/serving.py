@@ -423,14 +423,16 @@ class RankPlugin:
         serialised["user_properties"] = plain_properties(serialised.get("user_properties", ()))
         return {name: value for name, value in serialised.items() if travels(value)}
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Get ready before other plugins begin their session: their wrappers too."""
         for bridge in bridges.in_rank(session.config, self._absent):
             session.config.pluginmanager.register(bridge)
         self._config = session.config
         self._log.open()
         self._captured.open(session.config)
         self._debugging.install(session.config)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
