@@ -362,7 +362,8 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     if OUTER in config.stash:
         args = without_local_rank(args)
     uncaptured = getattr(option, "capture", None) == "no"
-    streams = uncaptured and getattr(option, "dist", "no") == "no"  # A worker of xdist has no terminal.
+    distributed = getattr(option, "dist", "no") != "no"
+    streams = uncaptured and not distributed  # A worker of xdist has no terminal.
     if settings.logs is not None and not streams:
         args.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
     elif uncaptured and not streams:
@@ -386,6 +387,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
         if machine.session.present
         else (),
+        distributed=distributed,
         debug=settings.debug,
         leaks=settings.leaks,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,

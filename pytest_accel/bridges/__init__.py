@@ -41,7 +41,8 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "xprocess": "xprocess",
         "xprocess.pytest_xprocess": "xprocess",
         "pytest-testmon": "testmon",
-        "testmon.pytest_testmon": "testmon",  # As ``-p`` and `pytest_plugins` may name it.
+        "testmon.pytest_testmon": "testmon",
+        "pytest-benchmark": "benchmark",
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""

@@ -44,6 +44,8 @@ class SessionSpec:
     """Every mark that the controller's session knows, as its ini lines."""
     hidden: tuple[tuple[str, str | None], ...]
     """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
+    distributed: bool
+    """Whether xdist distributes the session's tests: its workers are the drivers then."""
     debug: bool = False
     """Whether torch compares the ranks' collectives before it begins them."""
     logs: str | None = None

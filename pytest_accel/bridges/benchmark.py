@@ -1,0 +1,299 @@
+"""pytest-benchmark: statistics of marked tests, from rank 0, in the session's table and files.
+
+pytest-benchmark measures a function for as many rounds as fit into a time. The ranks of a test measure different times,
+and a function with a collective must run equally often on all of them. So rank 0 calibrates, and tells the other ranks
+before each step what they do.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.bridges import profiles
+from pytest_accel.bridges.internals import require, take
+from pytest_accel.stash import RANK
+
+if TYPE_CHECKING:
+    from pytest_accel.worlds.rank import RankContext
+
+_NAME = "pytest-benchmark"
+"""The plugin's name, and that of the object that it registers: its session."""
+_FIXTURE = ("_calibrate_timer", "_make_stats", "_save_cprofile")
+_SESSION = ("benchmarks", "options", "disabled", "logger")
+_BLOCK = 10
+"""Rounds that rank 0 announces at once while it measures until the mean is precise."""
+_SHOWN = ("min", "max", "mean", "stddev", "median", "rounds")
+"""The statistics of each rank in ``extra_info``."""
+
+
+def rank_plugin(config: pytest.Config) -> object:
+    """Return what measures in a rank."""
+    return _InRank(config, _session(config))
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return what adds the ranks' statistics to the session's."""
+    return _InDriver(_session(config))
+
+
+def _session(config: pytest.Config) -> Any:
+    session = config.pluginmanager.get_plugin(_NAME)
+    require(_NAME, _fixture_class(), *_FIXTURE)
+    require(_NAME, session, *_SESSION)
+    return session
+
+
+def _fixture_class() -> Any:
+    return take(_NAME, "pytest_benchmark.fixture", "BenchmarkFixture")
+
+
+class _InRank:
+    """Sends what the `benchmark` fixture has measured in a rank, and has all ranks run as many rounds as rank 0."""
+
+    def __init__(self, config: pytest.Config, session: Any) -> None:
+        self._context = config.stash[RANK]
+        self._session = session
+        # The driver writes the profiles, and measures nothing where xdist distributes its tests.
+        session.options["cprofile_dump"] = False
+        session.disabled = session.disabled or self._context.session.distributed
+        self._agreement = _Agreement(self._context)
+        if self._context.spec.ranks > 1:
+            self._agreement.install()
+
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        if report.when != "teardown":
+            has_run = report.when == "call" or not report.passed
+            if has_run and not self._session.disabled and "benchmark" in getattr(item, "fixturenames", ()):
+                self._agreement.leave()
+            return None
+        measured = list(self._session.benchmarks)
+        self._session.benchmarks.clear()  # The fixtures have been given a method of this list.
+        failed = self._agreement.take_failure()
+        if not measured:
+            return {_NAME: {"failed": True}} if failed else None
+        return {_NAME: _sent(measured[-1])}
+
+
+def _sent(measured: Any) -> dict[str, Any]:
+    """Return the statistics `measured` of one test as plain data."""
+    safe_dumps = take(_NAME, "pytest_benchmark.utils", "safe_dumps")
+    names = ("name", "fullname", "group", "extra_info", "iterations")
+    return {
+        "failed": bool(measured.has_error),
+        "about": safe_dumps({name: getattr(measured, name) for name in names}),
+        "seconds": array("d", measured.stats.data).tobytes(),
+        "profile": profiles.to_data(measured.cprofile_stats) if measured.cprofile_stats else None,
+    }
+
+
+class _InDriver:
+    """Adds the statistics of a marked test to those of pytest-benchmark's session: one entry for a test."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+        sent = {rank: data[_NAME] for rank, data in sorted(rank_data.items()) if _NAME in data}
+        measured = {rank: one for rank, one in sent.items() if "about" in one}
+        if not measured:
+            return
+        first = next(iter(measured.values()))
+        about = json.loads(first["about"])
+        fixture = self._fixture(item)
+        fixture.name, fixture.fullname, fixture.group = about["name"], about["fullname"], about["group"]
+        fixture.has_error = any(one["failed"] for one in sent.values())
+        fixture.extra_info = about["extra_info"]
+        if len(measured) > 1:
+            fixture.extra_info["accel_ranks"] = {
+                str(rank): _shown(_seconds(one["seconds"])) for rank, one in measured.items()
+            }
+        stats = fixture._make_stats(about["iterations"])
+        stats.stats.data.extend(_seconds(first["seconds"]))
+        if first["profile"] is not None:
+            fixture._save_cprofile(profiles.from_data(first["profile"]))
+
+    def _fixture(self, item: pytest.Item) -> Any:
+        """Return the fixture that pytest-benchmark would have made for `item` in this process."""
+        session = self._session
+        mark = item.get_closest_marker("benchmark")
+        options = {**session.options, **(mark.kwargs if mark else {})}
+        if mark and "timer" in mark.kwargs:
+            options["timer"] = take(_NAME, "pytest_benchmark.utils", "NameWrapper")(mark.kwargs["timer"])
+        return _fixture_class()(
+            item,
+            add_stats=session.benchmarks.append,
+            logger=session.logger,
+            warner=item.warn,
+            disabled=session.disabled,
+            **options,
+        )
+
+
+def _seconds(data: bytes) -> list[float]:
+    found = array("d")
+    found.frombytes(data)
+    return found.tolist()
+
+
+def _shown(seconds: list[float]) -> dict[str, float]:
+    stats = take(_NAME, "pytest_benchmark.stats", "Stats")()
+    stats.data.extend(seconds)
+    return {name: getattr(stats, name) for name in _SHOWN}
+
+
+class BenchmarkError(Exception):
+    """A rank cannot take the number of rounds from rank 0."""
+
+    __module__ = "pytest_accel"  # Reports show it.
+
+
+class _Agreement:
+    """Has the ranks of a test run a measured function equally often: rank 0 decides, and the others do the same.
+
+    Rank 0 waits for nobody, so that a test may measure on rank 0 alone.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._test = 0
+        """The number of the test that has been measured last."""
+        self._steps = 0
+        """Steps of that test which rank 0 has announced, or this rank has followed."""
+        self._failed = False
+
+    def install(self) -> None:
+        """Take the place of the methods of the fixture that decide by time."""
+        fixture = _fixture_class()
+        calibrate = fixture._calibrate_timer
+        until_precise = getattr(fixture, "_run_until_precise", None)  # Since 5.3.
+
+        def calibrate_together(one: Any, runner: Callable[..., Any]) -> Any:
+            __tracebackhide__ = True
+            return self._calibrate(one, calibrate, runner)
+
+        def run_together(one: Any, *args: Any) -> None:
+            __tracebackhide__ = True
+            assert until_precise is not None
+            self._run_until_precise(one, until_precise, *args)
+
+        fixture._calibrate_timer = calibrate_together
+        if until_precise is not None:
+            fixture._run_until_precise = run_together
+
+    def leave(self) -> None:
+        """Tell the ranks that wait for rank 0 to measure that it does not."""
+        if self._context.rank == 0 and self._context.spec.ranks > 1 and self._test != self._context.tests:
+            self._tell("leave")
+
+    def take_failure(self) -> bool:
+        """Return whether the measured function has raised, where no statistics tell it."""
+        failed, self._failed = self._failed, False
+        return failed
+
+    def _calibrate(self, fixture: Any, original: Callable[..., Any], runner: Callable[..., Any]) -> Any:
+        __tracebackhide__ = True
+
+        def announced(loops: range) -> Any:
+            __tracebackhide__ = True
+            self._tell("run", loops=len(loops), rounds=1)
+            return runner(loops)
+
+        if self._context.rank == 0:
+            duration, loops, loops_range = self._lead(original, fixture, announced)
+            self._tell("end", loops=loops, seconds=float(duration))
+            return duration, loops, loops_range
+        end = self._follow(runner)
+        return end["seconds"], end["loops"], range(end["loops"])
+
+    def _run_until_precise(
+        self,
+        fixture: Any,
+        original: Callable[..., Any],
+        runner: Callable[..., Any],
+        loops: range,
+        stats: Any,
+        most: int,
+    ) -> None:
+        __tracebackhide__ = True
+        announced = 0
+
+        def in_blocks(loops: range) -> Any:
+            __tracebackhide__ = True
+            nonlocal announced
+            done = len(stats.stats.data)
+            if done == announced:
+                block = min(_BLOCK, most - done)
+                self._tell("run", loops=len(loops), rounds=block)
+                announced += block
+            return runner(loops)
+
+        if self._context.rank == 0:
+            self._lead(original, fixture, in_blocks, loops, stats, most)
+            while len(stats.stats.data) < announced:
+                stats.update(runner(loops))
+            self._tell("end")
+        else:
+            self._follow(lambda loops: stats.update(runner(loops)))
+
+    def _lead(self, original: Callable[..., Any], *args: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return original(*args)
+        except BaseException:
+            self._failed = True
+            self._tell("failed")
+            raise
+
+    def _follow(self, run: Callable[[range], object]) -> dict[str, Any]:
+        """Run what rank 0 announces, until it announces the end; return that step."""
+        __tracebackhide__ = True
+        while True:
+            step = self._hear()
+            if step["does"] == "end":
+                return step
+            if step["does"] == "leave":
+                raise BenchmarkError(
+                    f"rank {self._context.rank} runs a benchmark that rank 0 does not run, and takes the number of its "
+                    "rounds from rank 0; use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0 as well"
+                )
+            if step["does"] == "failed":
+                raise BenchmarkError("rank 0 has failed in the benchmark")
+            try:
+                for _ in range(step["rounds"]):
+                    run(range(step["loops"]))
+            except BaseException:
+                self._failed = True
+                raise
+
+    def _tell(self, does: str, **details: float) -> None:
+        store = self._store
+        previous = [] if self._test == self._context.tests else [self._name(step) for step in range(self._steps)]
+        for name in previous:  # All ranks have ended that test.
+            store.delete(name)
+        store.set(self._next(), json.dumps({"does": does, **details}).encode())
+
+    def _hear(self) -> dict[str, Any]:
+        __tracebackhide__ = True
+        step: dict[str, Any] = json.loads(self._store.get(self._next()))
+        return step
+
+    def _next(self) -> str:
+        """Return the name of the next step in the world's store."""
+        if self._test != self._context.tests:
+            self._test, self._steps = self._context.tests, 0
+        self._steps += 1
+        return self._name(self._steps - 1)
+
+    def _name(self, step: int) -> str:
+        return f"benchmark/{self._test}/{step}"
+
+    @property
+    def _store(self) -> Any:
+        store = self._context.signed_store
+        assert store is not None
+        return store

@@ -1,0 +1,232 @@
+"""pytest-benchmark: the statistics of marked tests stand next to those of others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Run, Suite
+
+pytestmark = needs("pytest_benchmark")
+
+_QUICK = ("--benchmark-max-time=0.01", "--benchmark-min-rounds=3", "-p", "no:cacheprovider")
+_SUITE = """
+    import pytest
+
+    def work(n=50):
+        return sum(range(n))
+
+    def test_plain(benchmark):
+        assert benchmark(work) == 1225
+
+    @pytest.mark.distributed(2)
+    def test_ranks(benchmark):
+        benchmark.extra_info["of"] = "ranks", 2
+        assert benchmark(work) == 1225
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.parametrize("n", [3, 4])
+    @pytest.mark.benchmark(group="sums", max_time=0.02)
+    def test_group(benchmark, n):
+        benchmark.pedantic(work, args=(n,), rounds=n, iterations=2)
+
+    @pytest.mark.distributed(2)
+    def test_fails(benchmark):
+        def fail():
+            raise ValueError("on purpose")
+        benchmark(fail)
+
+    @pytest.mark.distributed(2)
+    def test_fails_later(benchmark):
+        benchmark(work)
+        assert 0
+
+    @pytest.mark.devices(1)
+    def test_device(benchmark):
+        benchmark(work)
+
+    @pytest.mark.distributed(2)
+    def test_no_benchmark():
+        pass
+    """
+_RANKS = """
+    import os
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    def clock():
+        # Each rank measures other times, from which it would conclude another number of rounds.
+        return time.perf_counter() / 1000 ** int(os.environ.get("RANK", "0"))
+
+    def reduce():
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        return ones[0].item()
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.benchmark(timer=clock)
+    def test_reduce(benchmark):
+        assert benchmark(reduce) == 2
+
+    @pytest.mark.distributed(2)
+    def test_first_rank_alone(benchmark, rank):
+        if rank == 0:
+            benchmark(sum, range(10))
+        dist.barrier()
+
+    @pytest.mark.distributed(2)
+    def test_last_rank_alone(benchmark, rank):
+        if rank == 1:
+            benchmark(sum, range(10))
+
+    @pytest.mark.distributed(2)
+    def test_fixed_rounds_on_the_last_rank(benchmark, rank):
+        if rank == 1:
+            benchmark.pedantic(sum, args=(range(10),), rounds=3)
+
+    @pytest.mark.distributed(2)
+    def test_first_rank_fails(benchmark, rank):
+        def run():
+            assert rank
+        benchmark(run)
+
+    @pytest.mark.distributed(2)
+    def test_last_rank_fails(benchmark, rank):
+        def run():
+            assert rank == 0
+        benchmark(run)
+    """
+
+
+def entries(suite: Suite, name: str = "out.json") -> dict[str, Any]:
+    """What a file of pytest-benchmark says of each test, without its times and the values of single ranks."""
+    found = {}
+    for one in json.loads((suite.path / name).read_text())["benchmarks"]:
+        one["extra_info"].pop("accel_ranks", None)
+        fixed = one["stats"]["rounds"] if one["group"] else None
+        about = {key: one[key] for key in ("name", "group", "param", "params", "extra_info", "options")}
+        found[one["fullname"]] = about, sorted(one["stats"]), "cprofile" in one, fixed
+    return found
+
+
+def table(run: Run) -> tuple[list[str], list[str]]:
+    """The headlines of the tables of a session, and the tests in them."""
+    headlines = re.findall(r"^-+ (benchmark.*: \d+ tests) -+$", run.text, re.MULTILINE)
+    tests = re.findall(r"^(test_\w+(?:\[\d\])?(?: \(\w+\))?) +[\d.,]+ \(", run.text, re.MULTILINE)
+    return headlines, sorted(tests)
+
+
+def files(suite: Suite) -> set[str]:
+    """The files that sessions have made, without the time in the name of a saved one."""
+    paths = [str(path.relative_to(suite.path)) for path in suite.path.rglob("*") if path.is_file()]
+    return {re.sub(r"_\d{8}_\d{6}", "", path) for path in paths if "__pycache__" not in path}
+
+
+def test_statistics_are_in_the_table_and_in_the_files(pair: Pair) -> None:
+    pair.plugin("benchmark")
+    pair.write("test_x.py", _SUITE)
+    first = ("--benchmark-json=out.json", "--benchmark-save=first", "--benchmark-cprofile=tottime")
+    dump = "--benchmark-cprofile-dump=profiles/of"
+    runs = [one.run(*_QUICK, *first, dump) for one in (pair.plain, pair.marked)]
+    assert runs[1].outcomes() == runs[0].outcomes()
+    assert [run.ret for run in runs] == [1, 1]
+    assert table(runs[1]) == table(runs[0])
+    assert table(runs[1])[0] == ["benchmark: 4 tests", "benchmark 'sums': 2 tests"]
+    assert entries(pair.marked) == entries(pair.plain)
+    assert files(pair.marked) == files(pair.plain) >= {"out.json", "profiles/of-test_ranks.prof"}
+    infos = {
+        one["name"]: one["extra_info"] for one in json.loads((pair.marked.path / "out.json").read_text())["benchmarks"]
+    }
+    assert infos["test_ranks"]["of"] == ["ranks", 2]
+    assert infos["test_ranks"]["accel_ranks"].keys() == {"0", "1"}
+    assert infos["test_ranks"]["accel_ranks"]["1"]["min"] > 0
+    assert "accel_ranks" not in infos["test_device"]
+
+    again = ("--benchmark-compare", "--benchmark-autosave", "--benchmark-compare-fail=min:1", "-k", "ranks or plain")
+    runs = [one.run(*_QUICK, *again) for one in (pair.plain, pair.marked)]
+    assert table(runs[1]) == table(runs[0])
+    assert table(runs[1])[1] == [f"test_{test} ({of})" for test in ("plain", "ranks") for of in ("0001_first", "NOW")]
+    assert [run.ret for run in runs] == [0, 0]
+    assert files(pair.marked) == files(pair.plain)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--benchmark-only",
+        pytest.param("--benchmark-disable", marks=pytest.mark.long),
+        pytest.param("--benchmark-skip", marks=pytest.mark.long),
+    ],
+)
+def test_benchmarks_are_selected_and_disabled_as_unmarked_ones(pair: Pair, option: str) -> None:
+    pair.plugin("benchmark")
+    pair.write("test_x.py", _SUITE)
+    plain, marked = (one.run(*_QUICK, option, "--benchmark-json=out.json") for one in (pair.plain, pair.marked))
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
+    assert table(marked) == table(plain)
+    assert files(pair.marked) == files(pair.plain)
+
+
+def test_workers_of_xdist_measure_nothing(pair: Pair) -> None:
+    pair.plugin("benchmark")
+    pair.write(
+        "test_x.py",
+        """
+        import pytest
+
+        CALLS = []
+
+        @pytest.mark.distributed(2)
+        def test_ranks(benchmark):
+            benchmark(CALLS.append, 1)
+            assert CALLS == [1]
+
+        def test_plain(benchmark):
+            benchmark(CALLS.append, 1)
+            assert benchmark.disabled
+        """,
+    )
+    options = ("-n", "2", "--benchmark-json=out.json", "-W", "default")
+    plain, marked = pair.plain.run(*_QUICK, *options), pair.marked.run(*_QUICK, *options)
+    assert marked.outcomes() == plain.outcomes() == {"test_ranks": "PASSED", "test_plain": "PASSED"}
+    assert table(marked) == table(plain) == ([], [])
+    assert files(pair.marked) == files(pair.plain)
+    for run in (plain, marked):
+        assert "Benchmarks are automatically disabled because xdist plugin is active" in run.text + run.errors
+
+
+@pytest.mark.parametrize("precision", ["", pytest.param("--benchmark-precision=0.1", marks=pytest.mark.long)])
+def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) -> None:
+    suite.plugin("benchmark")
+    suite.write("test_x.py", _RANKS)
+    run = suite.run(*_QUICK, "--benchmark-json=out.json", "-W", "ignore", *precision.split())
+    assert run.outcomes() == {
+        "test_reduce": "PASSED",
+        "test_first_rank_alone": "PASSED",
+        "test_last_rank_alone": "FAILED",
+        "test_fixed_rounds_on_the_last_rank": "PASSED",
+        "test_first_rank_fails": "FAILED",
+        "test_last_rank_fails": "FAILED",
+    }
+    assert "use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0" in run.failure(
+        "test_last_rank_alone"
+    )
+    failure = run.failure("test_first_rank_fails")
+    assert re.search(r"rank 0: failed at test_x.py:\d+: assert 0", failure)
+    assert "rank 1: failed in consequence: waited in vain for another rank" in failure
+    assert "rank 0: passed" in run.failure("test_last_rank_fails")
+    found = {one["name"]: one for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]}
+    assert found.keys() == {"test_reduce", "test_first_rank_alone", "test_fixed_rounds_on_the_last_rank"}
+    rounds = {rank: one["rounds"] for rank, one in found["test_reduce"]["extra_info"]["accel_ranks"].items()}
+    assert rounds == {"0": found["test_reduce"]["stats"]["rounds"], "1": found["test_reduce"]["stats"]["rounds"]}
