@@ -43,6 +43,17 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest-testmon": "testmon",
         "testmon.pytest_testmon": "testmon",
         "pytest-benchmark": "benchmark",
+        "harvest": "harvest",
+        "pytest_harvest.plugin": "harvest",
+        "line-profiler": "line_profiler",
+        "pytest_line_profiler": "line_profiler",
+        "memray_manager": "memray",
+        "monitor": "monitor",
+        "pytest_monitor.pytest_monitor": "monitor",
+        "profiling": "profiling",
+        "pytest_profiling": "profiling",
+        "pytest-durations": "durations",
+        "pytest_durations": "durations",
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""

@@ -19,7 +19,14 @@ class Refusal(NamedTuple):
     """One line: what cannot work, and what to do."""
 
 
-REFUSALS: tuple[Refusal, ...] = ()
+REFUSALS = (
+    Refusal(
+        "codspeed_plugin",
+        lambda config: bool(getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", True)),
+        "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a time, and so "
+        "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
+    ),
+)
 
 
 def refusals(config: pytest.Config) -> Iterator[str]:

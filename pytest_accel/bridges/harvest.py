@@ -1,0 +1,89 @@
+"""pytest-harvest: what marked tests put into their results bag, and the fixtures that they save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.internals import take
+from pytest_accel.worlds.rank_data import RankDataError
+
+_NAME = "pytest-harvest"
+_RESULTS = ("session_results_dct", "session_results_df", "module_results_dct", "module_results_df")
+"""Fixtures that tell of the tests that have run before, of which a rank knows nothing."""
+
+
+def rank_plugin(config: pytest.Config) -> object:
+    """Return what sends the values that a test has stored in a rank."""
+    return _InRank()
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return what stores these values in the driver."""
+    _store()
+    _bag_class()
+    return _InDriver()
+
+
+def _store() -> dict[str, Any]:
+    store: dict[str, Any] = take(_NAME, "pytest_harvest.plugin", "FIXTURE_STORE")
+    return store
+
+
+def _bag_class() -> Any:
+    return take(_NAME, "pytest_harvest.results_bags", "ResultsBag")
+
+
+class _InRank:
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        if fixturedef.argname in _RESULTS:
+            pytest.fail(
+                f"a test that runs in ranks asks for {fixturedef.argname}, of which only the driver knows; "
+                "ask for it in a test without the marks, or in pytest_sessionfinish",
+                pytrace=False,
+            )
+
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        if report.when != "teardown":
+            return None
+        stored = {name: values.pop(item.nodeid) for name, values in _store().items() if item.nodeid in values}
+        return {_NAME: {name: _sent(name, value) for name, value in stored.items()}} if stored else None
+
+
+def _sent(name: str, value: Any) -> Any:
+    """Return `value`, which is stored as `name`, as plain data; and whether it is a results bag."""
+    return _plain(name, value), isinstance(value, _bag_class())
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return `value` with the types of Python that it stands for: numpy's numbers and tensors of one element too."""
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}[{key!r}]", part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(f"{name}[{at}]", part) for at, part in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise RankDataError(
+        f"pytest-harvest: {name} is of type {type(value).__module__}.{type(value).__qualname__}, which cannot be sent "
+        "from a rank; store numbers, strings, bytes, None, or lists, tuples and dicts of these"
+    )
+
+
+class _InDriver:
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+        """Store the values of the lowest rank that has them; so for each entry of a results bag."""
+        store = _store()
+        for rank in sorted(rank_data, reverse=True):
+            for name, (value, is_bag) in rank_data[rank].get(_NAME, {}).items():
+                values = store.setdefault(name, {})
+                values[item.nodeid] = _bag_class()({**values.get(item.nodeid, {}), **value}) if is_bag else value

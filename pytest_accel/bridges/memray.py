@@ -1,0 +1,110 @@
+"""pytest-memray: marked tests in its report, each as the rank with the highest peak has recorded it.
+
+Each rank judges the limits of a test by its own memory. It writes its recordings into the session's private folder, and
+sends them to the driver, which keeps that of one rank in the place where pytest-memray would have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.internals import require, take
+from pytest_accel.stash import RANK
+
+_NAME = "pytest-memray"
+_MODULE = "pytest_memray.plugin"
+_PLUGIN = "memray_manager"
+_MANAGER = ("config", "results", "result_path", "result_metadata_path", "_tmp_dir", "_bin_prefix")
+
+
+def rank_plugin(config: pytest.Config) -> object:
+    """Return what sends a rank's recordings."""
+    manager = _manager(config)
+    context = config.stash[RANK]
+    if manager._tmp_dir is not None:  # Where a rank does not have the driver's environment.
+        manager._tmp_dir.cleanup()
+    # A recording is needed here only until the test has been judged by its limits.
+    folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.memray")
+    manager.result_path, manager.result_metadata_path = folder, folder / "metadata"
+    manager.result_metadata_path.mkdir(parents=True)
+    manager.config = _WithoutCache(config)
+    return _InRank(manager)
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return what keeps the ranks' recordings."""
+    return _InDriver(_manager(config))
+
+
+def _manager(config: pytest.Config) -> Any:
+    manager = config.pluginmanager.get_plugin(_PLUGIN)
+    require(_NAME, manager, *_MANAGER)
+    return manager
+
+
+class _WithoutCache:
+    """The config as pytest-memray asks for it in a rank: it is the driver that compares a peak with the last run's."""
+
+    cache = None
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def _short(name: str) -> str:
+    """Return the name that pytest-memray gives to a file instead of `name`, which may be too long."""
+    truncate = getattr(import_module(_MODULE), "_truncate_filename", str)  # Old releases have none.
+    return str(truncate(name))
+
+
+class _InRank:
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
+        result = self._manager.results.pop(item.nodeid, None)
+        if result is None:
+            return None
+        recording = result.result_file.read_bytes()
+        result.result_file.unlink()
+        for file in self._manager.result_metadata_path.iterdir():
+            file.unlink()
+        return {_NAME: {"peak": result.peak_memory, "recording": recording}}
+
+    def pytest_sessionfinish(self) -> None:
+        shutil.rmtree(self._manager.result_path, ignore_errors=True)
+
+
+class _InDriver:
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+        """Keep the recording with the highest peak, with all that pytest-memray writes of a test."""
+        sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
+        if not sent:
+            return
+        manager, highest = self._manager, max(sent, key=lambda one: one["peak"])
+        if manager._tmp_dir is None and not os.getenv("MEMRAY_RESULT_PATH"):
+            of_test = item.nodeid.replace("::", "-").replace(os.sep, "-")
+            name = _short(f"{manager._bin_prefix}-{of_test}.bin")
+        else:
+            name = f"{uuid.uuid4().hex}.bin"
+        path = manager.result_path / name
+        path.write_bytes(highest["recording"])
+        about = {"test_id": item.nodeid, "peak_memory": highest["peak"], "result_file": str(path)}
+        metadata = manager.result_metadata_path / path.with_suffix(".metadata").name
+        metadata.write_text(json.dumps(about), encoding="utf-8")
+        manager.results[item.nodeid] = take(_NAME, _MODULE, "Result")(item.nodeid, highest["peak"], path)

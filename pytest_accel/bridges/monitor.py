@@ -1,0 +1,74 @@
+"""pytest-monitor: one row for each marked test, with the largest numbers of its ranks, in the driver's database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.internals import require, take
+from pytest_accel.stash import RANK
+
+_NAME = "pytest-monitor"
+_BASE = "_PyTestMonitorSession__mem_usage_base"
+"""pytest-monitor's attribute of its session: the memory of the process when the session began."""
+_ROW = (
+    *("item", "path", "variant", "location", "kind", "component"),
+    *("start", "seconds", "user_seconds", "kernel_seconds", "memory"),
+)
+"""The arguments of pytest-monitor's `add_test_info`, in their order."""
+_LARGEST = ("seconds", "user_seconds", "kernel_seconds", "memory")
+
+
+def rank_plugin(config: pytest.Config) -> object:
+    """Return what sends a rank's rows to the driver in the place of a database."""
+    option = config.option
+    option.mtr_db_out, option.mtr_no_db, option.mtr_remote = "", False, None
+    in_rank = _InRank(config.stash[RANK].spec.ranks)
+    _session_class().add_test_info = lambda one, *values: in_rank.add(one, *values)
+    return in_rank
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return what writes the rows of marked tests."""
+    if "module" in config.option.mtr_scope:
+        raise pytest.UsageError(
+            f"--restrict-scope-to={config.option.mtr_scope}: pytest-monitor cannot measure a module whose tests run in "
+            "other processes (its marked tests run in ranks); use --restrict-scope-to=function"
+        )
+    require(_NAME, _session_class(), "add_test_info")
+    return _InDriver()
+
+
+def _session_class() -> Any:
+    return take(_NAME, "pytest_monitor.session", "PyTestMonitorSession")
+
+
+class _InRank:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, session: Any, *values: Any) -> None:
+        """Keep a row that pytest-monitor would write."""
+        require(_NAME, session, _BASE)
+        row = dict(zip(_ROW, values, strict=True))
+        if row["kind"] == "function":
+            self._rows.append({**row, "memory": float(row["memory"]) - getattr(session, _BASE)})
+
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+        rows, self._rows = self._rows, []
+        return {_NAME: {"ranks": self._ranks, "row": rows[-1]}} if rows else None
+
+
+class _InDriver:
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+        sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
+        if not sent or len(sent) < sent[0]["ranks"]:
+            return  # As pytest-monitor does for a test that has failed: it has on some rank.
+        rows = [one["row"] for one in sent]
+        row = {**rows[0], **{name: max(one[name] for one in rows) for name in _LARGEST}}
+        session = item.session.pytest_monitor  # type: ignore[attr-defined]
+        require(_NAME, session, _BASE)
+        session.add_test_info(*({**row, "memory": row["memory"] + getattr(session, _BASE)}.values()))

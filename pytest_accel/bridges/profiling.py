@@ -1,0 +1,110 @@
+"""pytest-profiling: the profile of a marked test is rank 0's.
+
+pytest-profiling runs the profiler around the whole protocol of a test, and writes the profile when that has ended. In a
+rank the profile ends with the last phase's report, by which it travels to the driver.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Container, Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges import profiles
+from pytest_accel.bridges.internals import require
+from pytest_accel.stash import MARKED, RANK, SESSION
+
+_NAME = "pytest-profiling"
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return what profiles tests in rank 0; None in the others, and if nothing is profiled."""
+    plugin = _plugin(config)
+    if plugin is None:
+        return None
+    config.pluginmanager.unregister(plugin)
+    return _InRank() if config.stash[RANK].rank == 0 else None
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Return what replaces the driver's profiles of marked tests, in which it waits, by those of rank 0."""
+    plugin = _plugin(config)
+    return _InDriver(plugin, config.stash[SESSION].held) if plugin is not None else None
+
+
+def _plugin(config: pytest.Config) -> Any:
+    if not (config.getoption("profile") or config.getoption("profile_svg")):
+        return None
+    found = [one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "Profiling"]
+    require(_NAME, found[0] if found else None, "profs", "dir")
+    return found[0]
+
+
+class _InRank:
+    def __init__(self) -> None:
+        self._profile: cProfile.Profile | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+        try:
+            return (yield)
+        finally:
+            self._end()
+
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+        profile = self._end() if report.when == "teardown" else None
+        return {_NAME: profiles.to_data(pstats.Stats(profile))} if profile is not None else None
+
+    def _end(self) -> cProfile.Profile | None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.disable()
+        return profile
+
+
+class _InDriver:
+    def __init__(self, plugin: Any, held: Container[pytest.Item]) -> None:
+        """`held` has the tests that this worker of xdist passes over."""
+        self._plugin = plugin
+        self._held = held
+        self._sent: list[Any] | None = None
+        """The profile of the running test."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Around pytest-profiling's own wrapper, which ends by writing a file and noting its path."""
+        if item in self._held:
+            return (yield from self._pass_over())
+        marked = item.stash.get(MARKED, None)
+        result = yield
+        sent, self._sent = self._sent, None
+        if marked is not None and marked.has_begun:
+            path = self._plugin.profs[-1]
+            if sent is not None:
+                pstats.Stats(profiles.from_data(sent)).dump_stats(path)
+            else:  # Rank 0 has died.
+                self._plugin.profs.remove(path)
+                with suppress(OSError):
+                    Path(path).unlink()
+        return result
+
+    def _pass_over(self) -> Generator[None, object, object]:
+        """Keep the file of a test that does not run: another worker has written it, or will."""
+        folder = self._plugin.dir
+        with TemporaryDirectory() as self._plugin.dir:
+            try:
+                return (yield)
+            finally:
+                self._plugin.dir = folder
+                self._plugin.profs.pop()
+
+    def pytest_accel_merge(self, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+        self._sent = rank_data.get(0, {}).get(_NAME)
