@@ -30,6 +30,7 @@ FRESH = "accel_fresh"
 DEBUG = "accel_debug"
 PER_WORKER = "accel_per_worker"
 LEAKS = "accel_leaks"
+KEEP_PROCESSES = "accel_keep_processes"
 SCHEDULE = "accel_schedule"
 REORDER = "accel_reorder"
 PRELOAD = "accel_preload"
@@ -77,6 +78,8 @@ class Settings:
     """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
     leaks: Literal["warn", "fail", "off"] = "warn"
     """What becomes of a test that leaves something behind in its ranks."""
+    keep_processes: tuple[str, ...] = ()
+    """Texts in the command lines of processes that tests may leave running in their ranks."""
     schedule: Literal["on", "off"] = "on"
     """Whether xdist's workers get their tests by the devices that these need."""
     reorder: bool = False
@@ -278,10 +281,18 @@ _OPTIONS: dict[str, _Option] = {
         values.rank_plugins,
         "plugins that ranks are without (-NAME), or all of whose hooks they call (+NAME)",
     ),
+    KEEP_PROCESSES: _Option(
+        "keep_processes",
+        "args",
+        "texts that are not empty",
+        values.texts,
+        "texts in the command lines of processes that tests may leave running in their ranks, because a library keeps "
+        "them and ends them itself",
+    ),
 }
 
 
-_WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS)
+_WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
 
 
 def environment_variable(option: str) -> str:

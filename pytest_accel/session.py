@@ -390,6 +390,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         distributed=distributed,
         debug=settings.debug,
         leaks=settings.leaks,
+        kept_processes=settings.keep_processes,
         logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
         streams=streams,
     )

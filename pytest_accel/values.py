@@ -6,6 +6,7 @@ Each raises ``ValueError`` for what is not allowed.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -17,6 +18,11 @@ def text(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value.strip()
     raise ValueError(value)
+
+
+def texts(value: str | list[str]) -> tuple[str, ...]:
+    """Texts that are not empty; a string holds them as a shell's command line does."""
+    return tuple(text(word) for word in (shlex.split(value) if isinstance(value, str) else value))
 
 
 def switch(value: object) -> bool:

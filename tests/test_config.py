@@ -244,6 +244,17 @@ def test_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tex
     assert settings(pytester).preload == value
 
 
+def test_kept_processes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    ini(pytester, "accel_keep_processes", "helper 'java -jar it.jar'")
+    assert settings(pytester).keep_processes == ("helper", "java -jar it.jar")
+    monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "'one word' other")
+    assert settings(pytester).keep_processes == ("one word", "other")
+    monkeypatch.setenv("PYTEST_ACCEL_KEEP_PROCESSES", "''")
+    assert refusal(pytester) == (
+        "environment variable PYTEST_ACCEL_KEEP_PROCESSES: must be texts that are not empty, got \"''\""
+    )
+
+
 @pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py"])
 def test_bad_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
@@ -369,7 +380,7 @@ def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None
     shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
     for option in [*map(flag, NAMES), "--accel-info"]:
         assert f"\n  {option}" in shown
-    for name in [*NAMES, "accel_preload"]:
+    for name in [*NAMES, "accel_preload", "accel_keep_processes"]:
         assert f"\n  {name} (" in shown
 
 

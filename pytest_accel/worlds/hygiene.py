@@ -115,7 +115,7 @@ class Hygiene:
                 told.append(f"{change}; it has been put back")
             else:
                 harms.append(change)
-        ended, running = strays.end(self._known)
+        ended, running = strays.end(self._known, self._context.session.kept_processes)
         told += ended
         harms += running
         harms += self._grown_memory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from multiprocessing import resource_tracker
-from os import kill, killpg
+from os import getpgid, kill, killpg
 from signal import SIGKILL
 
 import psutil
@@ -17,8 +17,10 @@ SHM_MANAGER = "torch_shm_manager"
 It removes what its clients have left in shared memory, and ends by itself 2 s after the last of them (torch,
 ``lib/libshm/manager.cpp``, SHUTDOWN_TIMEOUT).
 """
-_MANAGER_PATIENCE = 5.0
-"""Seconds that it has for that."""
+_TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker")
+"""In the command line of a process that removes what others have left, and ends by itself once they have ended."""
+_CLEANING_TIMEOUT = 5.0
+"""Seconds that torch's manager and the trackers have for that."""
 MARK = "PYTEST_ACCEL_SESSION"
 """The environment variable that a session's fork server has, and all that comes from it: the session's folder."""
 
@@ -29,11 +31,11 @@ def resource_tracker_pid() -> int | None:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a process, its process group and every descendant that has left the group, but torch's manager."""
+    """SIGKILL for a process, its process group and every descendant that has left it, but not for what cleans up."""
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error, ProcessLookupError):
-                if not _is_shm_manager(child) and child.is_running():
+                if not _cleans_up(child) and child.is_running():
                     kill(child.pid, SIGKILL)  # Not psutil's, which takes what a test may have put in os.kill's place.
     kill_group(pid)
     with suppress(ProcessLookupError):
@@ -51,8 +53,7 @@ def kill_marked(directory: str) -> None:
             with suppress(psutil.Error):
                 if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                tracks = any("multiprocessing.resource_tracker" in part for part in process.cmdline())
-                if tracks or _is_shm_manager(process):
+                if _cleans_up(process):
                     continue  # It ends by itself, after it has removed what the others left.
                 process.kill()
                 found.append(process)
@@ -62,15 +63,32 @@ def kill_marked(directory: str) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL for what is left of a rank's process group."""
+    """SIGKILL for what is left of a rank's process group, but not for what cleans up and then ends by itself."""
+    killed: set[int] = set()
+    while new := _members(pid) - killed:
+        for member in new:
+            with suppress(psutil.Error, ProcessLookupError, PermissionError):
+                if not _cleans_up(psutil.Process(member)):
+                    kill(member, SIGKILL)
+        killed |= new  # Again, since one of them may have forked meanwhile.
+
+
+def _members(group: int) -> set[int]:
+    """Return the processes of a process group; nearly always there are none, which costs one system call."""
+    found: set[int] = set()
     with suppress(ProcessLookupError, PermissionError):
-        killpg(pid, SIGKILL)
+        killpg(group, 0)
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                if getpgid(pid) == group:
+                    found.add(pid)
+    return found
 
 
 def kill_descendants() -> None:
-    """SIGKILL for all that came from this process, until there is nothing; for torch's manager only after a time."""
+    """SIGKILL for all that came from this process, until there is nothing; only after a time for what cleans up."""
     spared = resource_tracker_pid()
-    deadline = monotonic() + _MANAGER_PATIENCE
+    deadline = monotonic() + _CLEANING_TIMEOUT
     while True:
         children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
         if not children:
@@ -78,13 +96,15 @@ def kill_descendants() -> None:
         overdue = monotonic() >= deadline
         for child in children:
             with suppress(psutil.Error):
-                if overdue or not _is_shm_manager(child):
+                if overdue or not _cleans_up(child):
                     child.kill()
         psutil.wait_procs(children, timeout=1)
 
 
-def _is_shm_manager(process: psutil.Process) -> bool:
-    return process.cmdline()[:1] == [SHM_MANAGER]
+def _cleans_up(process: psutil.Process) -> bool:
+    """Return whether a process is one that removes what others have left, and ends by itself after that."""
+    command = process.cmdline()
+    return command[:1] == [SHM_MANAGER] or any(tracker in part for part in command for tracker in _TRACKERS)
 
 
 def identity(pid: int) -> str:

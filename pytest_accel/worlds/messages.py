@@ -52,6 +52,8 @@ class SessionSpec:
     """The folder in which the ranks' logs are kept; None: they are not."""
     leaks: str = "warn"
     """What becomes of a test that leaves something behind: ``warn``, ``fail`` or ``off``."""
+    kept_processes: tuple[str, ...] = ()
+    """Texts in the command lines of processes that tests may leave running."""
     streams: bool = False
     """Whether the driver shows what the ranks write while they write it."""
     server: int = 0

@@ -24,10 +24,14 @@ _LIBRARIES = (
     "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
     "torch/_inductor/compile_worker",
+    "loky.backend.",  # joblib's reusable executor and its tracker, as `joblib.externals.loky` too.
+    "wandb-core",
     SHM_MANAGER,
 )
-"""In the command line of a process that a library keeps for later, and ends itself."""
+"""Texts in the command lines of processes that a library keeps for the life of its process, and ends itself."""
 _EXECUTOR = os.path.join("concurrent", "futures", "thread.py")
+_LOKY = "loky.process_executor"
+"""End of the name of the module whose threads manage loky's reusable executor, which is kept with its processes."""
 
 
 class Strays(NamedTuple):
@@ -64,27 +68,32 @@ def _children() -> frozenset[int]:
     return frozenset(child.pid for child in psutil.Process().children())
 
 
-def end(known: Strays) -> tuple[list[str], list[str]]:
-    """End what is not `known`; what is told of it: of what has been ended, and of what could not be."""
+def end(known: Strays, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+    """End what is not `known`; what is told of it: of what has been ended, and of what could not be.
+
+    Processes with one of the texts `kept` in their command lines are left running, as those of `_LIBRARIES` are.
+    """
     new = find() - known
     if not any(new):
         return [], []
     deadline = monotonic() + _PATIENCE
     collect()
-    while (children := _running(new.children)) and monotonic() < deadline:
+    while (children := _running(new.children, (*_LIBRARIES, *kept))) and monotonic() < deadline:
         sleep(0.005)
-    for thread in new.threads:
+    threads = [thread for thread in new.threads if not type(thread).__module__.endswith(_LOKY)]
+    for thread in threads:
         thread.join(max(0.0, deadline - monotonic()))
     told = [f"left process {child.pid} running ({_name(child)}); it has been killed" for child in children]
     for child in children:
         kill_tree(child.pid)
         with suppress(ChildProcessError):
             waitpid(child.pid, 0)
-    busy = [thread for thread in new.threads if thread.is_alive() and not _is_idle_worker(thread)]
+    busy = [thread for thread in threads if thread.is_alive() and not _is_idle_worker(thread)]
     return told, [f"left the thread {thread.name!r} running" for thread in busy]
 
 
-def _running(pids: frozenset[int]) -> list[psutil.Process]:
+def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process]:
+    """Return the living processes of `pids` that have none of the texts `kept` in their command lines."""
     found = []
     for pid in sorted(pids):
         with suppress(psutil.Error):
@@ -93,7 +102,7 @@ def _running(pids: frozenset[int]) -> list[psutil.Process]:
             if (
                 child.status() != psutil.STATUS_ZOMBIE
                 and pid != resource_tracker_pid()
-                and not any(library in words for library in _LIBRARIES)
+                and not any(text in words for text in kept)
             ):
                 found.append(child)
     return found

@@ -1,0 +1,134 @@
+"""Processes that a library keeps for the life of its process outlive a test, and end with its rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
+
+_WANDB = """
+    import os
+
+    import psutil
+    import pytest
+    import wandb
+
+    PIDS = set()
+
+
+    def cores():
+        return {child.pid for child in psutil.Process().children() if "wandb-core" in " ".join(child.cmdline())}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_logs(tmp_path, number):
+        PIDS.update(cores())
+        with wandb.init(project="p", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
+            run.log({"loss": 1.0})
+        assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+        assert len(cores()) == 1
+        assert PIDS == (cores() if number else set())
+
+
+    def test_logs_in_the_driver(tmp_path):
+        test_logs(tmp_path, len(PIDS))
+    """
+_JOBLIB = """
+    import os
+
+    import joblib
+    import psutil
+    import pytest
+
+    PIDS = set()
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    def workers():
+        return set(joblib.Parallel(n_jobs=2, batch_size=1)(joblib.delayed(os.getpid)() for _ in range(8)))
+
+
+    def test_starts_workers():
+        PIDS.update(workers())
+
+
+    def test_has_them_still():
+        assert PIDS & workers()
+
+
+    def test_dies(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    def test_others_are_started():
+        assert not PIDS
+        assert workers()
+    """
+_KEEPS = """
+    import subprocess
+    import sys
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+    KEPT = []
+    CODE = "import signal; signal.pause()  # {}"
+
+
+    @pytest.mark.parametrize("name", ["our-helper", "our helper", "another"])
+    def test_starts(name):
+        KEPT.append(subprocess.Popen([sys.executable, "-c", CODE.format(name)]))
+
+
+    def test_has_them_still():
+        assert [one.poll() is None for one in KEPT] == [True, True, False]
+        for one in KEPT:
+            print("pid", one.pid)
+    """
+
+
+@needs("wandb")
+def test_the_process_of_wandb(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    pair.write("test_it.py", _WANDB)
+    plain, marked = pair.plain.run("-Wdefault"), pair.marked.run("-Wdefault", "--accel-leaks=fail")
+    assert marked.outcomes() == plain.outcomes() == dict.fromkeys(marked.outcomes(), "PASSED"), marked.text
+    assert (len(marked.outcomes()), marked.ret, plain.ret) == (3, 0, 0)
+
+
+@needs("joblib")
+def test_the_processes_of_joblib(suite: Suite) -> None:
+    suite.write("test_it.py", _JOBLIB)
+    before = _loky_files()
+    run = suite.run("--accel-leaks", "fail", "-W", "default")
+    assert run.outcomes() == dict.fromkeys(run.outcomes(), "PASSED") | {"test_dies": "FAILED"}, run.text
+    assert len(run.outcomes()) == 4
+    assert not _loky_files() - before
+
+
+def _loky_files() -> set[str]:
+    """Return what loky has in shared memory, for which its tracker answers."""
+    folder = Path("/dev/shm")
+    return {name for name in os.listdir(folder) if "loky" in name or "joblib" in name} if folder.is_dir() else set()
+
+
+def test_processes_that_a_suite_names(suite: Suite) -> None:
+    suite.ini("accel_keep_processes = our-helper 'our helper'")
+    suite.write("test_it.py", _KEEPS)
+    run = suite.run("-W", "default", "-rP")
+    assert run.count() == {"PASSED": 4}, run.text
+    assert run.text.count("# another); it has been killed") == run.text.count("it has been killed") == 2
+    pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
+    assert len(pids) == 6
+    assert not any(map(psutil.pid_exists, pids))
