@@ -10,7 +10,7 @@ from typing import Any
 from pytest_accel.consequences import consequence
 from pytest_accel.worlds.autopsy import LOST_WITH_JOB, PACKAGE, is_library, where
 from pytest_accel.worlds.examine import Findings, Interrupted
-from pytest_accel.worlds.messages import When
+from pytest_accel.worlds.messages import ExceptionSketch, When
 from pytest_accel.worlds.outcome import RankOutcome
 
 _WIDTH = 200
@@ -123,7 +123,18 @@ def _tell_report(outcome: RankOutcome, here: str) -> list[str]:
             place = "" if crash["path"].startswith(PACKAGE) else place
             lines = [f"failed{place}: {first}", *more[:_EXPLANATION]]
             return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
+        if said := headline(outcome.report.exception):
+            return [f"failed: {said}"]
     return [_tell_briefly(outcome, here)]
+
+
+def headline(error: ExceptionSketch | None) -> str:
+    """Return type and first line of an exception, as a traceback's last line has them; nothing if there is none."""
+    if error is None:
+        return ""
+    name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
+    line = f"{name}: {first}" if first else name
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
 def _tell_briefly(outcome: RankOutcome, here: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,9 @@ class MarkedItem:
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
         self._own_repr_failure = self.item.repr_failure
+        if type(self.item).repr_failure is not pytest.Function.repr_failure:
+            # It may read attributes of its own exception, which the stand-in for a rank's does not have.
+            self._own_repr_failure = partial(pytest.Item.repr_failure, self.item)
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
@@ -357,7 +360,7 @@ class MarkedItem:
             self.item.ihook.pytest_runtest_logreport(report=subtest)
         judged = self.verdicts.get(report.when)
         if judged is not None and judged.longrepr is not None and report.failed and self._spec is not None:
-            command = rerun.command(self.item.config, self.node, self._spec, self._driver.session_kind)
+            command = rerun.command(self.item, self.node, self._spec, self._driver.session_kind)
             rerun.append(report, command, self.item.config.option)
 
     def _take_over(self, report: pytest.TestReport, judged: Verdict) -> None:

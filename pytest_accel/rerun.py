@@ -19,14 +19,29 @@ _SHAPING = ("accel", "accel_order", "accel_share", "accel_timeout", "accel_fresh
 """Options of the plugin that change what a test gets. The ini file's values need no repeating."""
 
 
-def command(config: pytest.Config, node: NodeRef, spec: WorldSpec, session_kind: str | None) -> str:
+_COLLECTING = {
+    "doctestmodules": "--doctest-modules",
+    "doctestglob": "--doctest-glob",
+    "doctest_plus": "--doctest-plus",
+    "nbval": "--nbval",
+    "nbval_lax": "--nbval-lax",
+    "markdowndocs": "--markdown-docs",
+    "codeblocks": "--codeblocks",
+}
+"""Options without which tests that are no functions are not collected: their names in ``config.option``, and flags."""
+
+
+def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str | None) -> str:
     """The command for a person in the folder from which the session was started.
 
     The world size is the mark's, or part of the test's name. Devices are named where they are of the session's kind,
     which is the kind that ``--accel-devices`` is about.
     """
+    config = item.config
     path = os.path.relpath(node.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _SHAPING)]
+    if not isinstance(item, pytest.Function):
+        words += _collecting_options(config)
     if spec.devices and spec.kind == session_kind:
         words += ["--accel-devices", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
@@ -65,6 +80,12 @@ def _pytest_options(config: pytest.Config) -> list[str]:
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         words.append(f"--randomly-seed={seed}")
     return words
+
+
+def _collecting_options(config: pytest.Config) -> list[str]:
+    values = {flag: getattr(config.option, name, None) for name, flag in _COLLECTING.items()}
+    words = [flag for flag, value in values.items() if value is True]
+    return words + [f"{flag}={each}" for flag, value in values.items() if isinstance(value, list) for each in value]
 
 
 def _plugins(args: Sequence[str]) -> list[str]:

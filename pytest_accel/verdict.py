@@ -193,8 +193,8 @@ def _failed(
     label = ranks_text(accounts.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
     if root.report is not None:
-        longrepr, message = _labelled(root.report.report["longrepr"], label, place)
         error = root.report.exception
+        longrepr, message = _labelled(root.report.report["longrepr"], error, label, place)
     else:
         who = label or "the test's process"
         if root.ending == "hung" and root.stack and len(outcomes) > 1:  # In one place or in several.
@@ -259,11 +259,13 @@ def _disagreement(
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
-def _labelled(longrepr: Any, label: str, place: tuple[str, int]) -> tuple[Any, str]:
+def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: tuple[str, int]) -> tuple[Any, str]:
     """A copy of a rank's longrepr that says in its crash line whose it is, and that line."""
-    if not isinstance(longrepr, dict):
+    if not isinstance(
+        longrepr, dict
+    ):  # An item that is no function has a text of its own: a doctest, a notebook's cell.
         text = str(longrepr)
-        first = text.strip().splitlines()[0] if text.strip() else "failed"
+        first = accounts.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
         message = f"{label}: {first}" if label else first
         return failure(message, text.splitlines(), place), message
     longrepr = copy.deepcopy(longrepr)

@@ -318,6 +318,20 @@ class RankPlugin:
             self.pytest_runtest_logreport(report)
         self._finish(request, None)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Treat what a collector's own `setup` makes, such as a notebook's kernel, as made by a wider fixture."""
+        if type(collector).setup is pytest.Collector.setup:
+            return
+        setup = collector.setup
+
+        def in_wider_scope() -> None:
+            __tracebackhide__ = True
+            with self._hygiene.wider_fixture():
+                setup()
+
+        vars(collector)["setup"] = in_wider_scope
+
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         """What a fixture makes or sets for more than one test is not left over when the test ends."""

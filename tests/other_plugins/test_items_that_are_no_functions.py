@@ -1,0 +1,168 @@
+"""Doctests, notebook cells and other items that are no functions run in ranks when a rule marks them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
+
+_DOCTESTS = '''
+    import os
+
+
+    def adds_up():
+        """
+        >>> import torch, torch.distributed as dist
+        >>> sum = torch.ones(1)
+        >>> dist.all_reduce(sum)
+        >>> sum
+        tensor([2.])
+        >>> getfixture("rank") in (0, 1)
+        True
+        """
+
+
+    def differs():
+        """
+        >>> 2 * 3
+        6
+        >>> int(os.environ["RANK"]) + 2
+        2
+        """
+
+
+    def raises():
+        """
+        >>> raise ValueError("no such file")
+        """
+
+
+    def skipped():
+        """
+        >>> 1 / 0  # doctest: +SKIP
+        """
+    '''
+_CELLS = [
+    ("import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nprint(dist.get_world_size())", "2"),
+    ("total = torch.ones(1)\ndist.all_reduce(total)\nprint(total.item())", "2.0"),
+    ("# NBVAL_SKIP\n1 / 0", ""),
+    ("print('this')", "that"),
+    ("print(total.item())", "2.0"),
+    ("print(int(os.environ['RANK']) + 7)", "7"),
+]
+"""Code and wanted output; a cell uses what an earlier one has left in the kernel."""
+_CUSTOM = """
+    import pytest
+
+
+    class Wrong(Exception):
+        def __init__(self, wanted, found):
+            super().__init__(f"wanted {wanted}")
+            self.wanted, self.found = wanted, found
+
+
+    class Line(pytest.Item):
+        def runtest(self):
+            wanted, found = self.name.split("=")
+            if eval(found) != int(wanted):
+                raise Wrong(wanted, found)
+
+        def repr_failure(self, excinfo):
+            return f"{excinfo.value.found} is not {excinfo.value.wanted}"
+
+        def reportinfo(self):
+            return self.path, 0, f"line: {self.name}"
+
+
+    class Lines(pytest.File):
+        def setup(self):
+            assert self.path.exists()
+
+        def collect(self):
+            for line in self.path.read_text().splitlines():
+                yield Line.from_parent(self, name=line)
+
+
+    def pytest_collect_file(parent, file_path):
+        if file_path.suffix == ".lines":
+            return Lines.from_parent(parent, path=file_path)
+    """
+
+
+def _notebook(cells: list[tuple[str, str]]) -> str:
+    made = [
+        {
+            "cell_type": "code",
+            "id": f"cell{number}",
+            "execution_count": number + 1,
+            "metadata": {},
+            "source": source,
+            "outputs": [{"output_type": "stream", "name": "stdout", "text": f"{output}\n"}] if output else [],
+        }
+        for number, (source, output) in enumerate(cells)
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_doctests(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
+    suite.write("mod.py", _DOCTESTS)
+    suite.write("notes.rst", ">>> import os\n>>> os.environ['WORLD_SIZE']\n'2'\n")
+    suite.write("other.py", 'def plain():\n    """\n    >>> __import__("os").environ.get("WORLD_SIZE")\n    """\n')
+    run = suite.run("--doctest-modules", "--doctest-glob=*.rst", *workers)
+    assert run.outcomes() == {
+        "mod.adds_up": "PASSED",
+        "mod.differs": "FAILED",
+        "mod.raises": "FAILED",
+        "mod.skipped": "SKIPPED",
+        "notes.rst": "PASSED",
+        "other.plain": "PASSED",
+    }, run.text
+    assert "Expected:\n    2\nGot:\n    3\n" in run.text
+    assert "rank 1: failed: DocTestFailure: <DocTest mod.differs from " in run.text
+    assert "rank 0: passed\n" in run.text
+    assert "UNEXPECTED EXCEPTION: ValueError('no such file')" in run.text
+    assert "pytest mod.py::mod.differs" in run.text
+    assert "--doctest-modules '--doctest-glob=*.rst'" in run.text  # In the command that runs it again.
+
+
+def test_items_of_a_conftest(suite: Suite) -> None:
+    """Their failures are told in their own words, which take what the exception alone knows."""
+    suite.ini("accel_rules = sums.lines: distributed(2, device='cpu')")
+    suite.write("conftest.py", _CUSTOM)
+    suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
+    suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
+    run = suite.run()
+    assert [" ".join(words) for words in run.words.values()] == ["PASSED", "FAILED", "PASSED", "FAILED", "FAILED"]
+    assert run.text.count("\n2 + 2 is not 5\n") == 2
+    assert "ranks 0-1: failed: Wrong: wanted 5" in run.text
+    assert "\nint(__import__('os').environ['RANK']) is not 0\n" in run.text
+    assert "rank 1: failed: Wrong: wanted 0\nrank 0: passed\n" in run.text
+
+
+@needs("nbval", "ipykernel")
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.long)])
+def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
+    """The cells of a notebook have one kernel in each rank, which its collector starts before the first of them."""
+    pair.plugin("nbval.plugin")
+    pair.marked.ini("accel_rules = ranks.ipynb: distributed(2, device='cpu')")
+    pair.marked.write("ranks.ipynb", _notebook(_CELLS))
+    pair.write("alone.ipynb", _notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
+    args = ("--nbval", "-Wdefault", *workers)
+    plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
+    words = [" ".join(said) for name, said in marked.words.items() if "ranks" in name]
+    assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
+    assert "ranks 0-1: failed: NbCellError: Cell outputs differ\n" in marked.text
+    assert "'7\\n' == '8\\n'" in marked.text
+    assert "rank 1: failed: NbCellError: Cell outputs differ\nrank 0: passed\n" in marked.text
+    alone = [{name: said for name, said in run.words.items() if "alone" in name} for run in (plain, marked)]
+    assert alone[0] == alone[1] != {}
