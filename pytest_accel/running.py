@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ class RunningHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if not self._session.is_worker:
+        if self._session.is_worker:
+            _link_neighbours(session.items)
+        else:
             _link(session.items)
             session.config.pluginmanager.register(Recorder(_kinds(session.items)), "accel-durations")
         # The ranks debug themselves: of their failures the driver has nothing to look at.
@@ -119,6 +122,19 @@ def _kinds(items: list[pytest.Item]) -> dict[str, str]:
     """The kind of device that each test uses, by node id."""
     marked = {item.nodeid: item.stash.get(MARKED, None) for item in items}
     return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
+
+
+def _link_neighbours(items: list[pytest.Item]) -> None:
+    """Tell each test which one a worker of xdist probably runs next: its neighbour, if it is of the same shape.
+
+    A worker knows which test is next only when the one before begins. Ranks that go on to a test ahead of that need
+    to know which fixtures stay after it. Where the guess is wrong, they end, or are set up, once more.
+    """
+    for item, later in pairwise(items):
+        marked, following = item.stash.get(MARKED, None), later.stash.get(MARKED, None)
+        if marked is not None and following is not None and following.missing is None:
+            same = following.shape == marked.shape and not marked.shape.fresh
+            marked.following = following if same else None
 
 
 def _link(items: list[pytest.Item]) -> None:

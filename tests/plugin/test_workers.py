@@ -133,6 +133,34 @@ def test_distributions(suite: Suite, how: tuple[str, ...], monkeypatch: pytest.M
     assert len(suite.read("masks")) == 6
 
 
+def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
+    """Also where the ranks go on to a test before the worker knows the one after it."""
+    for name in ("one", "two"):
+        suite.write(
+            f"test_{name}.py",
+            """
+            import pytest
+
+            SET_UP = []
+
+
+            @pytest.fixture(scope="module")
+            def number():
+                SET_UP.append(True)
+                yield len(SET_UP)
+                SET_UP.append(False)
+
+
+            @pytest.mark.distributed(2, device="cpu")
+            @pytest.mark.parametrize("turn", range(5))
+            def test_has_it_still(number, turn):
+                assert SET_UP == [True]
+            """,
+        )
+    run = suite.run("-n2", "--dist=loadfile")
+    assert run.count() == {"PASSED": 10}, run.text
+
+
 def test_each_worker_runs_all(suite: Suite) -> None:
     suite.write(
         "test_each.py",
