@@ -54,6 +54,12 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest_profiling": "profiling",
         "pytest-durations": "durations",
         "pytest_durations": "durations",
+        "hypothesispytest": "hypothesis_results",
+        "_hypothesis_pytestplugin": "hypothesis_results",
+        "pytest_arraydiff": "array_files",
+        "pytest_arraydiff.plugin": "array_files",
+        "pytest_mpl": "mpl_images",
+        "pytest_mpl.plugin": "mpl_images",
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""

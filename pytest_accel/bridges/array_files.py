@@ -1,0 +1,37 @@
+"""pytest-arraydiff: the reference files of ``--arraydiff-generate-path``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.reference_files import Sender, Writer, check_attributes
+from pytest_accel.stash import RANK
+
+_KEY = "pytest_arraydiff"
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Have a rank generate into a folder of its own."""
+    plugin = _comparison(config)
+    if plugin is None or plugin.generate_dir is None:
+        return None
+    sender = Sender(config.stash[RANK].rank, _KEY)
+    plugin.generate_dir = str(sender.folder)
+    return sender
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Write what the ranks have generated."""
+    plugin = _comparison(config)
+    if plugin is None:
+        return None
+    check_attributes("pytest-arraydiff", plugin, ("generate_dir",))
+    return None if plugin.generate_dir is None else Writer(plugin.generate_dir, _KEY)
+
+
+def _comparison(config: pytest.Config) -> Any:
+    """Return the plugin's object that compares and generates; None where the session does neither."""
+    plugins = config.pluginmanager.get_plugins()
+    return next((one for one in plugins if type(one).__name__ == "ArrayComparison"), None)

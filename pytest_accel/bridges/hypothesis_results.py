@@ -1,0 +1,53 @@
+"""Hypothesis: what it has kept of a test's examples in rank 0, for ``--hypothesis-show-statistics`` and its patches.
+
+Hypothesis's plugin keeps it on the item when the test has run, and takes it from there when the report of the teardown
+is made. All ranks run the same examples, so rank 0 speaks for all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_accel.stash import RANK
+
+_OPTION = "--hypothesis-show-statistics"
+_STATISTICS = "hypothesis_statistics"
+_KEPT = (_STATISTICS, "_hypothesis_failing_examples")
+"""Attributes of an item: the text of its statistics, and the calls of its failing examples as source code."""
+
+
+class _Sender:
+    @pytest.hookimpl
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        if report.when != "call":
+            return None
+        return {name: vars(item)[name] for name in _KEPT if name in vars(item)} or None
+
+
+class _Receiver:
+    @pytest.hookimpl
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
+        sent = rank_data.get(0, {})
+        vars(item).update({name: sent[name] for name in _KEPT if name in sent})
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return what sends from rank 0; the other ranks have nothing to add."""
+    return _Sender() if config.stash[RANK].rank == 0 else None
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Return what puts on the driver's items what Hypothesis's plugin looks for there."""
+    if config.getoption(_OPTION) and not _shows_statistics(config):
+        raise pytest.UsageError(f"{_OPTION}: statistics of marked tests cannot be had from this release of Hypothesis")
+    return _Receiver()
+
+
+def _shows_statistics(config: pytest.Config) -> bool:
+    """Return whether Hypothesis's plugin takes the statistics from where they are expected."""
+    plugin: Any = config.pluginmanager.get_plugin("hypothesispytest")
+    plugin = plugin or config.pluginmanager.get_plugin("_hypothesis_pytestplugin")
+    code = getattr(getattr(plugin, "pytest_runtest_makereport", None), "__code__", None)
+    return code is not None and _STATISTICS in (*code.co_names, *code.co_consts)

@@ -1,0 +1,68 @@
+"""Hypothesis shows the statistics of marked tests, and offers patches for their failing examples."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Run
+
+pytestmark = needs("hypothesis")
+
+_TESTS = """
+    import pytest
+    from hypothesis import assume, given, seed, settings, target
+    from hypothesis import strategies as st
+
+    settings.register_profile("suite", deadline=None, database=None, max_examples=20)
+    settings.load_profile("suite")
+    marked = pytest.mark.distributed(2, device="cpu")
+
+
+    @marked
+    @seed(1)
+    @given(x=st.integers(0, 9))
+    def test_passes(x):
+        assume(x)
+        target(float(x), label="size")
+
+
+    @marked
+    @seed(1)
+    @given(x=st.integers())
+    def test_fails(x):
+        assert x < 10
+
+
+    @seed(1)
+    @given(x=st.integers(0, 9))
+    def test_unmarked(x):
+        pass
+    """
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_statistics(pair: Pair, workers: tuple[str, ...]) -> None:
+    pair.plugin("_hypothesis_pytestplugin")
+    pair.write("test_it.py", _TESTS)
+    args = ("--hypothesis-show-statistics", "-Wdefault", *workers)
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    assert marked.outcomes() == plain.outcomes()
+    assert _statistics(marked) == _statistics(plain)
+    assert len(_statistics(plain)) == 3
+    assert "Highest target score: 9" in _statistics(marked)["test_it.py::test_passes"]
+    assert ("git apply" in marked.text) == ("git apply" in plain.text)
+
+
+def _statistics(run: Run) -> dict[str, str]:
+    """Return what is shown of each test, without the times that it took."""
+    shown = run.text.partition(" Hypothesis Statistics ")[2].partition("\n===")[0]
+    _, *parts = re.split(r"^(test_it\.py::\w+):$", shown, flags=re.MULTILINE)
+    texts = [re.sub(r"\(.* seconds\)|Typical runtimes: .*", "", text) for text in parts[1::2]]
+    return dict(zip(parts[::2], texts, strict=True))

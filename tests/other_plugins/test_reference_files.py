@@ -1,0 +1,147 @@
+"""Plugins that compare what tests return with reference files, and generate these: each file has one writer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+_IMAGES = """
+    import os
+
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import pytest
+
+    ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    def draw(height):
+        figure, axes = plt.subplots(figsize=(2, 2))
+        axes.plot([0, height])
+        return figure
+
+
+    @ranks
+    @pytest.mark.mpl_image_compare
+    def test_same():
+        return draw(3)
+
+
+    @ranks
+    @pytest.mark.mpl_image_compare
+    def test_changes():
+        return draw(float(os.environ.get("HEIGHT", "1")))
+
+
+    @pytest.mark.mpl_image_compare
+    def test_unmarked():
+        return draw(5)
+    """
+_ARRAYS = """
+    import os
+
+    import numpy as np
+    import pytest
+
+    ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    @ranks
+    @pytest.mark.array_compare
+    def test_same():
+        return np.arange(3.0)
+
+
+    @ranks
+    @pytest.mark.array_compare
+    def test_changes():
+        return np.arange(3.0) * float(os.environ.get("HEIGHT", "1"))
+
+
+    @pytest.mark.array_compare
+    def test_unmarked():
+        return np.arange(4.0)
+    """
+_DIFFERS = """
+
+    @ranks
+    @pytest.mark.array_compare
+    def test_differs():
+        return np.arange(3.0) + float(os.environ.get("RANK", "0"))
+    """
+
+
+@needs("pytest_mpl")
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_images(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: tuple[str, ...]) -> None:
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    pair.plugin("pytest_mpl.plugin")
+    pair.write("test_it.py", _IMAGES)
+    both = (pair.plain, pair.marked)
+    generate = ("--mpl-generate-path=baseline", "--mpl-generate-hash-library=hashes.json", "-Wdefault", *workers)
+    generated = [one.run(*generate) for one in both]
+    assert generated[0].outcomes() == generated[1].outcomes()
+    assert _contents(pair.plain.path / "baseline") == _contents(pair.marked.path / "baseline")
+    hashes = [json.loads((one.path / "hashes.json").read_text()) for one in both]
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 3
+
+    monkeypatch.setenv("HEIGHT", "4")
+    compare = ("--mpl", "--mpl-generate-summary=json,html", "--mpl-results-path=results", "-Wdefault", *workers)
+    plain, marked = (one.run(*compare) for one in both)
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.outcomes()["test_changes"] == "FAILED"
+    assert "Image files did not match" in marked.failure("test_changes")
+    results = [json.loads((one.path / "results/results.json").read_text()) for one in both]
+    for found in results:
+        for result in found.values():
+            result.pop("status_msg")  # It names the folder.
+    assert results[0] == results[1]
+    shown = {name for name in _contents(pair.marked.path / "results") if not name.startswith("rank-1")}
+    assert shown == set(_contents(pair.plain.path / "results"))
+    if not workers:
+        refused = pair.marked.run("--mpl", "--mpl-generate-summary=json")
+        assert refused.ret == pytest.ExitCode.USAGE_ERROR
+        assert (
+            "--mpl-generate-summary needs --mpl-results-path where tests run in ranks" in refused.text + refused.errors
+        )
+
+
+@needs("pytest_arraydiff")
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+def test_arrays(pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]) -> None:
+    pair.plugin("pytest_arraydiff.plugin")
+    pair.write("test_it.py", _ARRAYS)
+    pair.marked.write("test_it.py", _ARRAYS + _DIFFERS)
+    generate = ("--arraydiff-generate-path=reference", "-Wdefault", *workers)
+    plain, marked = pair.plain.run(*generate), pair.marked.run(*generate)
+    assert marked.outcomes() == {**plain.outcomes(), "test_differs": "FAILED"}
+    assert "rank 1 generated another test_differs.txt than rank 0: nothing has been written" in marked.text
+    references = _contents(pair.marked.path / "reference")
+    assert references == _contents(pair.plain.path / "reference")
+    assert len(references) == 3
+
+    monkeypatch.setenv("HEIGHT", "4")
+    pair.marked.write("test_it.py", _ARRAYS)
+    plain, marked = (one.run("--arraydiff", "-Wdefault", *workers) for one in (pair.plain, pair.marked))
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.outcomes()["test_changes"] == "FAILED"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Return what is in the files of a folder, by their names; of pages that have other paths in them, nothing."""
+    files = (Path(path) / name for path, _, names in os.walk(folder) for name in names)
+    return {
+        str(file.relative_to(folder)): b"" if file.suffix in (".html", ".json") else file.read_bytes() for file in files
+    }
