@@ -64,17 +64,18 @@ class Keeper:
             self._connection.send(message)
 
     def _listen(self) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 message: Any = self._connection.recv()
-            except (EOFError, OSError):
-                break
-            if isinstance(message, ServerEnded):
-                self._servers[message.number].ended.set()
-        self.lost = True
-        for server in self._servers:
-            server.ended.set()
-        self._on_lost()
+                if isinstance(message, ServerEnded):
+                    self._servers[message.number].ended.set()
+        except (EOFError, OSError):
+            pass
+        finally:  # After any error, or whoever waits for a server of this keeper would wait for ever.
+            self.lost = True
+            for server in self._servers:
+                server.ended.set()
+            self._on_lost()
 
 
 class KeptServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceback import format_exc
 from typing import Any, Protocol
 
 import pytest
@@ -27,6 +28,8 @@ class WorkerHooks:
         self._held = session.held
         self._channel = channel
         self._items: list[pytest.Item] = []
+        self._error: str | None = None
+        """Why orders are not received any more; None while they are."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -45,17 +48,23 @@ class WorkerHooks:
         """In execnet's thread, which reads what xdist sends as well: a test is told of before it is sent."""
         if message is None:
             return
-        order, index = message
-        if order == "hold":
-            self._held.add(self._items[index])
-        else:
-            self._held.discard(self._items[index])
+        try:
+            order, index = message
+            if order == "hold":
+                self._held.add(self._items[index])
+            else:
+                self._held.discard(self._items[index])
+        except Exception:  # execnet would close the channel, and say nothing.
+            self._error = format_exc()
+            raise
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """A test on hold is not run: another worker runs it, or this one later. It has no report and no phases."""
         if item not in self._held:
             return None
+        if self._error is not None:  # Passed over, it would never be reported, and the session would wait for it.
+            raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
         # The test before it has left the fixtures that the two have in common.
         call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, nextitem), when="teardown")
         if call.excinfo is not None:

@@ -343,10 +343,10 @@ class Pool:
         try:
             self._start(ticket, near, None, leases)
         except Exception as error:
+            self._fail(ticket, error)
             self._supply.give_back(ticket.shape.kind, near, killed=False)
             for node, lease in leases.items():
                 self._far[node].give_back(ticket.shape.kind, lease, killed=False)
-            self._fail(ticket, error)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
@@ -356,8 +356,8 @@ class Pool:
             try:
                 self._use(ticket, lease)
             except Exception as error:  # In a thread of the broker it would be nobody's, and the driver would wait.
+                self._fail(ticket, error)  # First: what follows from the release may raise as well.
                 self._supply.broker(ticket.broker).release(lease.id)
-                self._fail(ticket, error)
 
     def _use(self, ticket: Ticket, lease: Lease) -> None:
         if ticket.shape.need is not None:

@@ -1,0 +1,37 @@
+"""A worker that cannot take the scheduler's orders any more says so; it does not pass over its tests for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_accel.schedule.worker import WorkerHooks
+
+
+class _Channel:
+    def send(self, item: object) -> None:
+        pass
+
+    def setcallback(self, callback: Any, endmarker: object) -> None:
+        pass
+
+
+class _Test:
+    stash: Mapping[object, object] = MappingProxyType({})
+
+
+def test_an_order_that_cannot_be_handled() -> None:
+    session: Any = SimpleNamespace(held=set())
+    item: Any = _Test()
+    hooks = WorkerHooks(session, _Channel())
+    hooks.pytest_collection_finish(SimpleNamespace(items=[item]))  # type: ignore[arg-type]
+    hooks._receive(("hold", 0))
+    with pytest.raises(IndexError):
+        hooks._receive(("go", 1))
+    with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
+        hooks.pytest_runtest_protocol(item, None)
+    session.held.clear()
+    assert hooks.pytest_runtest_protocol(item, None) is None
