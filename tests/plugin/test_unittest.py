@@ -1,0 +1,80 @@
+"""Marked test cases under ``python -m unittest``, where nothing applies the marks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_CASES = """
+    import os
+    import unittest
+
+    import pytest
+
+    from pytest_accel.unittest_protocol import load_tests
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    class TestMarked(unittest.TestCase):
+        @classmethod
+        def setUpClass(cls):
+            assert "RANK" in os.environ
+
+        def test_needs_no_peer(self):
+            pass
+
+
+    class TestMethods(unittest.TestCase):
+        @pytest.mark.devices(1)
+        def test_marked(self):
+            pass
+
+        def test_unmarked(self):
+            pass
+    """
+
+
+def test_a_marked_test_case_fails_under_unittest(suite: Suite) -> None:
+    suite.write("test_cases.py", _CASES)
+    suite.write(
+        "test_module.py",
+        """
+        import unittest
+
+        import pytest
+
+        from pytest_accel.unittest_protocol import load_tests
+
+        pytestmark = pytest.mark.distributed
+
+
+        class TestInMarkedModule(unittest.TestCase):
+            def test_it(self):
+                pass
+        """,
+    )
+    command = [sys.executable, "-m", "unittest", "-v", "test_cases", "test_module"]
+    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = done.stderr
+    assert "FAILED (failures=3)" in said
+    for mark in ("distributed(2, device='cpu')", "devices(1)", "distributed()"):
+        assert f"AssertionError: is marked {mark}, which only pytest applies: run it with pytest" in said
+    assert "FAIL: test_needs_no_peer (test_cases.TestMarked" in said
+    run = suite.run()
+    assert run.count() == {"PASSED": 4}, run.text
+
+
+@pytest.mark.parametrize("how", [("discover",), ("test_cases.TestMethods.test_unmarked",)])
+def test_unmarked_test_cases_run(suite: Suite, how: tuple[str, ...]) -> None:
+    text = _CASES.replace('    @pytest.mark.distributed(2, device="cpu")\n', "").replace("@pytest.mark.devices(1)", "")
+    suite.write("test_cases.py", text.replace("assert ", "'' and "))
+    command = [sys.executable, "-m", "unittest", *how]
+    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "OK")
