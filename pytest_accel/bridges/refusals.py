@@ -19,13 +19,20 @@ class Refusal(NamedTuple):
     """One line: what cannot work, and what to do."""
 
 
-REFUSALS = (
+def _compares_fixtures(config: pytest.Config) -> bool:
+    return bool(config.getoption("showrepeated", False))
+
+
+_DUPLICATES = "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out"
+REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "codspeed_plugin",
         lambda config: bool(getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", True)),
         "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a time, and so "
         "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
     ),
+    Refusal("deadfixtures", _compares_fixtures, _DUPLICATES),
+    Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),  # By ``-p``.
 )
 
 

@@ -166,3 +166,54 @@ def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
     assert "rank 1: failed: NbCellError: Cell outputs differ\nrank 0: passed\n" in marked.text
     alone = [{name: said for name, said in run.words.items() if "alone" in name} for run in (plain, marked)]
     assert alone[0] == alone[1] != {}
+
+
+_DOCUMENT = """
+    # Title
+
+    ```python
+    import os
+    assert len(os.environ.get("RANK", "0")) == 1
+    ```
+
+    <!-- more -->
+
+    ```python
+    assert 1 == 2
+    ```
+    """
+
+
+@needs("pytest_markdown_docs", "pytest_codeblocks", "sybil")
+def test_documents(pair: Pair) -> None:
+    """Each of three plugins collects blocks of code in documents."""
+    pair.plugin("pytest_markdown_docs.plugin", "pytest_codeblocks.plugin")
+    pair.marked.ini("accel_rules = *.md: distributed(2, device='cpu')\n    *.rst: distributed(2, device='cpu')")
+    pair.write("README.md", _DOCUMENT)
+    pair.write("guide.rst", "Title\n=====\n\n>>> number = 2\n>>> number\n2\n>>> number\n3\n>>> number + 1\n3\n")
+    pair.write(
+        "conftest.py",
+        """
+        from sybil import Sybil
+        from sybil.parsers.rest import DocTestParser
+
+        pytest_collect_file = Sybil(parsers=[DocTestParser()], pattern="*.rst").pytest()
+        """,
+    )
+    args = ("--markdown-docs", "--codeblocks", "-Wdefault")
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    assert marked.words == plain.words
+    assert marked.count() == {"PASSED": 5, "FAILED": 3}
+    assert "Expected:\n    3\nGot:\n    2\n" in marked.text
+    assert "ranks 0-1: failed: SybilFailure: " in marked.text
+
+
+@needs("pytest_doctestplus")
+def test_comparisons_of_doctestplus(pair: Pair) -> None:
+    pair.plugin("pytest_doctestplus.plugin")
+    pair.marked.ini("accel_rules = mod.py: distributed(2, device='cpu')")
+    doctest = 'def {}():\n    """\n    >>> 0.1 + 0.2{}\n    0.3\n    """\n\n\n'
+    pair.write("mod.py", doctest.format("close", "  # doctest: +FLOAT_CMP") + doctest.format("exact", ""))
+    plain, marked = (one.run("--doctest-plus", "--doctest-modules") for one in (pair.plain, pair.marked))
+    assert marked.words == plain.words
+    assert marked.outcomes() == {"mod.close": "PASSED", "mod.exact": "FAILED"}

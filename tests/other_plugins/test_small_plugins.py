@@ -1,0 +1,212 @@
+"""Plugins with a fixture, a comparison or a check of their own: marked tests have what unmarked ones have."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+_HELPERS = {
+    "pytest_unordered": """
+        from pytest_unordered import unordered
+
+
+        @ranks
+        def test_unordered():
+            assert [3, 1] == unordered([1, 3])
+
+
+        @ranks
+        def test_unordered_fails():
+            assert [3, 1] == unordered([1, 4])
+        """,
+    "pytest_loguru.plugin": """
+        from loguru import logger
+
+
+        @ranks
+        def test_loguru(caplog):
+            logger.warning("hello")
+            assert "hello" in caplog.text
+        """,
+    "pytest_console_scripts": """
+        import sys
+
+
+        @ranks
+        @pytest.mark.script_launch_mode("subprocess")
+        def test_script(script_runner):
+            done = script_runner.run([sys.executable, "-c", "print(1)"])
+            assert done.stdout == "1\\n"
+
+
+        @ranks
+        @pytest.mark.script_launch_mode("subprocess")
+        def test_script_fails(script_runner):
+            script_runner.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
+        """,
+    "pytest_examples": """
+        from pytest_examples import CodeExample
+
+
+        @ranks
+        @pytest.mark.parametrize("printed", ["1", "2"])
+        def test_example(eval_example, printed):
+            eval_example.run_print_check(CodeExample.create(f"print(1)\\n#> {printed}\\n"))
+        """,
+    "pytest_remotedata.plugin": """
+        import socket
+
+
+        @ranks
+        @pytest.mark.remote_data
+        def test_remote():
+            raise AssertionError("needs --remote-data")
+
+
+        @ranks
+        def test_no_internet():
+            with pytest.raises(OSError, match="An attempt was made to connect to the internet"):
+                socket.create_connection(("192.0.2.1", 80))
+        """,
+    "pytest_logger.plugin": """
+        import logging
+
+
+        @ranks
+        def test_logger():
+            logging.getLogger("some").warning("hello")
+        """,
+    "pytest_astropy_header.display": "",
+}
+"""What is tested, by the plugin's module."""
+_BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@needs(*(name.partition(".")[0] for name in _HELPERS))
+def test_helpers(pair: Pair, workers: tuple[str, ...]) -> None:
+    pair.plugin(*_HELPERS)
+    for module, text in _HELPERS.items():
+        name = module.partition(".")[0].removeprefix("pytest_")
+        pair.write(f"test_{name}.py", "def test_unmarked():\n    pass\n" + _BEGINNING)
+        for suite in (pair.plain, pair.marked):
+            with (suite.path / f"test_{name}.py").open("a") as file:
+                file.write(_dedented(text))
+    plain, marked = (one.run("-Wdefault", "-rs", *workers) for one in (pair.plain, pair.marked))
+    assert marked.words == plain.words
+    assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
+    assert {name for name, words in marked.outcomes().items() if words != "PASSED"} == {
+        "test_unordered_fails",
+        "test_script_fails[subprocess]",
+        "test_example[2]",
+        "test_remote",
+    }
+    assert "One item replaced:" in marked.failure("test_unordered_fails")
+    assert "need --remote-data option to run" in marked.text
+    assert re.findall("^Running tests with .*", marked.text, re.MULTILINE) == re.findall(
+        "^Running tests with .*", plain.text, re.MULTILINE
+    )
+
+
+@needs("pytest_openfiles")
+def test_open_files(pair: Pair) -> None:
+    pair.plugin("pytest_openfiles.plugin")
+    pair.write(
+        "test_it.py",
+        """
+        import pytest
+
+        ranks = pytest.mark.distributed(2, device="cpu")
+        OPEN = []
+
+
+        @ranks
+        def test_closes(tmp_path):
+            with open(tmp_path / "file", "w"):
+                pass
+
+
+        def test_unmarked(tmp_path):
+            pass
+
+
+        @ranks
+        def test_leaves_open(tmp_path):
+            OPEN.append(open(tmp_path / "left.txt", "w"))
+        """,
+    )
+    plain, marked = (one.run("--open-files", "-Wignore") for one in (pair.plain, pair.marked))
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.outcomes() == {"test_closes": "PASSED", "test_leaves_open": "PASSED ERROR", "test_unmarked": "PASSED"}
+    assert "left.txt" in marked.failure("test_leaves_open")
+
+
+@needs("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins")
+def test_checks_of_files_stand_beside_marked_tests(pair: Pair) -> None:
+    """Their items are not marked by what the file's tests are marked with."""
+    pair.plugin("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins.collect")
+    pair.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_it() -> None:
+            number: int = 1
+            assert number
+
+
+        def test_wrong_type() -> None:
+            number: int = "1"  # mypy is to find it
+            assert number
+        """,
+    )
+    pair.write(
+        "test_types.yml",
+        """
+        - case: reveals
+          main: |
+            x = 1
+            reveal_type(x)  # N: Revealed type is "builtins.int"
+        """,
+    )
+    plain, marked = (one.run("--mypy", "--ruff", "-Wdefault") for one in (pair.plain, pair.marked))
+    assert marked.words == plain.words
+    assert marked.ret == plain.ret
+    assert "F401" in marked.text
+    assert "Incompatible types in assignment" in marked.text
+
+
+@needs("pytest_deadfixtures")
+def test_duplicates_of_fixtures_are_refused(pair: Pair) -> None:
+    pair.plugin("pytest_deadfixtures")
+    pair.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_it():
+            pass
+        """,
+    )
+    run = pair.marked.run("--dup-fixtures")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--dup-fixtures cannot compare the fixtures of marked tests" in run.text + run.errors
+    assert pair.marked.run().count() == {"PASSED": 1}
+
+
+def _dedented(text: str) -> str:
+    return "\n".join(line.removeprefix("        ") for line in text.splitlines()) + "\n"
