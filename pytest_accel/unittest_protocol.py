@@ -59,7 +59,7 @@ def _mark_of(test: TestCase) -> str | None:
     for owner in (method, type(test), sys.modules.get(type(test).__module__)):
         marks: Any = getattr(owner, "pytestmark", ())
         for one in marks if isinstance(marks, (list, tuple)) else (marks,):
-            mark = getattr(one, "mark", one)  # That of a module is a decorator.
+            mark: Any = getattr(one, "mark", one)  # That of a module is a decorator.
             if getattr(mark, "name", None) in _MARKS:
                 arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
                 return f"{mark.name}({', '.join(arguments)})"

@@ -93,6 +93,7 @@ _BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\
 @needs(*(name.partition(".")[0] for name in _HELPERS))
 def test_helpers(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_HELPERS)
+    pair.ini("remote_data_strict = true")
     for module, text in _HELPERS.items():
         name = module.partition(".")[0].removeprefix("pytest_")
         pair.write(f"test_{name}.py", "def test_unmarked():\n    pass\n" + _BEGINNING)

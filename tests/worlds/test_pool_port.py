@@ -6,14 +6,16 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pytest_accel.leases.holdings import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.worlds.pool import Pool
 from pytest_accel.worlds.port import PoolService, RemotePort
-from pytest_accel.worlds.roster import PoolError
+from pytest_accel.worlds.roster import PoolError, Ticket
 from pytest_accel.worlds.shape import WorldShape
 
 SHAPE = cast(WorldShape, None)
@@ -63,6 +65,17 @@ def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() 
     assert [why.splitlines()[-1] for why in pool.failed] == [
         f"IndexError: met in {name}" for name in ("acquire", "watch_exit", "release", "driver_lost")
     ]
+
+
+def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -> None:
+    """In a thread of the broker, nobody else would answer the test: also where the lease cannot be given back."""
+    pool = object.__new__(Pool)
+    fleet = SimpleNamespace(closing=False)
+    vars(pool).update(_lock=threading.RLock(), _fleet=fleet, _tickets={}, _supply=BrokenPool())
+    answers: list[object] = []
+    with pytest.raises(IndexError, match="met in broker"):
+        pool._granted(Ticket(1, SHAPE, HOLDER, answers.append, None), cast(Lease, None))
+    assert isinstance(answers[0], PoolError)
 
 
 def test_an_answer_that_cannot_be_handled_fails_the_test_that_waits() -> None:
