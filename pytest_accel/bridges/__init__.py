@@ -60,6 +60,7 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest_arraydiff.plugin": "array_files",
         "pytest_mpl": "mpl_images",
         "pytest_mpl.plugin": "mpl_images",
+        "syrupy": "syrupy",
     }
 )
 """The module of a plugin's bridge, by the name under which the plugin is registered."""

@@ -1,0 +1,364 @@
+"""Brings syrupy's assertions from ranks to the driver, whose session counts, reports and writes the snapshots.
+
+A rank compares with the stored snapshots and writes nothing. With the report of each phase it sends which snapshots
+were asserted, with what result, and the values that syrupy would write. The driver enters them in its own
+`SnapshotSession`, as if the test had run there. So ``--snapshot-update`` has one writer in a process, unused snapshots
+are known, and under xdist syrupy's own way of merging workers holds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from inspect import ismodule
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_accel.accounts import ranks_text
+from pytest_accel.bridges.rank_values import difference, fail
+from pytest_accel.stash import MARKED, RANK
+
+_KEY = "syrupy"
+_USED = {
+    "session.SnapshotSession": (
+        "finish",
+        "flush_snapshot_write_queue",
+        "queue_snapshot_write",
+        "ran_item",
+        "recall_snapshot",
+        "register_request",
+    ),
+    "assertion.SnapshotAssertion": ("executions", "extension"),
+    "extensions.base.AbstractSyrupyExtension": ("get_location", "get_snapshot_name", "matches"),
+}
+"""What this module takes of syrupy: the attributes of its classes."""
+_RESULT = {
+    "snapshot_location": "",
+    "snapshot_name": "",
+    "asserted_data": None,
+    "recalled_data": None,
+    "created": False,
+    "updated": False,
+    "success": False,
+    "exception": None,
+    "test_location": None,
+}
+"""The fields of syrupy's `AssertionResult`."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps a rank from writing, and sends what its tests assert."""
+    return None if _misfit() else _InRank(config)
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return the plugin that enters the ranks' assertions in this session. Raises `pytest.UsageError`."""
+    misfit = _misfit()
+    if misfit is not None:
+        from syrupy import __version__ as version  # type: ignore[attr-defined,unused-ignore]
+
+        raise pytest.UsageError(
+            f"this release of syrupy ({version}) cannot be used with tests that run in ranks: it has no {misfit}; "
+            "known to work are 4.9 to 7.0. Without syrupy: -p no:syrupy"
+        )
+    return _InDriver(config)
+
+
+def _misfit() -> str | None:
+    """Return the name of something that this module needs and the installed release of syrupy does not have."""
+    for path, names in _USED.items():
+        module, _, kind = path.rpartition(".")
+        found = getattr(_module(module), kind, None)
+        missing = next((name for name in names if not hasattr(found, name)), None)
+        if missing is not None:
+            return f"{kind}.{missing}"
+    try:
+        _module("assertion").AssertionResult(**_RESULT)
+    except TypeError as error:
+        return f"AssertionResult of the known fields ({error})"
+    return None
+
+
+def _module(name: str) -> Any:
+    return import_module(f"syrupy.{name}")
+
+
+class _InRank:
+    """Collects what the tests of a rank assert and would write."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config: Any = config
+        self._ranks = config.stash[RANK].spec.ranks
+        self._updates = bool(config.option.update_snapshots)
+        self._session: Any = None
+        self._item: pytest.Item | None = None
+        self._assertions: list[Any] = []
+        """All `SnapshotAssertion` of the running test."""
+        self._sent: list[int] = []
+        """How many executions of each have been sent; those that have not been sent at all have no number."""
+        self._written: dict[tuple[type, str, object], Any] = {}
+        """What the running test has written, which it reads back: by extension, location and index."""
+        self._writes: dict[tuple[str, str], tuple[type, object]] = {}
+        """With which extension and index that was: by location and name."""
+        # syrupy makes its session when pytest's starts, which it does not hear of in a rank: it is a reporter.
+        config.pluginmanager.get_plugin("syrupy").pytest_sessionstart(SimpleNamespace(config=config))  # type: ignore[union-attr]
+        self._take_over(self._config._syrupy)
+
+    def _take_over(self, session: Any) -> None:
+        """Keep syrupy's `session` from looking for snapshots and from writing them."""
+        self._session = session
+        self._recall = session.recall_snapshot
+        session.register_request = self._assertions.append
+        session.queue_snapshot_write = self._queue_write
+        session.recall_snapshot = self._recall_written
+        session.flush_snapshot_write_queue = _nothing
+        session.finish = _nothing
+
+    def _queue_write(self, extension: Any, test_location: Any, data: Any, index: Any) -> None:
+        location = extension.get_location(test_location=test_location, index=index)
+        name = extension.get_snapshot_name(test_location=test_location, index=index)
+        self._written[type(extension), location, index] = data
+        self._writes[location, name] = type(extension), index
+
+    def _recall_written(self, extension: Any, test_location: Any, index: Any) -> Any:
+        location = extension.get_location(test_location=test_location, index=index)
+        data = self._written.get((type(extension), location, index))
+        return data if data is not None else self._recall(extension, test_location, index)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._config._syrupy is not self._session:
+            self._take_over(self._config._syrupy)  # A rank that calls all of syrupy's hooks has made another one.
+        self._assertions.clear()
+        self._sent.clear()
+        self._writes.clear()
+        if item is not self._item:
+            self._written.clear()
+        self._item = item
+
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
+        results = list(self._new_results())
+        requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
+        self._sent[:] = [each.num_executions for each in self._assertions]
+        # Sent also where there is nothing to say: a rank whose word is missing may have used any snapshot.
+        return {_KEY: {"ranks": self._ranks, "failed": report.failed, "extensions": requested, "results": results}}
+
+    def _new_results(self) -> Iterator[dict[str, Any]]:
+        for number, assertion in enumerate(self._assertions):
+            first = self._sent[number] if number < len(self._sent) else 0
+            for at in range(first, assertion.num_executions):
+                yield self._result(assertion, assertion.executions[at])
+
+    def _result(self, assertion: Any, result: Any) -> dict[str, Any]:
+        write = None
+        if result.created or result.updated:
+            kind, index = self._writes[result.snapshot_location, result.snapshot_name]
+            write = self._reference(kind), str(index) if isinstance(index, str) else int(index)  # type: ignore[call-overload]
+        return {
+            "extension": self._reference(type(assertion.extension)),
+            "location": result.snapshot_location,
+            "name": result.snapshot_name,
+            # One that matches is the stored one, which the driver has no use for, unless other ranks change it.
+            "data": _plain(result.asserted_data) if self._updates or not result.success else None,
+            "created": result.created,
+            "updated": result.updated,
+            "success": result.success,
+            "write": write,
+        }
+
+    def _reference(self, kind: type) -> tuple[str, str, str | None]:
+        """Return where the driver finds the class `kind`: module, qualified name and file."""
+        module, name = kind.__module__, kind.__qualname__
+        for candidate in _modules(self._config, module):
+            if _member(candidate, name) is kind:
+                return module, name, getattr(candidate, "__file__", None)
+        return module, name, None
+
+
+class _InDriver:
+    """Enters what the tests of ranks have asserted in the session of this process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config: Any = config
+        self._untold: set[str] = set()
+        """Tests of which some rank has not said which snapshots it has used."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if MARKED in item.stash:
+            self._untold.add(item.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the snapshots of a test whose ranks have not all said what they used: syrupy does for skipped tests."""
+        if report.failed and report.when != "teardown" and report.nodeid in self._untold:
+            self._config._syrupy.ran_item(report.nodeid, "skipped")
+
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
+        words = {rank: data[_KEY] for rank, data in rank_data.items() if _KEY in data}
+        if not words:
+            return
+        complete = len(words) == next(iter(words.values()))["ranks"]
+        if complete and (report.when == "call" or all(word["failed"] for word in words.values())):
+            self._untold.discard(item.nodeid)
+        _Merge(self._config, item, report, words, complete).run()
+
+
+class _Merge:
+    """Enters the assertions of one phase of a test."""
+
+    def __init__(
+        self,
+        config: Any,
+        item: pytest.Item,
+        report: pytest.TestReport,
+        words: dict[int, dict[str, Any]],
+        complete: bool,
+    ) -> None:
+        self._config = config
+        self._session = config._syrupy
+        self._test_location = _module("location").PyTestLocation(item)
+        self._report = report
+        self._words = words
+        self._complete = complete
+        self._assertions: dict[type, Any] = {}
+
+    def run(self) -> None:
+        for word in self._words.values():
+            for reference in word["extensions"]:
+                self._assertion(reference)
+        results: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = {}
+        for rank, word in sorted(self._words.items()):
+            times: dict[tuple[str, str], int] = {}
+            for result in word["results"]:
+                place = result["location"], result["name"]
+                times[place] = times.get(place, 0) + 1
+                results.setdefault((*place, times[place]), {})[rank] = result
+        for (location, name, _), by_rank in results.items():
+            self._enter(location, name, by_rank)
+
+    def _enter(self, location: str, name: str, by_rank: dict[int, dict[str, Any]]) -> None:
+        success = self._agree(location, name, by_rank) and all(result["success"] for result in by_rank.values())
+        writes = [result for result in by_rank.values() if result["write"] is not None]
+        if success and writes:
+            success = self._write(location, name, writes[0])
+        first = next(iter(by_rank.values()))
+        executions = self._assertion(first["extension"]).executions
+        executions[len(executions)] = _module("assertion").AssertionResult(
+            snapshot_location=location,
+            snapshot_name=name,
+            asserted_data=first["data"],
+            recalled_data=None,
+            created=success and any(result["created"] for result in writes),
+            updated=success and any(result["updated"] for result in writes),
+            success=success,
+            exception=None,
+            test_location=self._test_location,
+        )
+
+    def _agree(self, location: str, name: str, by_rank: dict[int, dict[str, Any]]) -> bool:
+        """Return whether the ranks have asserted the same value. Fail the test if they have not."""
+        values = {rank: result["data"] for rank, result in by_rank.items() if result["data"] is not None}
+        write = next((result["write"] for result in by_rank.values() if result["write"] is not None), None)
+        matches = None if write is None else self._extension(write[0])().matches
+
+        def same(left: Any, right: Any) -> bool:
+            if type(left) is type(right) and left == right:
+                return True
+            return matches is not None and bool(matches(serialized_data=right, snapshot_data=left))
+
+        text = difference(values, same)
+        if text is not None:
+            place = self._shown(location)
+            self._fail(f"the snapshot {name!r} differs between ranks ({place}); it is left as it was\n{text}")
+        return text is None
+
+    def _write(self, location: str, name: str, result: dict[str, Any]) -> bool:
+        """Have syrupy write a value on which the ranks agree; return False, and fail the test, if it must not be."""
+        if not self._complete:
+            who = ranks_text(list(self._words))
+            self._fail(f"the snapshot {name!r} is left as it was ({self._shown(location)}): only {who} reported")
+            return False
+        reference, index = result["write"]
+        extension = self._extension(reference)()
+        here = (
+            extension.get_location(test_location=self._test_location, index=index),
+            extension.get_snapshot_name(test_location=self._test_location, index=index),
+        )
+        if here != (location, name):
+            self._fail(
+                f"the snapshot {name!r} of {location} cannot be written: outside of the test's ranks "
+                f"{reference[0]}.{reference[1]} calls it {here[1]!r} of {here[0]}"
+            )
+            return False
+        self._session.queue_snapshot_write(
+            extension=extension, test_location=self._test_location, data=result["data"], index=index
+        )
+        return True
+
+    def _shown(self, location: str) -> str:
+        """Return a snapshot file as a person would type it."""
+        here = self._config.invocation_params.dir
+        return os.path.relpath(location, here) if Path(location).is_relative_to(here) else location
+
+    def _fail(self, text: str) -> None:
+        fail(self._report, "syrupy", text)
+
+    def _assertion(self, reference: tuple[str, str, str | None]) -> Any:
+        """Return an assertion of this session with the extension `reference`: by it syrupy looks for snapshots."""
+        extension = self._extension(reference)
+        if extension not in self._assertions:
+            self._assertions[extension] = _module("assertion").SnapshotAssertion(
+                session=self._session,
+                extension_class=extension,
+                test_location=self._test_location,
+                update_snapshots=self._config.option.update_snapshots,
+            )
+        return self._assertions[extension]
+
+    def _extension(self, reference: tuple[str, str, str | None]) -> Any:
+        module, name, file = reference
+        if file is not None:
+            with suppress(ImportError):
+                import_module(module)  # Tests may import one where they use it.
+            for candidate in _modules(self._config, module):
+                found = _member(candidate, name)
+                if isinstance(found, type) and getattr(candidate, "__file__", None) == file:
+                    return found
+        raise LookupError(
+            f"the snapshot extension {module}.{name} cannot be found outside of the test's ranks; "
+            "define it at the top level of a module, a test file or a conftest"
+        )
+
+
+def _modules(config: pytest.Config, name: str) -> Iterator[object]:
+    """Give the modules of that `name`: conftests of several folders may share one."""
+    if name in sys.modules:
+        yield sys.modules[name]
+    for plugin in config.pluginmanager.get_plugins():
+        if ismodule(plugin) and plugin.__name__ == name:
+            yield plugin
+
+
+def _member(module: object, name: str) -> object:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _plain(data: Any) -> Any:
+    """Return what syrupy calls serialized data without the type that an extension may have given to it."""
+    return str(data) if isinstance(data, str) else bytes(data) if isinstance(data, (bytearray, bytes)) else data
+
+
+def _nothing() -> int:
+    return 0

@@ -1,0 +1,307 @@
+"""Snapshots of syrupy that marked tests assert: counted, written and kept as those of other tests are."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Run, Suite
+
+pytestmark = needs("syrupy", "pytest_rerunfailures")
+
+_MIXED = """
+import os
+from pathlib import Path
+
+import pytest
+from syrupy.extensions.json import JSONSnapshotExtension
+from syrupy.extensions.single_file import SingleFileSnapshotExtension
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+class Raw(SingleFileSnapshotExtension):
+    file_extension = "raw"
+
+
+@pytest.fixture
+def as_json(snapshot):
+    return snapshot.use_extension(JSONSnapshotExtension)
+
+
+@both
+@pytest.mark.parametrize("number", range(3))
+def test_amber(snapshot, number):
+    for part in range(3):
+        assert {"number": number, "part": part, "value": VALUE} == snapshot
+
+
+@both
+class TestNamed:
+    def test_names(self, snapshot):
+        assert VALUE == snapshot(name="one")
+        assert "fixed" == snapshot(name="two")
+        if VALUE != "shorter":
+            assert "more" == snapshot(name="three")
+
+
+@both
+def test_single_files(snapshot, as_json):
+    assert {"value": VALUE} == as_json
+    assert VALUE.encode() + bytes(range(256)) == snapshot(extension_class=Raw)
+
+
+@both
+@pytest.mark.skipif(VALUE != "first", reason="later")
+def test_skipped_later(snapshot):
+    assert "kept" == snapshot
+
+
+@both
+def test_skips_later(snapshot):
+    if VALUE != "first":
+        pytest.skip("later")
+    assert "kept, too" == snapshot
+
+
+@both
+@pytest.mark.xfail(VALUE == "other", reason="not yet", strict=True)
+def test_expected(snapshot):
+    assert VALUE == snapshot
+
+
+@both
+def test_fails_after(snapshot):
+    assert VALUE == snapshot
+    assert VALUE == "first"
+
+
+@both
+def test_without(snapshot):
+    pass
+
+
+@both
+@pytest.mark.flaky(reruns=1)
+def test_begins_again(snapshot):
+    begun = Path(__file__).with_name(f"begun.{os.environ.get('RANK')}")
+    again = begun.exists()
+    begun.touch()
+    assert f"{again} {VALUE}" == snapshot
+    assert again
+
+
+def test_unmarked(snapshot, as_json):
+    assert VALUE == snapshot
+    assert VALUE == as_json
+"""
+_OTHER = """
+import pytest
+
+
+@pytest.mark.distributed(2)
+def test_elsewhere(snapshot):
+    assert ["elsewhere"] == snapshot
+"""
+_NO_LONGER = _OTHER.replace('assert ["elsewhere"] == snapshot', "pass")
+
+
+def summary(run: Run) -> str:
+    """Return what syrupy says at the end of a session, its lines sorted: workers end in any order."""
+    found = re.search(r"^-+ snapshot report summary -+$\n(.*?)^=", run.text, re.MULTILINE | re.DOTALL)
+    return "\n".join(sorted(found[1].splitlines())) if found is not None else ""
+
+
+def snapshots(suite: Suite) -> dict[str, bytes]:
+    """Return the files in snapshot folders."""
+    files = [path for path in suite.path.rglob("__snapshots__/**/*") if path.is_file()]
+    return {str(path.relative_to(suite.path)): path.read_bytes() for path in files}
+
+
+def run_both(pair: Pair, *args: str) -> Run:
+    """Run both suites, assert that syrupy and pytest say the same of them, and return the marked one's session."""
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    assert marked.outcomes() == plain.outcomes()
+    assert summary(marked) == summary(plain)
+    assert marked.ret == plain.ret
+    assert snapshots(pair.marked) == snapshots(pair.plain)
+    return marked
+
+
+def test_mixed_suite(pair: Pair) -> None:
+    """Snapshots are created, compared, reported as unused, updated and deleted as those of unmarked tests."""
+    _create(pair)
+    pair.write("sub/test_other.py", _NO_LONGER)
+    unused = run_both(pair, "--snapshot-details")
+    assert unused.ret == 1
+    assert unused.count().keys() == {"PASSED"}
+
+    pair.write("value", "other")
+    different = run_both(pair, "--snapshot-warn-unused")
+    assert different.ret == 1
+    failure = different.failure("test_amber[1]")
+    assert "[+ received] == [- snapshot]" in failure
+    assert re.search(r"-\s+'value': 'first'", failure)
+    assert re.search(r"\+\s+'value': 'other'", failure)
+
+    assert run_both(pair, "--snapshot-update", "-k", "names or single").ret == 0
+    _update(pair)
+
+
+def test_mixed_suite_under_xdist(pair: Pair) -> None:
+    """The controller knows what marked tests of all workers have used, and no worker loses what another one writes."""
+    _create(pair, "-n", "2")
+    pair.write("sub/test_other.py", _NO_LONGER)
+    _update(pair, "-n", "2")
+
+
+def _create(pair: Pair, *args: str) -> None:
+    pair.plugin("syrupy", "rerunfailures")
+    pair.write("value", "first")
+    pair.write("test_mixed.py", _MIXED)
+    pair.write("sub/test_other.py", _OTHER)
+    created = run_both(pair, "--snapshot-update", *args)
+    assert created.ret == 0
+    assert "22 snapshots generated" in summary(created)
+    assert len(snapshots(pair.marked)) == 5
+
+
+def _update(pair: Pair, *args: str) -> None:
+    pair.write("value", "shorter")
+    before = snapshots(pair.marked)
+    updated = run_both(pair, "--snapshot-update", "--snapshot-details", *args)
+    assert updated.word("test_fails_after") == "FAILED"
+    after = snapshots(pair.marked)
+    assert before.keys() - after.keys() == {"sub/__snapshots__/test_other.ambr"}
+    assert b"kept, too" in after["__snapshots__/test_mixed.ambr"]
+    assert b"three" not in after["__snapshots__/test_mixed.ambr"]
+
+
+_DISAGREEING = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from syrupy.extensions.json import JSONSnapshotExtension
+from syrupy.extensions.single_file import SingleFileSnapshotExtension
+
+HERE = Path(__file__)
+VALUE = HERE.with_name("value").read_text()
+first = VALUE == "first"
+pytestmark = pytest.mark.distributed(2)
+
+
+class Raw(SingleFileSnapshotExtension):
+    file_extension = "raw"
+
+
+def test_differs(snapshot, rank):
+    assert ["alike", f"of rank {0 if first else rank}", "alike"] == snapshot
+    assert VALUE == snapshot
+
+
+def test_differs_in_bytes(snapshot, rank):
+    assert b"\\xff" * (1 if first else 1 + rank) == snapshot(extension_class=Raw)
+
+
+def test_all_change(snapshot, rank):
+    assert ("first" if first else f"{VALUE} of rank {rank}") == snapshot
+
+
+def test_one_rank_changes(snapshot, rank):
+    assert (VALUE if rank == 1 else "first") == snapshot
+
+
+def test_one_rank_uses_it(snapshot, rank):
+    if rank == 1:
+        assert VALUE == snapshot
+
+
+def test_by_rank(snapshot, rank):
+    assert f"{rank} {VALUE}" == snapshot(name=f"rank {rank}")
+
+
+def test_dies(snapshot, rank):
+    assert VALUE == snapshot
+    if rank == 1 and not first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert VALUE == snapshot(extension_class=JSONSnapshotExtension)
+
+
+@pytest.mark.distributed(2, timeout=3)
+def test_hangs(snapshot, rank):
+    if rank == 1 and not first:
+        time.sleep(3600)
+    assert VALUE == snapshot
+
+
+@pytest.fixture
+def broken(rank):
+    assert rank == 0 or first
+
+
+def test_one_setup_fails(broken, snapshot):
+    assert VALUE == snapshot
+
+
+def test_one_rank_fails(snapshot, rank):
+    assert rank == 0 or first
+    assert VALUE == snapshot
+"""
+
+
+def _lines(suite: Suite) -> dict[str, str]:
+    """Return the stored snapshots: the serialized text by name."""
+    text = (suite.path / "__snapshots__/test_ranks.ambr").read_text()
+    return dict(re.findall(r"^# name: (.*)\n((?:  .*\n)+)", text, re.MULTILINE))
+
+
+def test_ranks_that_disagree_or_are_lost(pair: Pair) -> None:
+    """A snapshot is written if all ranks that use it agree, and is kept if a rank has not said what it uses."""
+    suite = pair.marked
+    suite.plugin("syrupy")
+    suite.write("value", "first")
+    suite.write("test_ranks.py", _DISAGREEING)
+    assert suite.run("--snapshot-update").ret == 0
+    before, files = _lines(suite), snapshots(suite)
+    assert len(before) == 11
+
+    suite.write("value", "second")
+    run = suite.run("--snapshot-update")
+    passed = {name for name, word in run.outcomes().items() if word == "PASSED"}
+    assert passed == {"test_one_rank_uses_it", "test_by_rank"}
+    after = _lines(suite)
+    changed = {name for name in before if before[name] != after[name]}
+    assert after.keys() == before.keys()
+    assert changed == {
+        "test_by_rank[rank 0]",
+        "test_by_rank[rank 1]",
+        "test_differs.1",
+        "test_one_rank_fails",
+        "test_one_rank_uses_it",
+    }
+    for name in files.keys() - {"__snapshots__/test_ranks.ambr"}:
+        assert snapshots(suite)[name] == files[name]
+    assert "unused" not in summary(run)
+    failure = run.failure("test_differs")
+    assert "the snapshot 'test_differs' differs between ranks (__snapshots__/test_ranks.ambr)" in failure
+    assert "'test_dies' is left as it was (__snapshots__/test_ranks.ambr): only rank 0 reported" in run.failure(
+        "test_dies"
+    )
+    assert re.search(r"--- rank 0\n\+\+\+ rank 1\n", failure)
+    assert re.search(r"-  'of rank 0',\n\+  'of rank 1',", failure)
+    assert "rank 0: 1 bytes\nrank 1: 2 bytes, other from byte 1 on" in run.failure("test_differs_in_bytes")
+    assert re.search(r"-'first'\n\+'second'", run.failure("test_one_rank_changes"))
+
+    failure = suite.run("-k", "test_all_change").failure("test_all_change")
+    assert "[+ received] == [- snapshot]" in failure
+    assert re.search(r"-'second of rank 0'\n\+'second of rank 1'", failure)
