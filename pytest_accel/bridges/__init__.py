@@ -12,62 +12,47 @@ Each returns an object to register with pytest, or None. `pytest_accel.hooks` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.refusals import refusals
+from pytest_accel.bridges.refusals import is_loaded, refusals
 
 BRIDGES: Mapping[str, str] = MappingProxyType(
     {
-        "dependency": "dependency",
+        "_hypothesis_pytestplugin": "hypothesis_results",
+        "memray_manager": "memray",
+        "pytest_arraydiff.plugin": "array_files",
+        "pytest_bdd.plugin": "bdd",
+        "pytest_benchmark.plugin": "benchmark",
         "pytest_dependency": "dependency",
-        "django": "django",
         "pytest_django.plugin": "django",
-        "flakefinder": "flakefinder",
+        "pytest_durations": "durations",
         "pytest_flakefinder": "flakefinder",
         "pytest_forked": "forked",
-        "pytest_isolate": "isolate",
-        "pytest_isolate.plugin": "isolate",
-        "pytest-bdd": "bdd",
-        "pytest_bdd.plugin": "bdd",
-        "recording": "recording",
-        "pytest_recording.plugin": "recording",
-        "run-parallel": "run_parallel",
-        "pytest_run_parallel.plugin": "run_parallel",
-        "xprocess": "xprocess",
-        "xprocess.pytest_xprocess": "xprocess",
-        "pytest-testmon": "testmon",
-        "testmon.pytest_testmon": "testmon",
-        "pytest-benchmark": "benchmark",
-        "harvest": "harvest",
         "pytest_harvest.plugin": "harvest",
-        "line-profiler": "line_profiler",
+        "pytest_isolate.plugin": "isolate",
         "pytest_line_profiler": "line_profiler",
-        "memray_manager": "memray",
-        "monitor": "monitor",
         "pytest_monitor.pytest_monitor": "monitor",
-        "profiling": "profiling",
-        "pytest_profiling": "profiling",
-        "pytest-durations": "durations",
-        "pytest_durations": "durations",
-        "hypothesispytest": "hypothesis_results",
-        "_hypothesis_pytestplugin": "hypothesis_results",
-        "pytest_arraydiff": "array_files",
-        "pytest_arraydiff.plugin": "array_files",
-        "pytest_mpl": "mpl_images",
         "pytest_mpl.plugin": "mpl_images",
+        "pytest_profiling": "profiling",
+        "pytest_recording.plugin": "recording",
+        "pytest_regressions.plugin": "regressions",
+        "pytest_run_parallel.plugin": "run_parallel",
+        "pytest_snapshot.plugin": "pytest_snapshot",
         "syrupy": "syrupy",
+        "testmon.pytest_testmon": "testmon",
+        "xprocess.pytest_xprocess": "xprocess",
     }
 )
-"""The module of a plugin's bridge, by the name under which the plugin is registered."""
+"""The module of a plugin's bridge, by the name of the plugin (`refusals.is_loaded`)."""
 
 
-def in_rank(config: pytest.Config, absent: Iterable[str]) -> Iterator[object]:
-    """Give the plugins that a rank needs for the plugins that it has loaded, or whose role there is `absent`."""
+def in_rank(config: pytest.Config, absent: Collection[str]) -> Iterator[object]:
+    """Give the plugins that a rank needs for those that it has loaded; it has had those named `absent`."""
     return _made("rank_plugin", config, absent)
 
 
@@ -82,9 +67,9 @@ def in_driver(config: pytest.Config, *, refuse: bool) -> Iterator[object]:
     return _made("driver_plugin", config)
 
 
-def _made(function: str, config: pytest.Config, absent: Iterable[str] = ()) -> Iterator[object]:
+def _made(function: str, config: pytest.Config, absent: Collection[str] = ()) -> Iterator[object]:
     for name, module in BRIDGES.items():
-        if config.pluginmanager.has_plugin(name) or name in absent:
+        if name in absent or is_loaded(config, name):
             make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
             made = None if make is None else make(config)
             if made is not None:

@@ -21,7 +21,7 @@ def _equal(left: object, right: object) -> bool:
 def difference(values: Mapping[int, Any], same: Callable[[Any, Any], bool] = _equal) -> str | None:
     """Return a text that shows how the `values`, by rank, differ; None: they are the `same`.
 
-    A value is str, bytes or None, which stands for no value.
+    A value is str, bytes or None, which stands for no value (no file).
     """
     groups: list[list[int]] = []
     for rank in sorted(values):
@@ -47,27 +47,21 @@ def fail(report: pytest.TestReport, title: str, text: str) -> None:
 def _shown(ranks: list[int], value: str | bytes | None, others: list[int], other: str | bytes | None) -> str:
     if isinstance(value, bytes) and isinstance(other, bytes):
         try:
-            value, other = value.decode(), other.decode()
+            return _shown(ranks, value.decode(), others, other.decode())
         except UnicodeDecodeError:
-            return _shown_bytes(ranks, value, others, other)
+            length = min(len(value), len(other))
+            first = next((at for at in range(length) if value[at] != other[at]), length)
+            difference = f"{ranks_text(others)}: {len(other)} bytes, other from byte {first} on"
+            return f"{ranks_text(ranks)}: {len(value)} bytes\n{difference}"
     if not (isinstance(value, str) and isinstance(other, str)):
         return f"{ranks_text(ranks)}: {_about(value)}\n{ranks_text(others)}: {_about(other)}"
-    lines = list(
-        difflib.unified_diff(
-            value.splitlines(), other.splitlines(), ranks_text(ranks), ranks_text(others), lineterm="", n=2
-        )
-    ) or [f"{ranks_text(ranks)} and {ranks_text(others)} differ in how lines end"]
+    old, new = value.splitlines(), other.splitlines()
+    lines = list(difflib.unified_diff(old, new, ranks_text(ranks), ranks_text(others), lineterm="", n=2))
+    if not lines:
+        return f"{ranks_text(ranks)} and {ranks_text(others)} differ in how lines end"
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... {len(lines) - _MOST_LINES} more lines"]
     return "\n".join(lines)
-
-
-def _shown_bytes(ranks: list[int], value: bytes, others: list[int], other: bytes) -> str:
-    length = min(len(value), len(other))
-    first = next((at for at in range(length) if value[at] != other[at]), length)
-    return (
-        f"{ranks_text(ranks)}: {len(value)} bytes\n{ranks_text(others)}: {len(other)} bytes, other from byte {first} on"
-    )
 
 
 def _about(value: str | bytes | None) -> str:

@@ -12,7 +12,7 @@ class Refusal(NamedTuple):
     """A use of a plugin that is refused in a session with marked tests."""
 
     plugin: str
-    """The name under which the plugin is registered."""
+    """Its name (`is_loaded`)."""
     applies: Callable[[pytest.Config], bool]
     """Tells from the options whether the session uses what is refused."""
     text: str
@@ -36,8 +36,17 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
+def is_loaded(config: pytest.Config, plugin: str) -> bool:
+    """Return whether the session has `plugin`: the name under which it is registered, or that of its module.
+
+    The first is that of an entry point, unless ``-p`` has named the module. Two plugins may have the same.
+    """
+    manager = config.pluginmanager
+    return manager.has_plugin(plugin) or any(getattr(one, "__name__", None) == plugin for one in manager.get_plugins())
+
+
 def refusals(config: pytest.Config) -> Iterator[str]:
     """Give the text of each refusal that applies to the session."""
     for refusal in REFUSALS:
-        if config.pluginmanager.has_plugin(refusal.plugin) and refusal.applies(config):
+        if is_loaded(config, refusal.plugin) and refusal.applies(config):
             yield refusal.text

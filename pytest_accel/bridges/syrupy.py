@@ -107,12 +107,13 @@ class _InRank:
         self._writes: dict[tuple[str, str], tuple[type, object]] = {}
         """With which extension and index that was: by location and name."""
         # syrupy makes its session when pytest's starts, which it does not hear of in a rank: it is a reporter.
-        config.pluginmanager.get_plugin("syrupy").pytest_sessionstart(SimpleNamespace(config=config))  # type: ignore[union-attr]
-        self._take_over(self._config._syrupy)
+        plugin: Any = config.pluginmanager.get_plugin("syrupy")
+        plugin.pytest_sessionstart(SimpleNamespace(config=config))
+        self._take_over()
 
-    def _take_over(self, session: Any) -> None:
-        """Keep syrupy's `session` from looking for snapshots and from writing them."""
-        self._session = session
+    def _take_over(self) -> None:
+        """Keep syrupy's session from looking for snapshots and from writing them."""
+        session = self._session = self._config._syrupy
         self._recall = session.recall_snapshot
         session.register_request = self._assertions.append
         session.queue_snapshot_write = self._queue_write
@@ -134,7 +135,7 @@ class _InRank:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._config._syrupy is not self._session:
-            self._take_over(self._config._syrupy)  # A rank that calls all of syrupy's hooks has made another one.
+            self._take_over()  # A rank that calls all of syrupy's hooks has made another one.
         self._assertions.clear()
         self._sent.clear()
         self._writes.clear()

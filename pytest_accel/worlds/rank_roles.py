@@ -170,13 +170,13 @@ class OptionsOnly:
 
 
 def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> frozenset[str]:
-    """Unregister the plugins whose role is `absent`; return their names. Call it when all options have been read."""
+    """Unregister the plugins whose role is `absent`, when all options have been read; return their modules' names."""
     roles = {**ROLES, **chosen}
     named = pluginmanager.list_name_plugin()
-    absent = frozenset(name for name, plugin in named if plugin is not None and _role(plugin, roles) == "absent")
+    absent = {name: plugin for name, plugin in named if plugin is not None and _role(plugin, roles) == "absent"}
     for name in absent:
         pluginmanager.set_blocked(name)
-    return absent
+    return frozenset(map(_module_name, absent.values()))
 
 
 def package_of(plugin: object) -> str:

@@ -109,7 +109,7 @@ class RankPlugin:
         self._item: pytest.Item | None = None
         """The running test."""
         self._absent: frozenset[str] = frozenset()
-        """Names of plugins of which only the options are known here."""
+        """Modules of the plugins of which only the options are known here."""
         self._lockstep: Lockstep | None = None
         """Of the running test, once it may run examples of Hypothesis."""
         self._later: RunTest | None = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:

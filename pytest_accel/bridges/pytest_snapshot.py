@@ -1,0 +1,76 @@
+"""pytest-snapshot in ranks: each compares with the stored files; new ones are written once, by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+
+_KEY = "pytest-snapshot"
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps pytest-snapshot from writing in a rank."""
+    snapshot = _class()
+    original: Callable[[Any, Any], Path] | None = getattr(snapshot, "_snapshot_path", None)
+    if original is None:
+        return None
+    files = RankFiles(_KEY, config)
+    path_class = _path_class(files)
+
+    def _snapshot_path(self: Any, snapshot_name: Any) -> Any:
+        __tracebackhide__ = True
+        return path_class(original(self, snapshot_name))
+
+    snapshot._snapshot_path = _snapshot_path
+    return files
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return the plugin that writes snapshots. Raises `pytest.UsageError` for a release that is not known."""
+    if not hasattr(_class(), "_snapshot_path"):
+        raise pytest.UsageError(
+            "this release of pytest-snapshot cannot be used with tests that run in ranks: it has no "
+            "Snapshot._snapshot_path. Without it: -p no:snapshot"
+        )
+    return WrittenFiles(_KEY, config)
+
+
+def _class() -> Any:
+    return getattr(import_module("pytest_snapshot.plugin"), "Snapshot", None)
+
+
+def _path_class(files: RankFiles) -> Any:
+    """Return a class of paths that give to `files` what is written, and show it as written."""
+    base: Any = type(Path())
+
+    def is_file(path: Any) -> bool:
+        return files.changed(path) is not None if files.is_changed(path) else base.is_file(path)
+
+    def exists(path: Any, **options: Any) -> bool:
+        return files.changed(path) is not None if files.is_changed(path) else base.exists(path, **options)
+
+    def read_bytes(path: Any) -> bytes | None:
+        if files.is_changed(path):
+            return files.changed(path)
+        files.keep(path)  # Until it is written, which the caller does where it differs.
+        data: bytes = base.read_bytes(path)
+        return data
+
+    def mkdir(path: Any, *args: Any, **options: Any) -> None:
+        """Leave it to the driver."""
+
+    members = {
+        "exists": exists,
+        "is_file": is_file,
+        "mkdir": mkdir,
+        "read_bytes": read_bytes,
+        "unlink": lambda path: files.delete(path),
+        "write_bytes": lambda path, data: files.write(path, data),
+    }
+    return type("SnapshotPath", (base,), members)

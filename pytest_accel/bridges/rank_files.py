@@ -1,0 +1,126 @@
+"""Files of the suite that a plugin would write in each rank, and that the driver writes once: if all ranks agree.
+
+A bridge has the plugin give its changes to a `RankFiles`, in a rank, and registers a `WrittenFiles` in the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from pytest_accel.accounts import ranks_text
+from pytest_accel.bridges.rank_values import difference, fail
+from pytest_accel.shims import base_temporary_directory
+from pytest_accel.stash import RANK
+
+
+class RankFiles:
+    """What the running test would do to files of the suite in this rank. A plugin of the rank's session."""
+
+    def __init__(self, key: str, config: pytest.Config) -> None:
+        """`key` names the data in what ranks send."""
+        self._key = key
+        self._config = config
+        self._ranks = config.stash[RANK].spec.ranks
+        self._written: dict[str, bytes | None] = {}
+        self._unsent: dict[str, bytes | None] = {}
+        self._kept: set[str] = set()
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Have the driver write `data` to the file `path`."""
+        self._change(path, data)
+
+    def delete(self, path: Path) -> None:
+        """Have the driver delete the file `path`."""
+        self._change(path, None)
+
+    def keep(self, path: Path) -> None:
+        """Note that this rank has found the file `path` to be as it should be: no other rank may change it."""
+        self._kept.add(os.path.abspath(path))
+
+    def is_changed(self, path: Path) -> bool:
+        """Return whether the running test has changed the file `path`."""
+        return os.path.abspath(path) in self._written
+
+    def changed(self, path: Path) -> bytes | None:
+        """Return what the running test has written to the file `path`; None: it has deleted it."""
+        return self._written[os.path.abspath(path)]
+
+    @contextmanager
+    def staged(self, folder: Path) -> Iterator[Path]:
+        """Give an empty folder; what is in it in the end is written to `folder` by the driver."""
+        with TemporaryDirectory(dir=self.temporary) as name:
+            stage = Path(name)
+            yield stage
+            for path in sorted(stage.rglob("*")):
+                if path.is_file():
+                    self.write(folder / path.relative_to(stage), path.read_bytes())
+
+    @property
+    def temporary(self) -> Path:
+        """The folder in which this rank may write what it likes."""
+        temporary = base_temporary_directory(self._config)
+        assert temporary is not None  # Ranks are given one by name.
+        return temporary
+
+    def _change(self, path: Path, data: bytes | None) -> None:
+        name = os.path.abspath(path)
+        self._written[name] = self._unsent[name] = data
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._written.clear()  # A test that begins again finds what the driver has written.
+        self._unsent.clear()
+        self._kept.clear()
+
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
+        # Sent also where there is nothing to say: nothing is written where a rank's word is missing.
+        said = {"ranks": self._ranks, "files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
+        self._unsent.clear()
+        self._kept.clear()
+        return {self._key: said}
+
+
+class WrittenFiles:
+    """Does to files of the suite what all ranks of a test would do. A plugin of the driver's session."""
+
+    def __init__(self, key: str, config: pytest.Config) -> None:
+        """`key` names the data in what ranks send."""
+        self._key = key
+        self._here = str(config.invocation_params.dir)
+
+    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
+        said = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
+        for name in sorted({name for one in said.values() for name in one["files"]}):
+            values = {rank: one["files"][name] for rank, one in said.items() if name in one["files"]}
+            values |= {rank: _content(name) for rank, one in said.items() if name in one["kept"]}
+            shown = os.path.relpath(name, self._here) if Path(name).is_relative_to(self._here) else name
+            text = difference(values)
+            if text is not None:
+                fail(report, self._key, f"{shown} differs between ranks; it is left as it was\n{text}")
+            elif len(said) < next(iter(said.values()))["ranks"]:
+                fail(report, self._key, f"{shown} is left as it was: only {ranks_text(list(said))} reported")
+            else:
+                _put(name, next(iter(values.values())))
+
+
+def _content(name: str) -> bytes | None:
+    try:
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _put(name: str, data: bytes | None) -> None:
+    path = Path(name)
+    if data is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

@@ -1,0 +1,95 @@
+"""pytest-regressions in ranks: each compares with the expected files; new ones are written once, by the driver."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+
+_KEY = "regressions"
+_CHECK = "perform_regression_check"
+_PARAMETERS = ("datadir", "original_datadir", "check_fn", "dump_fn", "fullpath")
+"""What this module takes of the parameters of pytest-regressions' function `perform_regression_check`."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps pytest-regressions from writing in a rank."""
+    original = _original()
+    if not _fits(original):
+        return None
+    files = RankFiles(_KEY, config)
+    check = _collecting(original, files)
+    for module in list(sys.modules.values()):  # Each has imported the function by its name.
+        if getattr(module, "__dict__", {}).get(_CHECK) is original:
+            setattr(module, _CHECK, check)
+    return files
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return the plugin that writes expected files. Raises `pytest.UsageError` for a release that is not known."""
+    if not _fits(_original()):
+        raise pytest.UsageError(
+            "this release of pytest-regressions cannot be used with tests that run in ranks: "
+            f"pytest_regressions.common.{_CHECK} is not as it was known. Without it: -p no:regressions"
+        )
+    return WrittenFiles(_KEY, config)
+
+
+def _original() -> Any:
+    return getattr(import_module("pytest_regressions.common"), _CHECK, None)
+
+
+def _fits(function: Any) -> bool:
+    return callable(function) and set(_PARAMETERS) <= inspect.signature(function).parameters.keys()
+
+
+def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[..., None]:
+    """Return `original` for a rank: it gives to `files` what it would write beside the tests."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def check(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        compare, obtained_filename = given["check_fn"], given.get("obtained_filename")
+
+        def dumping(dump: Callable[[Path], Any]) -> Callable[[Path], Any]:
+            def dump_staged(path: Path) -> Any:
+                if path.is_relative_to(files.temporary) or path == obtained_filename:
+                    return dump(path)
+                with files.staged(path.parent) as stage:
+                    dumped = dump(stage / path.name)
+                names = dumped or []
+                return [str(name).replace(str(stage), str(path.parent)) for name in names]
+
+            return dump_staged
+
+        def check_fn(obtained: Path, expected: Path) -> None:
+            __tracebackhide__ = True
+            compare(obtained, expected)
+            files.keep(_source(given, expected))
+
+        given["check_fn"] = check_fn
+        for name in ("dump_fn", "dump_aux_fn"):
+            if name in given:
+                given[name] = dumping(given[name])
+        original(*bound.args, **bound.kwargs)
+
+    return check
+
+
+def _source(given: dict[str, Any], expected: Path) -> Path:
+    """Return the file of the suite that is the original of the copy `expected`."""
+    if given.get("fullpath"):
+        return Path(given["fullpath"])
+    copies = Path(getattr(given["datadir"], "tmp_path", given["datadir"]))
+    return Path(given["original_datadir"]) / expected.relative_to(copies)

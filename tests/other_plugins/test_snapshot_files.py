@@ -1,0 +1,221 @@
+"""Expected files that plugins write beside the tests: ranks compare, and the driver writes what they agree on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Run, Suite
+
+_NOT_EXPECTED = ("__pycache__", ".pytest_cache", "runpytest-")
+
+
+def files(suite: Suite) -> dict[str, bytes]:
+    """Return the files in the folders below that of the tests."""
+    found = {path.relative_to(suite.path): path for path in suite.path.rglob("*") if path.is_file()}
+    return {
+        str(name): path.read_bytes()
+        for name, path in found.items()
+        if len(name.parts) > 1 and not name.parts[0].startswith(_NOT_EXPECTED)
+    }
+
+
+def run_both(pair: Pair, *args: str) -> Run:
+    """Run both suites, assert that the outcomes and the files are the same, and return the marked one's session."""
+    plain, marked = pair.plain.run(*args), pair.marked.run(*args)
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
+    assert files(pair.marked) == files(pair.plain)
+    return marked
+
+
+_REGRESSIONS = """
+from pathlib import Path
+
+import pytest
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+@both
+@pytest.mark.parametrize("number", range(2))
+def test_data(data_regression, number):
+    data_regression.check({"number": number, "value": VALUE})
+
+
+@both
+def test_arrays(ndarrays_regression):
+    ndarrays_regression.check({"same": [1.0, 2.0], "size": [float(len(VALUE))]})
+
+
+@both
+class TestFiles:
+    def test_text(self, file_regression):
+        file_regression.check(VALUE, basename="text", extension=".md")
+
+    def test_bytes(self, file_regression, original_datadir):
+        path = original_datadir / "deep" / "raw.bin"
+        file_regression.check(VALUE.encode() + b"\\xff", binary=True, extension=".bin", fullpath=path)
+
+
+@both
+def test_datadir(datadir, lazy_shared_datadir):
+    (datadir / "input.txt").write_text("changed in the copy")
+    assert (lazy_shared_datadir / "shared.txt").read_text() == "shared"
+
+
+def test_unmarked(data_regression):
+    data_regression.check([VALUE])
+"""
+
+
+@needs("pytest_regressions", "numpy")
+def test_regressions(pair: Pair) -> None:
+    """Expected files are created, compared and regenerated as by unmarked tests, alone and under xdist."""
+    pair.plugin("pytest_datadir.plugin", "pytest_regressions.plugin")
+    pair.write("value", "first")
+    pair.write("test_files.py", _REGRESSIONS)
+    pair.write("data/shared.txt", "shared")
+    pair.write("test_files/input.txt", "input")
+    created = run_both(pair)
+    assert created.word("test_datadir") == "PASSED"
+    assert created.word("test_data[1]") == "FAILED"
+    assert "File not found in data directory, created:" in created.failure("test_data[1]")
+    assert len(files(pair.marked)) == 8
+    assert run_both(pair, "-n", "2").ret == 0
+
+    pair.write("value", "second")
+    regenerated = run_both(pair, "--force-regen").failure("TestFiles.test_text")
+    assert "Files differ and --force-regen set, regenerating file" in regenerated
+    pair.write("value", "the third")
+    assert run_both(pair, "--regen-all", "-n", "2").ret == 0
+    pair.write("value", "the last")
+    failure = run_both(pair).failure("test_data[0]")
+    assert "-value: the third" in failure
+    assert "+value: the last" in failure
+
+
+_DISAGREEING = """
+import os
+from pathlib import Path
+
+import pytest
+
+first = Path(__file__).with_name("value").read_text() == "first"
+pytestmark = pytest.mark.distributed(2)
+
+
+def test_differs(data_regression, rank):
+    data_regression.check({"rank": 0 if first else rank})
+
+
+def test_dies(data_regression, rank):
+    data_regression.check({"first": first})
+    if rank == 1 and not first:
+        os._exit(0)
+
+
+def test_one_rank_uses_it(data_regression, rank):
+    if rank == 1:
+        data_regression.check({"first": first})
+"""
+
+
+@needs("pytest_regressions")
+def test_regressions_of_ranks_that_disagree(pair: Pair) -> None:
+    """A file is left as it was where ranks differ, or where one has not reported."""
+    suite = pair.marked
+    suite.plugin("pytest_datadir.plugin")
+    suite.plugin("pytest_regressions.plugin")
+    suite.write("value", "first")
+    suite.write("test_ranks.py", _DISAGREEING)
+    assert suite.run("--regen-all").ret == 0
+    before = files(suite)
+
+    suite.write("value", "second")
+    regenerated = suite.run("--regen-all")
+    assert regenerated.outcomes() == {
+        "test_differs": "FAILED",
+        "test_dies": "FAILED",
+        "test_one_rank_uses_it": "PASSED",
+    }
+    assert "test_ranks/test_differs.yml differs between ranks" in regenerated.failure("test_differs")
+    assert "-rank: 0\n+rank: 1" in regenerated.failure("test_differs")
+    assert "test_dies.yml is left as it was: only rank 0 reported" in regenerated.failure("test_dies")
+    after = files(suite)
+    assert {name for name in before if before[name] != after[name]} == {"test_ranks/test_one_rank_uses_it.yml"}
+
+    forced = suite.run("--force-regen", "-k", "differs").failure("test_differs")
+    assert "-rank: 0\n+rank: 1" in forced
+    assert files(suite) == after
+
+
+_SNAPSHOT = """
+from pathlib import Path
+
+import pytest
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+@both
+def test_text(snapshot):
+    snapshot.assert_match(VALUE, "value.txt")
+    snapshot.assert_match("same", "same.txt")
+    snapshot.assert_match(VALUE.encode() + b"\\xff", "raw.bin")
+
+
+@both
+@pytest.mark.parametrize("name", ["left", "right"])
+def test_elsewhere(snapshot, name):
+    snapshot.snapshot_dir = Path(__file__).with_name("stored")
+    snapshot.assert_match(name + VALUE, f"{name}.txt")
+
+
+@both
+def test_folder(snapshot):
+    snapshot.assert_match_dir({VALUE + ".txt": "1", "deep": {"same.txt": "2"}}, "folder")
+
+
+def test_unmarked(snapshot):
+    snapshot.assert_match(VALUE, "value.txt")
+"""
+_SNAPSHOT_BY_RANK = """
+import pytest
+
+@pytest.mark.distributed(2)
+def test_differs(snapshot, rank):
+    snapshot.assert_match("alike", "alike.txt")
+    snapshot.assert_match(f"of rank {rank}", "value.txt")
+"""
+
+
+@needs("pytest_snapshot")
+def test_pytest_snapshot(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as by unmarked tests, alone and under xdist."""
+    pair.plugin("pytest_snapshot.plugin")
+    pair.write("value", "first")
+    pair.write("test_files.py", _SNAPSHOT)
+    assert "doesn't exist. (run pytest with --snapshot-update" in run_both(pair).failure("test_text")
+    created = run_both(pair, "--snapshot-update", "-n", "2")
+    assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
+    assert len(files(pair.marked)) == 8
+    assert run_both(pair).ret == 0
+
+    pair.write("value", "second")
+    assert "+ second" in run_both(pair, "-n", "2").failure("test_text")
+    updated = run_both(pair, "--snapshot-update", "--allow-snapshot-deletion")
+    assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_folder")
+    before = files(pair.marked)
+    assert "snapshots/test_files/test_folder/folder/second.txt" in before
+    assert "snapshots/test_files/test_folder/folder/first.txt" not in before
+
+    pair.marked.write("test_by_rank.py", _SNAPSHOT_BY_RANK)
+    differing = pair.marked.run("--snapshot-update", "test_by_rank.py")
+    assert "-of rank 0\n+of rank 1" in differing.text
+    assert files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
