@@ -97,6 +97,12 @@ class WrittenFiles:
 
     def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
         said = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
+        if said:
+            self._merge(report, said)
+
+    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
+        """Do what the ranks have `said` with a phase, where they agree; return the names of the changed files."""
+        done = []
         for name in sorted({name for one in said.values() for name in one["files"]}):
             values = {rank: one["files"][name] for rank, one in said.items() if name in one["files"]}
             values |= {rank: _content(name) for rank, one in said.items() if name in one["kept"]}
@@ -108,6 +114,8 @@ class WrittenFiles:
                 fail(report, self._key, f"{shown} is left as it was: only {ranks_text(list(said))} reported")
             else:
                 _put(name, next(iter(values.values())))
+                done.append(name)
+        return done
 
 
 def _content(name: str) -> bytes | None:

@@ -31,8 +31,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a time, and so "
         "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
     ),
-    Refusal("deadfixtures", _compares_fixtures, _DUPLICATES),
-    Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),  # By ``-p``.
+    Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),
 )
 
 

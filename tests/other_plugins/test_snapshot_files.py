@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tests.other_plugins.conftest import needs
@@ -219,3 +220,74 @@ def test_pytest_snapshot(pair: Pair) -> None:
     differing = pair.marked.run("--snapshot-update", "test_by_rank.py")
     assert "-of rank 0\n+of rank 1" in differing.text
     assert files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
+
+
+_INSTA = """
+import os
+from pathlib import Path
+
+import pytest
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+@both
+def test_text(snapshot):
+    assert snapshot() == VALUE
+    assert snapshot("same.json") == {"same": [1, 2]}
+    assert snapshot("raw.bin") == VALUE.encode() + b"\\xff"
+
+
+@both
+def test_more(snapshot):
+    if VALUE == "first":
+        assert snapshot("first.txt") == "used once"
+
+
+@both
+def test_one_rank_uses_it(snapshot):
+    if os.environ.get("RANK") != "0":
+        assert snapshot("one.txt") == VALUE
+
+
+def test_unmarked(snapshot):
+    assert snapshot() == VALUE
+"""
+_INSTA_BY_RANK = """
+import pytest
+
+@pytest.mark.distributed(2)
+def test_differs(snapshot, rank):
+    assert snapshot("alike.txt") == "alike"
+    assert snapshot("value.txt") == f"of rank {rank}"
+"""
+
+
+@needs("pytest_insta")
+def test_insta(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as by unmarked tests; the plugin cannot do xdist."""
+    pair.plugin("pytest_insta.plugin")
+    pair.write("value", "first")
+    pair.write("test_files.py", _INSTA)
+    created = run_both(pair, "--insta=update-new")
+    assert created.ret == 0
+    assert len(re.findall("^CREATE snapshots/", created.text, re.MULTILINE)) == 6
+    assert {name for name in files(pair.marked) if name.startswith("snapshots")} == set(
+        re.findall("^CREATE (snapshots/.*)$", created.text, re.MULTILINE)
+    )
+    pair.write("value", "second")
+    assert run_both(pair).word("test_text") == "FAILED"
+    updated = run_both(pair, "--insta=update")
+    assert updated.ret == 0
+    assert re.findall("^(UPDATE|DELETE) (.*)$", updated.text, re.MULTILINE) == [
+        ("UPDATE", "snapshots/files__one_rank_uses_it__one.txt"),
+        ("UPDATE", "snapshots/files__text__0.txt"),
+        ("UPDATE", "snapshots/files__text__raw.bin"),
+        ("UPDATE", "snapshots/files__unmarked__0.txt"),
+        ("DELETE", "snapshots/files__more__first.txt"),
+    ]
+    before = files(pair.marked)
+    pair.marked.write("test_by_rank.py", _INSTA_BY_RANK)
+    assert "-of rank 0\n+of rank 1" in pair.marked.run("--insta=update", "test_by_rank.py").text
+    assert files(pair.marked).keys() - before.keys() == {"snapshots/by_rank__differs__alike.txt"}

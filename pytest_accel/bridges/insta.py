@@ -1,0 +1,109 @@
+"""pytest-insta in ranks: each compares with the stored files; the driver writes, records and deletes them, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+
+_KEY = "insta"
+_CHANGES = ("created", "updated", "recorded", "deleted")
+"""Attributes of pytest-insta's `SnapshotSession`: the files that its summary lists."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps pytest-insta from writing in a rank."""
+    return _InRank(config) if _fits() else None
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return the plugin that writes snapshots. Raises `pytest.UsageError` for a release that is not known."""
+    if not _fits():
+        raise pytest.UsageError(
+            "this release of pytest-insta cannot be used with tests that run in ranks: its SnapshotSession is not as "
+            "it was known. Without it: -p no:insta"
+        )
+    return _InDriver(config)
+
+
+def _module() -> Any:
+    return import_module("pytest_insta.session")
+
+
+def _fits() -> bool:
+    module = _module()
+    fields = getattr(getattr(module, "SnapshotSession", None), "__dataclass_fields__", {})
+    return {*_CHANGES} <= fields.keys() and hasattr(module, "remove_path") and hasattr(module, "SnapshotContext")
+
+
+class _InRank(RankFiles):
+    """Collects the snapshots that a test of a rank would change."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        super().__init__(_KEY, config)
+        _module().remove_path = self._remove
+        context = _module().SnapshotContext
+        context.flush = self._collecting(context.flush)
+
+    @property
+    def _session(self) -> Any:
+        """That of pytest-insta, made when pytest's session starts."""
+        return vars(self._config)["_snapshot_session"]
+
+    def _remove(self, path: Path) -> None:
+        self.delete(path)
+
+    def _collecting(self, flush: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def collect(context: Any, session: Any) -> None:
+            for path in context.matching:
+                self.keep(path)
+            context.differing = {
+                path: (SimpleNamespace(dump=self._dumping(form)), value)
+                for path, (form, value) in context.differing.items()
+            }
+            flush(context, session)
+
+        return collect
+
+    def _dumping(self, form: Any) -> Callable[[Path, Any], None]:
+        def dump(path: Path, value: Any) -> None:
+            with self.staged(path.parent) as stage:
+                form.dump(stage / path.name, value)
+
+        return dump
+
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
+        data = super().pytest_accel_rank_data()
+        for name in _CHANGES:
+            paths = getattr(self._session, name)
+            data[_KEY][name] = [str(path) for path in sorted(paths)]
+            paths.clear()
+        return data
+
+
+class _InDriver(WrittenFiles):
+    """Changes snapshots as all ranks of a test would, and has pytest-insta list them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        super().__init__(_KEY, config)
+        self._session: Any = vars(config)["_snapshot_session"]
+
+    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
+        deleted = [{name for name, data in one["files"].items() if data is None} for one in said.values()]
+        everywhere = set.intersection(*deleted)
+        for one in said.values():  # What a rank does not use, others may.
+            one["files"] = {name: data for name, data in one["files"].items() if data is not None or name in everywhere}
+        done = super()._merge(report, said)
+        for one in said.values():
+            told = {name for name in one["files"] if name in done}
+            for change in _CHANGES:
+                listed = getattr(self._session, change)
+                listed.update(Path(name) for name in one[change] if os.path.abspath(name) in told)
+        return done
