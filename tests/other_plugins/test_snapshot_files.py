@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.other_plugins.conftest import Pair
     from tests.plugin.conftest import Run, Suite
 
-_NOT_EXPECTED = ("__pycache__", ".pytest_cache", "runpytest-")
+_NOT_EXPECTED = ("__pycache__", ".approval_tests_temp", ".pytest_cache", "runpytest-")
 
 
 def files(suite: Suite) -> dict[str, bytes]:
@@ -291,3 +293,88 @@ def test_insta(pair: Pair) -> None:
     pair.marked.write("test_by_rank.py", _INSTA_BY_RANK)
     assert "-of rank 0\n+of rank 1" in pair.marked.run("--insta=update", "test_by_rank.py").text
     assert files(pair.marked).keys() - before.keys() == {"snapshots/by_rank__differs__alike.txt"}
+
+
+_APPROVALS = """
+from pathlib import Path
+
+import pytest
+from approvaltests import verify, verify_as_json, verify_binary
+
+VALUE = Path(__file__).with_name("value").read_text()
+both = pytest.mark.distributed(2)
+
+
+@both
+def test_text():
+    verify(VALUE)
+
+
+@both
+def test_json():
+    verify_as_json({"same": [1, 2]})
+
+
+@both
+def test_bytes():
+    verify_binary(VALUE.encode() + b"\\xff", ".raw")
+
+
+@both
+def test_twice():
+    verify("same")
+    verify("same")
+
+
+def test_unmarked():
+    verify(VALUE)
+"""
+_APPROVALS_BY_RANK = """
+import pytest
+from approvaltests import verify
+
+def test_unmarked():
+    verify("same")
+
+@pytest.mark.distributed(2)
+def test_differs(rank):
+    from approvaltests.internals.logs.approved_file_log import ApprovedFilesLog
+
+    ApprovedFilesLog.clear_log_file()  # As a process does that imports it now.
+    verify(f"of rank {rank}")
+"""
+
+
+def _approval_logs(suite: Suite) -> list[str]:
+    """Return the lines that scripts which approve and clean up go by."""
+    texts = [path.read_text() for path in sorted(suite.path.glob(".approval_tests_temp/.*.log"))]
+    return [line for text in texts for line in sorted(text.replace(str(suite.path), "").splitlines())]
+
+
+@needs("approvaltests", "pytest_approvaltests")
+def test_approvals(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are received, and approved by a reporter, as by unmarked tests, alone and under xdist."""
+    monkeypatch.setenv("APPROVALTESTS_DISABLE_SCRIPT_DOWNLOADS", "1")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    pair.plugin("approvaltests.integrations.pytest.pytest_plugin", "pytest_approvaltests")
+    pair.write("value", "first")
+    pair.write("tests/test_files.py", _APPROVALS.replace("with_name", "parent.with_name"))
+    received = run_both(pair, "--approvaltests-add-reporter=true")
+    assert "Approval Mismatch, received != approved" in received.failure("test_text")
+    assert _approval_logs(pair.marked) == _approval_logs(pair.plain)
+    for suite in (pair.plain, pair.marked):
+        for path in suite.path.rglob("*.received.*"):
+            path.replace(path.with_name(path.name.replace(".received.", ".approved.")))
+    assert run_both(pair, "-n", "2").outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
+        "test_twice": "FAILED"
+    }
+    pair.marked.write("tests/test_by_rank.py", _APPROVALS_BY_RANK)
+    before = files(pair.marked)
+    failure = pair.marked.run("tests/test_by_rank.py").failure("test_differs")
+    assert "-of rank 0\n+of rank 1" in failure
+    new = files(pair.marked).keys() - before.keys()
+    assert [name for name in new if "received" in name] == ["tests/test_by_rank.test_unmarked.received.txt"]
+    assert {line.rpartition("/")[2] for line in _approval_logs(pair.marked)} == {
+        "test_by_rank.test_unmarked.approved.txt",
+        "test_by_rank.test_differs.approved.txt",
+    }

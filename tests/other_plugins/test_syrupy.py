@@ -303,3 +303,73 @@ def test_ranks_that_disagree_or_are_lost(pair: Pair) -> None:
     failure = suite.run("-k", "test_all_change").failure("test_all_change")
     assert "[+ received] == [- snapshot]" in failure
     assert re.search(r"-'second of rank 0'\n\+'second of rank 1'", failure)
+
+
+_EXTENSION = """
+import pytest
+from syrupy.extensions.single_file import SingleFileSnapshotExtension
+
+
+class Extension(SingleFileSnapshotExtension):
+    file_extension = "{}"
+
+
+@pytest.fixture
+def {}(snapshot):
+    return snapshot.use_extension(Extension)
+"""
+_EXTENSIONS = """
+import pytest
+
+pytestmark = pytest.mark.distributed(2)
+
+
+def test_conftests(of_root, of_folder):
+    assert b"root" == of_root
+    assert b"folder" == of_folder
+
+
+def test_imported_late(snapshot):
+    from syrupy.extensions.json import JSONSnapshotExtension
+
+    assert [1] == snapshot(extension_class=JSONSnapshotExtension)
+
+
+def test_in_a_function(snapshot):
+    from syrupy.extensions.amber import AmberSnapshotExtension
+
+    class Local(AmberSnapshotExtension):
+        pass
+
+    assert 1 == snapshot.use_extension(Local)
+"""
+
+
+def test_extensions(pair: Pair) -> None:
+    """Extensions of conftests and of modules that only ranks import are found; one of a function is refused."""
+    pair.plugin("syrupy")
+    pair.write("conftest.py", _EXTENSION.format("root", "of_root"))
+    pair.write("folder/conftest.py", _EXTENSION.format("folder", "of_folder"))
+    pair.write("folder/test_extensions.py", _EXTENSIONS)
+    for args in (("--snapshot-update", "-k", "not function"), ("-k", "not function")):
+        assert run_both(pair, *args).ret == 0
+    assert [name.rpartition(".")[2] for name in sorted(snapshots(pair.marked))] == ["folder", "root", "json"]
+    refused = pair.marked.run("-k", "function").failure("test_in_a_function")
+    assert "test_in_a_function.<locals>.Local cannot be found outside of the test's ranks" in refused
+
+
+def test_unknown_release(pair: Pair) -> None:
+    pair.marked.plugin("syrupy")
+    pair.marked.write(
+        "conftest.py",
+        """
+        from syrupy.session import SnapshotSession
+
+        del SnapshotSession.recall_snapshot
+        """,
+    )
+    pair.marked.write("test_ranks.py", _DISAGREEING)
+    pair.marked.write("value", "first")
+    run = pair.marked.run()
+    assert run.ret == 4
+    assert "has no SnapshotSession.recall_snapshot" in run.text + run.errors

@@ -1,0 +1,155 @@
+"""ApprovalTests in ranks: each verifies in a folder of its own; what that changes beside the tests is written once."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from contextlib import redirect_stdout
+from functools import partial
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
+
+_KEY = "approvaltests"
+_PARAMETERS = ["namer", "writer", "reporter", "comparator"]
+"""The parameters of ApprovalTests' `FileApprover.verify`."""
+_LOGS = {
+    "approved": ("approved_file_log", "ApprovedFilesLog", "get_approved_files_log"),
+    "failed": ("failed_comparison_log", "FailedComparisonLog", "get_failed_comparison_log"),
+}
+"""Files in which ApprovalTests notes what it has compared: scripts approve by them, or delete what is not there."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps ApprovalTests from writing beside the tests in a rank."""
+    return _InRank(config) if _fits() else None
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return the plugin that writes received files. Raises `pytest.UsageError` for a release that is not known."""
+    if not _fits():
+        raise pytest.UsageError(
+            "this release of approvaltests cannot be used with tests that run in ranks: its FileApprover.verify is not "
+            "as it was known. Without it: -p no:approvaltests_pytest -p no:approvaltests"
+        )
+    return _InDriver(_KEY, config)
+
+
+def _approver() -> Any:
+    return import_module("approvaltests.file_approver").FileApprover
+
+
+def _log(name: str) -> Any:
+    module, kind, _ = _LOGS[name]
+    return getattr(import_module(f"approvaltests.internals.logs.{module}"), kind)
+
+
+def _fits() -> bool:
+    approver = _approver()
+    if not all(hasattr(approver, name) for name in ("verify_files", "previous_approved", "is_this_a_multiple_verify")):
+        return False
+    try:
+        logs = [callable(_log(name).log) and hasattr(_log(name), _LOGS[name][2]) for name in _LOGS]
+    except (ImportError, AttributeError):
+        return False
+    return all(logs) and list(inspect.signature(approver.verify).parameters) == _PARAMETERS
+
+
+class _InRank(RankFiles):
+    """Verifies the running test's files, and collects what is to be written."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        super().__init__(_KEY, config)
+        self._logged: dict[str, list[list[str]]] = {name: [] for name in _LOGS}
+        approver = _approver()
+        approver.verify = staticmethod(self._verify)
+        for name in _LOGS:
+            _log(name).log = staticmethod(_nothing)  # It is told the names of copies.
+        factory: Any = import_module("approvaltests.reporters.default_reporter_factory")
+        if getattr(factory.DEFAULT_REPORTER, "instance", None) is None:
+            # The default opens a program to compare files, if there is one: as many as there are ranks.
+            native: Any = import_module("approvaltests.reporters.python_native_reporter")
+            factory.set_default_reporter(native.PythonNativeReporter())
+
+    def _verify(self, namer: Any, writer: Any, reporter: Any, comparator: Any) -> str | None:
+        """Do what `FileApprover.verify` does with copies of the files; return its message if they differ."""
+        approver = _approver()
+        approved, received = Path(namer.get_approved_filename()), Path(namer.get_received_filename())
+        if approver.is_this_a_multiple_verify(str(approved)):
+            message: str = approver.get_duplicate_verify_error_message(str(approved))
+            return message
+        approver.previous_approved.append(str(approved))
+        with TemporaryDirectory(dir=self.temporary) as name, redirect_stdout(StringIO()) as output:
+            stage = Path(name)
+            staged = stage / approved.name
+            if approved.is_file():
+                shutil.copyfile(approved, staged)
+            staged_received = Path(writer.write_received_file(str(stage / received.name)))
+            received = received.with_name(staged_received.name)
+            verified = False
+            try:
+                verified = approver.verify_files(str(staged), str(staged_received), reporter, comparator)
+            finally:
+                self._logged["approved"].append([str(approved)])
+                self._take(approved, staged)
+                if verified:
+                    self.keep(approved)
+                else:
+                    self._logged["failed"].append([str(received), str(approved)])
+                    self._take(received, staged_received)
+        print(output.getvalue().replace(name, str(approved.parent)), end="")
+        if verified:
+            return None
+        return f"Approval Mismatch, received != approved\n\tApproved: {approved}\n\tReceived: {received} "
+
+    def _take(self, path: Path, staged: Path) -> None:
+        """Have the file `path` written if a reporter, or the writer, has changed its copy `staged`."""
+        if staged.is_file():
+            data = staged.read_bytes()
+            if not path.is_file() or path.read_bytes() != data:
+                self.write(path, data)
+
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
+        data = super().pytest_accel_rank_data()
+        data[_KEY]["logged"], self._logged = self._logged, {name: [] for name in _LOGS}
+        return data
+
+
+class _InDriver(WrittenFiles):
+    """Writes received files on which all ranks agree, and notes what they have compared."""
+
+    def __init__(self, key: str, config: pytest.Config) -> None:
+        super().__init__(key, config)
+        self._log = {name: _log(name).log for name in _LOGS}
+        self._lines: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in _LOGS}
+        """All that has been noted in this session, in order."""
+        for name in _LOGS:
+            _log(name).log = staticmethod(partial(self._note, name))
+
+    def _note(self, name: str, *line: str) -> None:
+        self._lines[name][line] = None
+        self._log[name](*line)
+
+    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
+        for name in _LOGS:
+            for line in dict.fromkeys(tuple(line) for one in said.values() for line in one["logged"][name]):
+                self._note(name, *line)
+        return super()._merge(report, said)
+
+    def pytest_sessionfinish(self) -> None:
+        """Note again what is lost: a process that imports ApprovalTests empties the logs, the fork server too."""
+        for name, (_, _, path) in _LOGS.items():
+            noted = set(getattr(_log(name), path)().read_text().splitlines())
+            for line in self._lines[name]:
+                if " -> ".join(line) not in noted:
+                    self._log[name](*line)
+
+
+def _nothing(*_: object) -> None:
+    """Stand in for a log."""
