@@ -115,8 +115,9 @@ class _InRank(RankFiles):
             if not path.is_file() or path.read_bytes() != data:
                 self.write(path, data)
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
+    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
         data = super().pytest_accel_rank_data()
+        assert data is not None  # Tests call functions of ApprovalTests, and use no fixture.
         data[_KEY]["logged"], self._logged = self._logged, {name: [] for name in _LOGS}
         return data
 

@@ -47,7 +47,7 @@ class _InRank(RankFiles):
     """Collects the snapshots that a test of a rank would change."""
 
     def __init__(self, config: pytest.Config) -> None:
-        super().__init__(_KEY, config)
+        super().__init__(_KEY, config, "snapshot")
         _module().remove_path = self._remove
         context = _module().SnapshotContext
         context.flush = self._collecting(context.flush)
@@ -79,8 +79,10 @@ class _InRank(RankFiles):
 
         return dump
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
+    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
         data = super().pytest_accel_rank_data()
+        if data is None:
+            return None
         for name in _CHANGES:
             paths = getattr(self._session, name)
             data[_KEY][name] = [str(path) for path in sorted(paths)]

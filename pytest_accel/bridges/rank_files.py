@@ -23,10 +23,16 @@ from pytest_accel.stash import RANK
 class RankFiles:
     """What the running test would do to files of the suite in this rank. A plugin of the rank's session."""
 
-    def __init__(self, key: str, config: pytest.Config) -> None:
-        """`key` names the data in what ranks send."""
+    def __init__(self, key: str, config: pytest.Config, fixtures: str | None = None) -> None:
+        """`key` names the data in what ranks send.
+
+        `fixtures` is how the names of those fixtures end that change files; None: a test needs no fixture for it.
+        """
         self._key = key
         self._config = config
+        self._fixtures = fixtures
+        self._concerned = True
+        """Whether the running test may change files."""
         self._ranks = config.stash[RANK].spec.ranks
         self._written: dict[str, bytes | None] = {}
         self._unsent: dict[str, bytes | None] = {}
@@ -74,12 +80,16 @@ class RankFiles:
         self._written[name] = self._unsent[name] = data
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        names = getattr(item, "fixturenames", ())
+        self._concerned = self._fixtures is None or any(name.endswith(self._fixtures) for name in names)
         self._written.clear()  # A test that begins again finds what the driver has written.
         self._unsent.clear()
         self._kept.clear()
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
+    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+        if not (self._concerned or self._unsent):
+            return None
         # Sent also where there is nothing to say: nothing is written where a rank's word is missing.
         said = {"ranks": self._ranks, "files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
         self._unsent.clear()

@@ -141,7 +141,9 @@ class _InRank:
             self._written.clear()
         self._item = item
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        if not self._assertions and "snapshot" not in getattr(item, "fixturenames", ()):
+            return None
         results = list(self._new_results())
         requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
         self._sent[:] = [each.num_executions for each in self._assertions]
