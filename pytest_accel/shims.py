@@ -162,3 +162,20 @@ class _NoDebugger:
 
     def runcall(self, function: Callable[[], object]) -> object:
         return function()
+
+
+def junit_log(config: pytest.Config) -> Any:
+    """Return the object that collects what ``--junitxml`` writes; None without this option, and in a worker of xdist.
+
+    Public only as the fixtures `record_xml_attribute` and `record_testsuite_property`, which are lost in a rank.
+    """
+    from _pytest.junitxml import xml_key
+
+    return config.stash.get(xml_key, None)
+
+
+def forget_junit_log(config: pytest.Config) -> None:
+    """Leave pytest's fixtures, and the end of its plugin, without the object that :func:`junit_log` returns."""
+    from _pytest.junitxml import xml_key
+
+    del config.stash[xml_key]

@@ -18,25 +18,37 @@ import pytest
 
 from pytest_accel.preload import is_in_environment, published_packages
 
-RoleName = Literal["absent", "test", "full"]
+RoleName = Literal["absent", "fixtures", "test", "full"]
 
 ROLES: Mapping[str, RoleName] = MappingProxyType(
     {
+        "allure_pytest": "fixtures",  # Empties the folder of results.
         "anyio": "full",  # Makes a test for each backend when the collection has finished.
+        "buildkite_test_collector": "fixtures",  # Sends the session's tests in its end.
+        "ctrf": "fixtures",
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
+        "pytest_azurepipelines": "fixtures",  # Has the CI publish files in the session's end.
         "pytest_forked": "absent",  # Would fork the ranks.
+        "pytest_html": "fixtures",  # Makes a folder beside its report.
         "pytest_isolate": "absent",  # Likewise.
+        "pytest_jsonreport": "fixtures",
+        "pytest_md_report": "absent",  # Writes its report in the session's end.
+        "pytest_nunit": "fixtures",
         "pytest_picked": "absent",  # Selects and orders by what git says.
+        "pytest_reportlog": "absent",  # Opens its file anew.
         "pytest_rerunfailures": "absent",  # As flaky.
         "pytest_retry": "absent",  # As flaky.
         "pytest_run_parallel": "full",  # Repeats a test (`--iterations`) when the collection has finished.
-        "testmon": "absent",  # Opens its database and selects; its bridge measures.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
+        "teamcity": "fixtures",  # Keeps the running test, and fails where it has none.
+        "testmon": "absent",  # Opens its database and selects; its bridge measures.
+        "vscode_pytest": "absent",  # Sends what it is told of tests to the editor, in hooks of all kinds.
     }
 )
 """Packages whose plugins do not have the role `test`, as all other third-party plugins do.
 
-`absent`: only its options are registered. `full`: all its hooks are called.
+`absent`: only its options are registered. `fixtures`: its options and fixtures, and a bridge (`pytest_accel.bridges`)
+knows what else it does in a rank. `full`: all its hooks are called.
 """
 
 
@@ -194,7 +206,7 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
     if isinstance(plugin, pytest.TerminalReporter):
         return False  # Plugins and conftests may ask for it; it reports nothing in a rank.
     role = _role(plugin, roles)
-    if role == "absent":
+    if role in ("absent", "fixtures"):
         return hook in _OF_OPTIONS
     if role == "full":
         return True

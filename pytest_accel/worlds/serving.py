@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pytest_accel.worlds.hypothesis_engine import Lockstep
     from pytest_accel.worlds.rank import RankContext
 
-_WRITES_A_FILE = ("debug", "xmlpath", "pastebin")
+_WRITES_A_FILE = ("debug", "pastebin")
 """pytest's own options by which a session writes a file, or sends one: the driver's business."""
 _CHANGES_THE_RUN = (
     "lf",

@@ -1,0 +1,69 @@
+"""pytest-json-report: metadata, output and log records of tests in ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.by_rank import by_name, number_of_ranks, once, plain
+from pytest_accel.bridges.internals import take
+
+KEY = "json_report"
+_EXTRA = "_json_report_extra"
+"""The attribute of an item in which the plugin keeps what it reports beside outcomes: by phase, and ``metadata``."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    if not config.option.json_report:
+        return None
+    # As in a worker of xdist, which reports to the plugin in another process too. A class of this module has all hooks.
+    worker = type("JSONReportRank", (_worker_class(),), {})
+    config.pluginmanager.register(worker(config))
+    return _Rank()
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    if not config.option.json_report:
+        return None
+    _worker_class()
+    return _Driver()
+
+
+def _worker_class() -> Any:
+    return take("pytest-json-report", "pytest_jsonreport.plugin", "JSONReportWorker")
+
+
+class _Rank:
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        extra = getattr(item, _EXTRA)
+        stage = {name: value for name, value in extra.get(report.when, {}).items() if value}
+        metadata = extra.get("metadata", {})
+        return {KEY: plain({"stage": stage, "metadata": metadata})} if stage or metadata else None
+
+
+class _Driver:
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
+        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        extra, ranks = getattr(item, _EXTRA), number_of_ranks(item)
+        stage = extra.setdefault(report.when, {})
+        for name in ("stdout", "stderr"):
+            written = {rank: [sent["stage"][name]] for rank, sent in said.items() if name in sent["stage"]}
+            if written:
+                stage[name] = "\n".join(
+                    f"{label.lstrip()}\n{text}" if label else text for label, text in once(written, ranks)
+                )
+        records = {rank: sent["stage"].get("log", []) for rank, sent in said.items()}
+        logged = [{**record, "msg": f"{record['msg']}{label}"} for label, record in once(records, ranks, _content)]
+        if logged:
+            stage["log"] = [*stage.get("log", ()), *logged]
+        metadata = by_name({rank: sent["metadata"] for rank, sent in said.items()})
+        if metadata:
+            extra.setdefault("metadata", {}).update(metadata)
+
+
+def _content(record: dict[str, Any]) -> str:
+    """Return what of a log record does not depend on process and time."""
+    return repr([record.get(name) for name in ("name", "levelno", "pathname", "lineno", "msg")])

@@ -1,0 +1,48 @@
+"""pytest-metadata: what tests and fixtures in ranks change in the session's metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.by_rank import by_name, plain
+from pytest_accel.bridges.internals import take
+
+KEY = "metadata"
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    return _Rank(config.stash[_key()])
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    return _Driver(config.stash[_key()])
+
+
+def _key() -> pytest.StashKey[dict[str, Any]]:
+    key: pytest.StashKey[dict[str, Any]]
+    key = take("pytest-metadata", "pytest_metadata.plugin", "metadata_key")
+    return key
+
+
+class _Rank:
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._metadata = metadata
+        self._sent: Any = plain(metadata)
+
+    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+        if self._metadata == self._sent:
+            return None
+        now: Any = plain(self._metadata)
+        changed = {name: value for name, value in now.items() if name not in self._sent or self._sent[name] != value}
+        self._sent = now
+        return {KEY: changed} if changed else None
+
+
+class _Driver:
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._metadata = metadata
+
+    def pytest_accel_merge(self, rank_data: dict[int, dict[str, Any]]) -> None:
+        self._metadata.update(by_name({rank: data[KEY] for rank, data in rank_data.items() if KEY in data}))

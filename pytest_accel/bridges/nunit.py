@@ -1,0 +1,70 @@
+"""pytest-nunit, and pytest-azurepipelines on top of it: properties and attachments that tests record in ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_accel.bridges.by_rank import number_of_ranks, once, plain
+from pytest_accel.bridges.internals import require
+
+KEY = "nunit"
+_LOG = "_nunitxml"
+"""The attribute of a config in which the plugin keeps what it writes in the end; absent from workers of xdist."""
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    recorder = _Recorder()
+    setattr(config, _LOG, recorder)
+    return _Rank(recorder)
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    log = getattr(config, _LOG, None)
+    if log is None:
+        return None
+    require("pytest-nunit", log, "node_reporter")
+    return _Driver(log)
+
+
+class _Recorder:
+    """Stands in for what the plugin's fixtures ask for, and for what they get: keeps what they are told."""
+
+    def __init__(self) -> None:
+        self.recorded: list[tuple[str, Any, Any]] = []
+
+    def node_reporter(self, nodeid: str) -> _Recorder:
+        return self
+
+    def add_property(self, name: str, value: object) -> None:
+        self.recorded.append(("add_property", plain(name), plain(value)))
+
+    def add_attachment(self, file: object, description: object) -> None:
+        self.recorded.append(("add_attachment", plain(file), plain(description)))
+
+
+class _Rank:
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+        # The driver's plugin knows a test from the report of its setup on.
+        if report.when == "setup" or not self._recorder.recorded:
+            return None
+        sent, self._recorder.recorded = self._recorder.recorded, []
+        return {KEY: sent}
+
+
+class _Driver:
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
+        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        reporter = self._log.node_reporter(item.nodeid)
+        for label, (method, name, value) in once(said, number_of_ranks(item)):
+            if method == "add_property":
+                reporter.add_property(f"{name}{label}", value)
+            else:
+                reporter.add_attachment(name, f"{value}{label}")

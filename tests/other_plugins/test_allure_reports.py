@@ -1,0 +1,221 @@
+"""Marked tests in the results that allure-pytest writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+pytestmark = needs("allure_pytest")
+
+_SUITE = """
+    import os
+
+    import allure
+    import pytest
+
+    RANK = os.environ.get("RANK", "0")
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+    @pytest.fixture(scope="module")
+    def shared():
+        with allure.step("prepare"):
+            pass
+        yield "here"
+        allure.attach("bye", "at the end")
+
+    @pytest.fixture
+    def own(shared):
+        yield 2
+
+    @pytest.fixture
+    def broken():
+        raise OSError("no such disk")
+
+    @allure.feature("sums")
+    @allure.severity(allure.severity_level.CRITICAL)
+    @allure.title("Number {number} with {own}")
+    @pytest.mark.parametrize("number", [1, "two"])
+    @in_ranks
+    def test_passes(own, number, tmp_path):
+        "Adds what it is given."
+        print("said in the test")
+        with allure.step("outer"):
+            allure.attach("words", "text", allure.attachment_type.TEXT)
+            with allure.step("inner"):
+                pass
+        (tmp_path / "page.html").write_text("<p>")
+        allure.attach.file(tmp_path / "page.html", "page", allure.attachment_type.HTML)
+        allure.dynamic.parameter("seed", 3)
+        allure.dynamic.story("adding")
+        allure.dynamic.link("https://example.org/7", name="seven")
+        allure.dynamic.description("Adds, and says so.")
+
+    @in_ranks
+    def test_fails(shared):
+        allure.dynamic.title("Fails on purpose")
+        with allure.step("compare"):
+            assert 1 == 2
+
+    @in_ranks
+    def test_raises():
+        raise ValueError("no number")
+
+    @in_ranks
+    def test_breaks_in_setup(broken):
+        pass
+
+    @in_ranks
+    def test_skips():
+        pytest.skip("not today")
+
+    @in_ranks
+    @pytest.mark.xfail(reason="known")
+    def test_fails_as_expected():
+        assert 0
+
+    @in_ranks
+    def test_differs_by_rank():
+        with allure.step("all"):
+            pass
+        with allure.step("of " + RANK):
+            allure.attach("words of " + RANK, "note")
+        if RANK == "1":
+            allure.attach("from 1", "only one")
+        allure.dynamic.parameter("rank", int(RANK))
+
+    def test_is_not_marked(own):
+        with allure.step("here"):
+            pass
+    """
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Return the results by test, and the fixtures, without times, ids of processes and places of files."""
+
+    def load(path: Path) -> Any:
+        return json.loads(path.read_text().replace(str(folder.parent), ""))
+
+    def clean(data: Any) -> Any:
+        if isinstance(data, list):
+            return [clean(part) for part in data]
+        if not isinstance(data, dict):
+            return data
+        kept = {name: clean(value) for name, value in data.items() if name not in ("uuid", "start", "stop")}
+        if "source" in kept:
+            kept["source"] = (folder / kept["source"]).read_text()
+        if "labels" in kept:
+            kept["labels"] = sorted(
+                (label["name"], label["value"]) for label in kept["labels"] if label["name"] not in ("host", "thread")
+            )
+        return kept
+
+    results: dict[str, Any] = {}
+    tests: dict[str, str] = {}
+    for path in folder.glob("*-result.json"):
+        data = load(path)
+        numbers = [one["value"] for one in data.get("parameters", ()) if one["name"] == "number"]
+        name = data["fullName"].partition("#")[2] + "".join(numbers)
+        assert name not in results, f"two results for {name}"
+        tests[data["uuid"]], results[name] = name, clean(data)
+    fixtures = []
+    for path in folder.glob("*-container.json"):
+        data = load(path)
+        # allure does not write the status of what ends after the container is written.
+        afters = [{**after, "status": "passed"} for after in clean(data.get("afters", []))]
+        if "children" in data:
+            befores = clean(data["befores"])
+            for before in befores:
+                before.get("statusDetails", {}).pop("trace", None)  # It has frames of pytest's plugins.
+            fixtures.append((sorted(tests[child] for child in data["children"]), befores, afters))
+    return results, sorted(fixtures, key=repr)
+
+
+def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
+    pair.plugin("allure_pytest")
+    pair.write("test_it.py", _SUITE)
+    # Ranks that emptied the folder, or wrote into it, would do so while the driver writes.
+    options = "--alluredir=results", "--clean-alluredir"
+    plain = pair.plain.run(*options)
+    expected, fixtures = _read(pair.plain.path / "results")
+    for more in ((), ("-n2",)):
+        run = pair.marked.run(*options, *more)
+        assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
+        results, merged = _read(pair.marked.path / "results")
+        assert results.keys() == expected.keys()
+        differs = results.pop("test_differs_by_rank")
+        for name, result in results.items():
+            details, wanted = result.pop("statusDetails", {}), dict(expected[name])
+            said = wanted.pop("statusDetails", {})
+            assert result == wanted
+            assert details.get("message") == said.get("message")
+            assert details.get("trace", "").startswith(said.get("trace", ""))
+
+        assert [(step["name"], step.get("attachments")) for step in differs["steps"]] == [
+            ("all", None),
+            ("of 0 [rank 0]", [{"name": "note", "source": "words of 0"}]),
+            ("of 1 [rank 1]", [{"name": "note", "source": "words of 1"}]),
+        ]
+        assert differs["attachments"] == [{"name": "only one [rank 1]", "source": "from 1"}]
+        assert differs["parameters"] == [
+            {"name": "rank [rank 0]", "value": "0"},
+            {"name": "rank [rank 1]", "value": "1"},
+        ]
+        assert differs["labels"] == expected["test_differs_by_rank"]["labels"]
+        if not more:
+            # Those of tests in ranks, and those that the driver has set up for its own.
+            shared = [one for one in fixtures if one[1][0]["name"] == "shared"]
+            others = [one for one in fixtures if one not in shared]
+            assert [one for one in merged if one[1][0]["name"] != "shared"] == others
+            ((_, befores, afters),) = shared
+            assert [one for one in merged if one[1][0]["name"] == "shared"] == [
+                (["test_fails", "test_passes'two'", "test_passes1"], befores, afters),
+                (["test_is_not_marked"], befores, afters),
+            ]
+
+
+def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
+    pair.plugin("allure_pytest")
+    pair.write(
+        "test_it.py",
+        """
+        import os
+        import allure
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_one_fails():
+            allure.attach("before", "before")
+            assert os.environ.get("RANK") != "1", "rank 1 has another number"
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_one_dies():
+            if os.environ.get("RANK") == "1":
+                os._exit(3)
+        """,
+    )
+    assert pair.marked.run("--alluredir=results").ret == 1
+    results, _ = _read(pair.marked.path / "results")
+    failed, died = results["test_one_fails"], results["test_one_dies"]
+    assert (failed["status"], died["status"]) == ("failed", "broken")
+    trace = failed["statusDetails"]["trace"]
+    assert 'assert os.environ.get("RANK") != "1"' in trace
+    assert "rank 1 of 2 on cpu" in trace
+    assert "rank 0: passed" in trace
+    assert failed["attachments"] == [{"name": "before", "source": "before"}]
+    assert "rank 1 died in the call phase: exit status 3" in died["statusDetails"]["message"]
+
+
+@pytest.mark.long
+def test_allure_without_its_option(pair: Pair) -> None:
+    pair.plugin("allure_pytest")
+    pair.write("test_it.py", _SUITE)
+    plain, run = pair.plain.run(), pair.marked.run()
+    assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())

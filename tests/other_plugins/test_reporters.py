@@ -1,0 +1,467 @@
+"""Marked tests in reports for people and machines: as if they were not marked, but for what only ranks have."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+from tests.plugin.conftest import Run
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
+
+_SUITE = """
+    import logging
+    import os
+
+    import pytest
+    from buildkite_test_collector.collector.payload import TestSpan
+    from datetime import timedelta
+    from pytest_html import extras as made
+
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+    @pytest.fixture(scope="session")
+    def named(metadata):
+        metadata["cluster"] = "seven"
+
+    @pytest.fixture
+    def broken():
+        raise OSError("no such disk")
+
+    @in_ranks
+    @pytest.mark.execution_tag("team", "a")
+    @pytest.mark.parametrize("number", [1, "two"])
+    def test_records(
+        number, named, spans, extras, json_metadata, record_property, record_xml_attribute, record_testsuite_property,
+        record_nunit_property, add_nunit_attachment,
+    ):
+        "Adds what it is given."
+        print("said in the test")
+        logging.getLogger("suite").warning("logged in the test")
+        record_property("color", "red")
+        record_xml_attribute("assertions", 7)
+        record_testsuite_property("board", "b1")
+        record_nunit_property("lamp", "on")
+        add_nunit_attachment("lamp.txt", "the lamp")
+        extras.append(made.text("words of the test", name="words"))
+        json_metadata["table"] = {"legs": [4]}
+        spans.record(TestSpan(section="annotation", duration=timedelta(seconds=1), detail={"content": "spanned"}))
+
+    @in_ranks
+    def test_fails():
+        print("said before it fails")
+        assert [1, 2] == [1, 3]
+
+    @in_ranks
+    def test_breaks_in_setup(broken):
+        pass
+
+    @in_ranks
+    def test_skips():
+        pytest.skip("not today")
+
+    @in_ranks
+    @pytest.mark.xfail(reason="known")
+    def test_fails_as_expected():
+        assert 0
+
+    def test_is_not_marked(record_property):
+        record_property("color", "blue")
+    """
+
+_PLUGINS = {
+    "buildkite-test-collector": "buildkite_test_collector",
+    "ctrf": "ctrf",
+    "pytest_html.fixtures": "pytest_html",
+    "pytest_html.plugin": "pytest_html",
+    "metadata": "pytest_metadata",
+    "nunit": "pytest_nunit",
+    "pytest-md-report": "pytest_md_report",
+    "pytest_csv": "pytest_csv",
+    "pytest_jsonreport": "pytest_jsonreport",
+    "pytest_reportlog": "pytest_reportlog",
+}
+_OPTIONS = (
+    "--junitxml=junit.xml",
+    *("--html=page.html", "--self-contained-html"),
+    *("--json-report", "--json-report-file=report.json"),
+    "--report-log=log.jsonl",
+    *("--csv=table.csv", "--csv-columns=id,status,message,markers,properties_as_columns"),
+    *("--md-report", "--md-report-output=table.md", "--md-report-verbose=2", "--md-report-color=never"),
+    "--nunitxml=nunit.xml",
+    "--ctrf=ctrf.json",
+    "--json=buildkite.json",
+    *("-W", "ignore"),  # Some of them use what pytest deprecates.
+)
+
+
+def _text(text: str | None) -> str:
+    """Return `text` without the labels that say which ranks it is of."""
+    return re.sub(r"( \[ranks? [\d, -]+\])|(\branks? [\d, -]+: )", "", text or "")
+
+
+def _first_line(text: str | None) -> str:
+    return _text(text).strip().partition("\n")[0]
+
+
+def _properties(element: xml.etree.ElementTree.Element) -> list[tuple[str, str]]:
+    found = [(one.get("name", ""), one.get("value", "")) for one in element.iterfind("./properties/property")]
+    return [one for one in found if not one[0].startswith("accel_")]
+
+
+def _junit(folder: Path) -> Any:
+    suite = next(xml.etree.ElementTree.parse(folder / "junit.xml").iter("testsuite"))
+    cases = [
+        (
+            {name: value for name, value in case.attrib.items() if name != "time"},
+            _properties(case),
+            [
+                (one.tag, _text(one.get("message")), "said" in (one.text or ""))
+                for one in case
+                if one.tag != "properties"
+            ],
+        )
+        for case in suite.iter("testcase")
+    ]
+    numbers = {name: suite.get(name) for name in ("tests", "errors", "failures", "skipped")}
+    return numbers, _properties(suite), sorted(cases, key=repr)
+
+
+def _html(folder: Path) -> Any:
+    page = (folder / "page.html").read_text()
+    found = re.search(r'data-jsonblob="([^"]*)"', page)
+    assert found is not None
+    data = json.loads(html.unescape(found[1]))
+    tests = {
+        name: [(one["result"], [extra["name"] for extra in one["extras"]], "said" in one["log"]) for one in reports]
+        for name, reports in data["tests"].items()
+    }
+    return tests, data["environment"]["cluster"]
+
+
+def _json(folder: Path) -> Any:
+    data = json.loads((folder / "report.json").read_text())
+
+    def stage(one: dict[str, Any]) -> Any:
+        logged = [record["msg"] for record in one.get("log", ())]
+        crash = _text(one["crash"]["message"]) if "crash" in one else None
+        return one["outcome"], one.get("stdout"), logged, crash, len(one.get("traceback", ()))
+
+    tests = {
+        test["nodeid"]: (
+            test["outcome"],
+            test.get("metadata"),
+            [one for one in test.get("user_properties", ()) if not any(name.startswith("accel_") for name in one)],
+            {when: stage(test[when]) for when in ("setup", "call", "teardown") if when in test},
+        )
+        for test in data["tests"]
+    }
+    return data["summary"], data["exitcode"], tests
+
+
+def _report_log(folder: Path) -> Any:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return sorted((line["$report_type"], line.get("nodeid"), line.get("when"), line.get("outcome")) for line in lines)
+
+
+def _csv(folder: Path) -> Any:
+    with open(folder / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = [[(name, _first_line(row[name])) for name in row if not name.startswith("accel_")] for row in rows]
+    return sorted(kept)
+
+
+def _markdown(folder: Path) -> Any:
+    return sorted((folder / "table.md").read_text().splitlines())
+
+
+def _nunit(folder: Path) -> Any:
+    def case(element: xml.etree.ElementTree.Element) -> Any:
+        parts = [element.find(name) for name in ("failure/message", "reason/message", "output")]
+        attachments = [
+            (one.findtext("filePath"), one.findtext("description"))
+            for one in element.iterfind("attachments/attachment")
+        ]
+        said = [_first_line(part.text) if part is not None else None for part in parts]
+        return element.get("fullname"), element.get("result"), _properties(element), attachments, said
+
+    root = xml.etree.ElementTree.fromstring(re.sub(rf"{folder}|gw\d", "", (folder / "nunit.xml").read_text()))
+    return sorted((case(one) for one in root.iter("test-case")), key=repr)
+
+
+def _ctrf(folder: Path) -> Any:
+    results = json.loads((folder / "ctrf.json").read_text())["results"]
+    kept = ("name", "status", "rawStatus", "parameters", "suite", "filePath")
+    tests = [
+        ({name: one.get(name) for name in kept}, sorted(one.get("tags", ())), _text(one.get("message")))
+        for one in results["tests"]
+    ]
+    return {name: results["summary"][name] for name in ("tests", "passed", "failed", "skipped")}, sorted(
+        tests, key=repr
+    )
+
+
+def _buildkite(folder: Path) -> Any:
+    tests = json.loads((folder / "buildkite.json").read_text())
+    return sorted(
+        (
+            one["scope"],
+            one["name"],
+            one["result"],
+            _text(one.get("failure_reason")),
+            [(span["section"], span["duration"], span["detail"]) for span in one["history"]["children"]],
+            sorted(one.get("tags", {}).items()),
+        )
+        for one in tests
+    )
+
+
+_READERS: tuple[Callable[[Path], Any], ...] = (
+    *(_junit, _html, _json, _report_log, _csv, _markdown, _nunit, _ctrf, _buildkite),
+)
+
+
+@needs(*_PLUGINS.values())
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
+def test_reports_of_a_session(pair: Pair, how: tuple[str, ...]) -> None:
+    pair.plugin(*_PLUGINS)
+    pair.ini("junit_family = xunit1\njunit_logging = all")
+    pair.write("test_it.py", _SUITE)
+    plain, run = pair.plain.run(*_OPTIONS, *how), pair.marked.run(*_OPTIONS, *how)
+    assert plain.count() == {"PASSED": 3, "FAILED": 1, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
+    assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
+    for read in _READERS:
+        assert read(pair.marked.path) == read(pair.plain.path)
+
+
+_STREAMED = """
+    import unittest
+
+    import pytest
+
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+    @in_ranks
+    @pytest.mark.parametrize("number", [1, "two"])
+    def test_passes(number):
+        print("said in the test")
+
+    @in_ranks
+    def test_fails():
+        assert [1, 2] == [1, 3]
+
+    @in_ranks
+    def test_raises():
+        raise ValueError("no number")
+
+    @in_ranks
+    def test_skips():
+        pytest.skip("not today")
+
+    @in_ranks
+    @pytest.mark.skip(reason="never")
+    def test_is_skipped():
+        pass
+
+    @in_ranks
+    def test_warns():
+        import warnings
+
+        warnings.warn("mind the gap")
+
+    def test_is_not_marked():
+        assert "ab" == "ac"
+    """
+
+# A reporter with the hooks of VS Code's runner, which the editor loads by ``-p vscode_pytest`` from its own folder:
+# it sends each test once for a process, at the first of the hooks that tells how the test has ended.
+_VSCODE = """
+    import json
+    import os
+
+    import pytest
+
+    _sent = set()
+    _pipe = None
+
+    def _send(nodeid, outcome, message=None):
+        global _pipe
+        if nodeid not in _sent:
+            _sent.add(nodeid)
+            if _pipe is None:
+                _pipe = open(os.environ["TEST_RUN_PIPE"], "a")
+            _pipe.write(json.dumps([nodeid, outcome, message]) + "\\n")
+            _pipe.flush()
+
+    def pytest_exception_interact(node, call, report):
+        _send(node.nodeid, "failure" if call.excinfo.typename == "AssertionError" else "error", report.longreprtext)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_report_teststatus(report):
+        if report.when == "call" or (report.when == "setup" and report.skipped):
+            outcome = "success" if report.passed else "failure" if report.failed else "skipped"
+            _send(report.nodeid, outcome, report.longreprtext if report.failed else None)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_protocol(item):
+        if any(mark.name == "skip" for mark in item.own_markers):
+            _send(item.nodeid, "skipped")
+        return (yield)
+
+    def pytest_sessionfinish(exitstatus):
+        _send("", str(int(exitstatus)))
+    """
+
+
+def _vscode(suite: Suite, run: Run) -> Any:
+    sent = [json.loads(line) for line in suite.read("pipe")]
+    return sorted((nodeid, outcome, _first_difference(message)) for nodeid, outcome, message in sent)
+
+
+def _first_difference(message: str | None) -> list[str]:
+    return [line for line in (message or "").splitlines() if line.startswith("E ")][:1]
+
+
+def _teamcity(suite: Suite, run: Run) -> Any:
+    """Return the messages without times; the text of a failure by its first difference."""
+    found = re.findall(r"##teamcity\[(\w+) (.*)\]$", run.text, re.MULTILINE)
+    messages = []
+    for name, text in found:
+        values = {key: value.replace("|n", "\n") for key, value in re.findall(r"(\w+)='((?:\|.|[^|'])*)'", text)}
+        if "details" in values:
+            values["details"] = str(_first_difference(values["details"]))
+        if name != "testCount":
+            messages.append((name, {key: values[key] for key in sorted(values.keys() - {"timestamp", "duration"})}))
+    return sorted(messages, key=repr)
+
+
+def _annotations(suite: Suite, run: Run) -> Any:
+    return sorted(_text(line.partition("%0A%0A")[0]) for line in run.errors.splitlines() if line.startswith("::"))
+
+
+def _azure(suite: Suite, run: Run) -> Any:
+    return sorted(
+        line.replace(str(suite.path), "")
+        for line in run.text.splitlines()
+        if line.startswith(("##vso", "Skipping upl"))
+    )
+
+
+@needs("teamcity", "pytest_github_actions_annotate_failures", "pytest_azurepipelines", "pytest_nunit")
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
+def test_reports_while_a_session_runs(pair: Pair, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.plugin(
+        "pytest-teamcity", "pytest_github_actions_annotate_failures", "nunit", "azurepipelines", "vscode_pytest"
+    )
+    pair.write("test_it.py", _STREAMED)
+    pair.write("vscode_pytest.py", _VSCODE)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
+    plain, run = (suite.run("--teamcity", "-W", "default", *how) for suite in (pair.plain, pair.marked))
+    assert plain.ret == 1
+    assert (run.ret, run.count()) == (plain.ret, plain.count())
+    for read in (_vscode, _teamcity, _annotations, _azure):
+        expected = read(pair.plain, plain)
+        assert expected
+        assert read(pair.marked, run) == expected
+
+
+@needs("teamcity")
+def test_runner_that_hands_its_plugin_to_pytest(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyCharm's, where teamcity-messages is not installed: it brings its own copy."""
+    pair.write("test_it.py", _STREAMED)
+    pair.write(
+        "runner.py",
+        """
+        import sys
+
+        import pytest
+        from teamcity import pytest_plugin
+
+        sys.exit(pytest.main(sys.argv[1:], [pytest_plugin]))
+        """,
+    )
+    pair.plain.write("pytest.ini", "[pytest]\nmarkers = distributed")
+    pair.marked.write("pytest.ini", "[pytest]\naccel = sim:4")
+    monkeypatch.setenv("TEAMCITY_VERSION", "LOCAL")
+    found = []
+    for suite, options in ((pair.plain, ()), (pair.marked, ("-p", "accel"))):
+        command = [sys.executable, "runner.py", *options, "--jb-swapdiff", "-W", "default", "-k", "fails or passes"]
+        done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)
+        found.append((done.returncode, _teamcity(suite, Run(done.returncode, done.stdout, done.stderr, {}))))
+    assert found[0][0] == 1
+    assert found[1] == found[0]
+
+
+@needs(*_PLUGINS.values())
+def test_what_ranks_report_differently_has_their_label(pair: Pair) -> None:
+    pair.plugin(*_PLUGINS)
+    pair.ini("junit_family = xunit1")
+    pair.write(
+        "test_it.py",
+        """
+        import logging
+
+        import pytest
+        from pytest_html import extras as made
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_differs(
+            rank, metadata, extras, json_metadata, record_xml_attribute, record_testsuite_property,
+            record_nunit_property, add_nunit_attachment,
+        ):
+            print("said by", rank)
+            logging.getLogger("suite").warning("logged by %s", rank)
+            record_xml_attribute("node", rank)
+            record_testsuite_property("board", rank)
+            record_nunit_property("lamp", str(rank))
+            add_nunit_attachment(f"lamp{rank}.txt", "the lamp")
+            extras.append(made.text(f"words of {rank}", name="words"))
+            metadata["cluster"] = json_metadata["table"] = rank
+            metadata["all"] = "same"
+            if rank == 1:
+                record_xml_attribute("only", "one")
+        """,
+    )
+    run = pair.marked.run(*_OPTIONS)
+    assert (run.ret, run.outcomes()) == (0, {"test_differs": "PASSED"})
+    folder = pair.marked.path
+    _, properties, ((attributes, *_),) = _junit(folder)
+    assert properties == [("board [rank 0]", "0"), ("board [rank 1]", "1")]
+    assert {name: attributes.get(name) for name in ("node.rank0", "node.rank1", "only")} == {
+        "node.rank0": "0",
+        "node.rank1": "1",
+        "only": "one",
+    }
+    page = json.loads(
+        html.unescape((folder / "page.html").read_text().partition('data-jsonblob="')[2].partition('"')[0])
+    )
+    assert [one["name"] for one in page["tests"]["test_it.py::test_differs"][0]["extras"]] == [
+        "words [rank 0]",
+        "words [rank 1]",
+    ]
+    environment = page["environment"]
+    assert (environment["cluster [rank 0]"], environment["cluster [rank 1]"], environment["all"]) == (0, 1, "same")
+    (test,) = json.loads((folder / "report.json").read_text())["tests"]
+    assert test["metadata"] == {"table [rank 0]": 0, "table [rank 1]": 1}
+    assert test["call"]["stdout"] == "[rank 0]\nsaid by 0\n\n[rank 1]\nsaid by 1\n"
+    assert [one["msg"] for one in test["call"]["log"]] == ["logged by 0 [rank 0]", "logged by 1 [rank 1]"]
+    ((_, _, lamps, attachments, _),) = _nunit(folder)
+    assert [one for one in lamps if "lamp" in one[0]] == [("lamp [rank 0]", "0"), ("lamp [rank 1]", "1")]
+    assert [description for _, description in attachments] == ["the lamp [rank 0]", "the lamp [rank 1]"]
