@@ -46,7 +46,7 @@ class RunningHooks:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
         marked = item.stash.get(MARKED, None)
-        if marked is None or item in self._session.held:
+        if marked is None:
             return (yield)
         if self._session.is_copy:
             pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)

@@ -179,3 +179,30 @@ def forget_junit_log(config: pytest.Config) -> None:
     from _pytest.junitxml import xml_key
 
     del config.stash[xml_key]
+
+
+def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.Item, pytest.Item | None], bool]) -> None:
+    """Have an xdist worker ask ``passes_over(item, nextitem)`` before it runs a test; if True, it runs nothing.
+
+    xdist has no way to do so. An implementation of `pytest_runtest_protocol` that runs nothing would be surrounded by
+    the wrappers of other plugins, which would hear of a test that has no phases.
+    """
+    call = config.hook.pytest_runtest_protocol
+
+    def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
+        return True if passes_over(item, nextitem) else call(item=item, nextitem=nextitem)
+
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":  # Of a module that execnet has run under a name of its own.
+            vars(plugin)["config"] = _Instead(config, hook=_Instead(config.hook, pytest_runtest_protocol=run))
+
+
+class _Instead:
+    """An object with the attributes of `original`, but for `others`."""
+
+    def __init__(self, original: object, **others: object) -> None:
+        self._original = original
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_accel.schedule.demand import Demand
 from pytest_accel.session import AccelSession
-from pytest_accel.shims import teardown_to
+from pytest_accel.shims import ask_before_each_test, teardown_to
 from pytest_accel.stash import MARKED
 
 
@@ -41,6 +41,7 @@ class WorkerHooks:
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
         if wanted:
+            ask_before_each_test(session.config, self._passes_over)
             self._channel.setcallback(self._receive, endmarker=None)
             self._channel.send(Demand.of(wanted).pack())
 
@@ -58,11 +59,10 @@ class WorkerHooks:
             self._error = format_exc()
             raise
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """A test on hold is not run: another worker runs it, or this one later. It has no report and no phases."""
+    def _passes_over(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        """Return whether `item` is on hold: another worker runs it, or this one later. No plugin hears of it now."""
         if item not in self._held:
-            return None
+            return False
         if self._error is not None:  # Passed over, it would never be reported, and the session would wait for it.
             raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
         # The test before it has left the fixtures that the two have in common.

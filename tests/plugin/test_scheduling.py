@@ -288,3 +288,23 @@ def test_times_are_remembered_and_used(suite: Suite) -> None:
 def test_without_a_cache(suite: Suite) -> None:
     _suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}
+
+
+def test_other_plugins_hear_of_each_test_once(suite: Suite) -> None:
+    _suite(suite, _MIXED)
+    suite.write(
+        "conftest.py",
+        """
+        import pytest
+        from log import note
+
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(item):
+            note(f"hears-of-{item.name}")
+            return (yield)
+        """,
+    )
+    assert suite.run("-n3").count() == {"PASSED": 12, "SKIPPED": 1}
+    heard = Counter(line.split()[0] for line in suite.read("order") if line.startswith("hears-of"))
+    assert (len(heard), set(heard.values())) == (13, {1})
