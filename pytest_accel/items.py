@@ -20,7 +20,7 @@ from pytest_accel.shims import leave_fixtures_to_ranks
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds import rank_data
 from pytest_accel.worlds.catalogue import names_of
-from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, When, WorldSpec
+from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, WarningSketch, When, WorldSpec
 from pytest_accel.worlds.outcome import PHASES
 from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.world import World
@@ -51,6 +51,8 @@ class MarkedItem:
         self.last = False
         self.verdicts: dict[str, Verdict] = {}
         self._subtests: list[pytest.TestReport] = []
+        self._warnings: list[WarningSketch] = []
+        """Of all ranks, to be replayed with the next report."""
         self._driver = driver
         self._world: World | None = None
         self._spec: WorldSpec | None = None
@@ -259,7 +261,7 @@ class MarkedItem:
         for rank, left in sorted(finished.items()):
             for name, value in left.properties.items():
                 self._property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
-        echo.replay_warnings(self.item, [warning for left in finished.values() for warning in left.warnings])
+        self._warnings += [warning for left in finished.values() for warning in left.warnings]
         problems = [left.stale for left in finished.values() if left.stale]
         mismatch = verdict.compare_collectives(finished)
         if mismatch is not None:
@@ -352,8 +354,11 @@ class MarkedItem:
         if failed_outside and hasattr(report, "wasxfail"):
             del report.wasxfail  # The mark expects a failure of the test, not of what runs it or merges its data.
             report.outcome = "failed"
+        # Not while the phase runs, when what plugins write is captured as the test's.
+        warnings, self._warnings = self._warnings, []
+        echo.replay_warnings(self.item, warnings)
         subtests, self._subtests = self._subtests, []
-        for subtest in subtests:  # Not while the phase runs, when the terminal's output is captured too.
+        for subtest in subtests:
             if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
                 # The driver has judged: an expected failure, so theirs are too.
                 subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
