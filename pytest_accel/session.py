@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from os import getpid
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -361,6 +362,10 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
     args = [str(argument) for argument in config.invocation_params.args]
     if OUTER in config.stash:
         args = without_local_rank(args)
+    for plugin in config.invocation_params.plugins or ():
+        # PyCharm's runner hands its plugin to `pytest.main` so, and its options are on the command line.
+        if isinstance(plugin, ModuleType) and plugin.__name__ != "__main__":
+            args += ["-p", plugin.__name__]
     uncaptured = getattr(option, "capture", None) == "no"
     distributed = getattr(option, "dist", "no") != "no"
     streams = uncaptured and not distributed  # A worker of xdist has no terminal.
