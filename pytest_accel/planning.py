@@ -73,10 +73,9 @@ class PlanHooks:
         finally:
             session.items = items
         if items and (not session.testsfailed or session.config.option.continue_on_collection_errors):
-            terminal = session.config.pluginmanager.getplugin("terminalreporter")
-            terminal.section("accel: plan", sep="-")
-            for line, bold in self._lines(items):
-                terminal.write_line(line, bold=bold)
+            from pytest_accel.report import write_section
+
+            write_section(session.config, "accel: plan", self._lines(items))
         return result
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[tuple[str, bool]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,7 +26,17 @@ def write_line(config: pytest.Config, line: str) -> None:
         if config.get_terminal_writer().width_of_current_line:  # The dots of xdist.
             reporter.write_line("")
         reporter.write_line(line)
-        reporter.flush()
+        if hasattr(reporter, "flush"):  # Another plugin's reporter may be in its place.
+            reporter.flush()
+
+
+def write_section(config: pytest.Config, title: str | None, lines: Iterable[tuple[str, bool]]) -> None:
+    """Write `lines`, those with True in bold, under a `title`: to standard output if there is no terminal reporter."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if title is not None:
+        print(title) if reporter is None else reporter.section(title, sep="-")
+    for line, bold in lines:
+        print(line) if reporter is None else reporter.write_line(line, bold=bold)
 
 
 class ReportHooks:
@@ -68,8 +78,7 @@ class ReportHooks:
             return None
         from pytest_accel.info import look, table
 
-        terminal = session.config.pluginmanager.getplugin("terminalreporter")
-        terminal.write_line(table(look(self._session.machine)))
+        write_section(session.config, None, [(table(look(self._session.machine)), False)])
         session.items = []
         return True
 

@@ -352,6 +352,20 @@ def cpu_slots() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
+def _looks(config: pytest.Config) -> list[str]:
+    """Return the options by which an assertion is explained in a rank, which has no terminal, as it would be here."""
+    options = []
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    # Without xdist: its workers do without colours.
+    if getattr(reporter, "hasmarkup", False) and getattr(config.option, "dist", "no") == "no":
+        options.append("--color=yes")
+    # pytest-icdiff asks for the terminal's width when it is imported.
+    columns = getattr(sys.modules.get("pytest_icdiff"), "AUTO_COLS", None)
+    if columns is not None and getattr(config.option, "icdiff_cols", "") is None:
+        options.append(f"--icdiff-cols={columns}")
+    return options
+
+
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     from pytest_accel.shims import base_temporary_directory
     from pytest_accel.worlds.files import private_directory
@@ -377,6 +391,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         args.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
         args.append(f"--randomly-seed={seed}")
+    args += _looks(config)
     directory = private_directory()
     basetemp = base_temporary_directory(config)
     return SessionSpec(

@@ -16,8 +16,8 @@ def is_interactive(config: pytest.Config) -> bool:
     """Return whether the session's output goes to a terminal: in a worker, that of the controller."""
     if (given := getattr(config, "workerinput", None)) is not None:
         return bool(given["accel_terminal"])
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    return reporter is not None and bool(reporter.isatty)
+    # Another plugin's reporter may be in its place, which need not have all of the attributes.
+    return bool(getattr(config.pluginmanager.getplugin("terminalreporter"), "isatty", False))
 
 
 @contextlib.contextmanager

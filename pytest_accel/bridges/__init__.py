@@ -49,6 +49,8 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest_monitor.pytest_monitor": "monitor",
         "pytest_mpl.plugin": "mpl_images",
         "pytest_nunit.plugin": "nunit",
+        "pytest_order.plugin": "order",
+        "pytest_print": "print",
         "pytest_profiling": "profiling",
         "pytest_recording.plugin": "recording",
         "pytest_regressions.plugin": "regressions",

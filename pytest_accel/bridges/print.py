@@ -1,0 +1,54 @@
+"""pytest-print: what a test prints in ranks is shown at the driver's terminal when the phase has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_accel.stash import RANK
+
+_KEY = "pytest-print"
+
+
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return what collects the lines; None if the driver shows the rank's own output (``-s``) or nothing."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return None if reporter is None or config.stash[RANK].session.streams else _Lines(reporter)
+
+
+def driver_plugin(config: pytest.Config) -> object:
+    """Return what shows the lines."""
+    from pytest_accel.report import write_line
+
+    return _Show(partial(write_line, config))
+
+
+class _Lines:
+    """Lines that tests have written with the terminal reporter of a rank, which shows nothing."""
+
+    def __init__(self, reporter: Any) -> None:
+        self._lines: list[str] = []
+        reporter.write_line = self._write_line
+
+    def _write_line(self, line: str | bytes, **markup: bool) -> None:
+        text = line if isinstance(line, str) else line.decode(errors="replace")
+        self._lines += text.split("\n")
+
+    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+        lines, self._lines = self._lines, []
+        return {_KEY: lines} if lines else None
+
+
+class _Show:
+    """Shows the lines of all ranks, by `write_line`."""
+
+    def __init__(self, write_line: Callable[[str], None]) -> None:
+        self._write_line = write_line
+
+    def pytest_accel_merge(self, rank_data: dict[int, dict[str, Any]]) -> None:
+        for rank, data in sorted(rank_data.items()):
+            for line in data.get(_KEY, ()):
+                self._write_line(f"[rank {rank}] {line}")

@@ -1,0 +1,231 @@
+"""Plugins that put a terminal reporter of their own in the place of pytest's, or change what it shows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+from tests.patience import stretched
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Run, Suite
+
+_TESTS = '''
+    import pytest
+
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    def test_before():
+        pass
+
+
+    @in_ranks
+    def test_passes():
+        """Passes on all ranks."""
+
+
+    @in_ranks
+    def test_fails():
+        assert {"a": 1, "b": [1, 2, 3]} == {"a": 1, "b": [1, 2, 4]}
+
+
+    @in_ranks
+    def test_skips():
+        pytest.skip("not today")
+
+
+    @in_ranks
+    @pytest.mark.xfail(reason="known")
+    def test_known():
+        assert 0
+
+
+    @in_ranks
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_many(n):
+        pass
+
+
+    @pytest.fixture
+    def broken():
+        raise ValueError("broken")
+
+
+    @in_ranks
+    def test_has_no_fixture(broken):
+        pass
+
+
+    def test_after():
+        assert [1, 2, 3] == [1, 2, 4]
+    '''
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OUTCOMES = r"\d+ (?:passed|failed|skipped|xfailed|error)s?"
+
+
+def _shown(run: Run, pattern: str) -> list[str]:
+    """Return the parts of what `run` has shown that have `pattern`, without colours."""
+    found = re.findall(pattern, _COLOURS.sub("", run.text), re.MULTILINE)
+    assert found, f"nothing like {pattern} in\n{run.text}"
+    return found
+
+
+def _plugin(module: str, name: str, options: str, pattern: str) -> object:
+    """Return the parameters of a plugin, registered as `name`, and of what its sessions show."""
+    return pytest.param(name, options.split(), pattern, marks=needs(module), id=name)
+
+
+_PLUGINS = [
+    _plugin("pytest_pretty", "pretty", "", rf"^ +{_OUTCOMES}$|^│ +test_mix.py +│ +\w+ +│ +\d+ +│ +\d+ "),
+    _plugin("pytest_sugar", "sugar", "--force-sugar", rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"),
+    _plugin(
+        "pytest_instafail", "instafail", "--instafail", r"^_+ .*test_\w+ _+$|^test_mix.py \S+|(?<=== )\d.*(?= in )"
+    ),
+    _plugin("pytest_progress", "progress", "--show-progress", r"\d+ of 9 completed, .*ReRun"),
+    _plugin("pytest_spec", "pytest_spec", "--spec", r"^ +[✓✗»] .*|^test_mix.py:$"),
+    _plugin("pytest_testdox", "testdox", "--force-testdox", r"^ +[✓✗»] .*|^mix$"),
+    _plugin("pytest_emoji", "emoji", "--emoji", r"^test_mix.py .*|^(?:FAILED|ERROR) \W+test_mix.py::\w+"),
+    _plugin("pytest_tldr", "tldr", "", r"^[.sFEx]+$|^Ran 9 tests|^FAILED .*|^(?:ERROR|FAIL): .*"),
+    _plugin("pytest_pspec", "pspec", "--pspec -Wdefault", r"^ +[✓✗»] .*|^test_mix.py$"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
+def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], pattern: str) -> None:
+    pair.plugin(name)
+    pair.write("test_mix.py", _TESTS)
+
+    plain, marked = (one.run(*options, quiet=True) for one in (pair.plain, pair.marked))
+
+    assert _shown(marked, pattern) == _shown(plain, pattern)
+    assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
+def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
+    """As far as the text does not depend on the order in which tests end."""
+    pair.plugin(name)
+    pair.write("test_mix.py", _TESTS)
+
+    runs = [one.run("-n2", *options, quiet=True) for one in (pair.plain, pair.marked)]
+
+    plain, marked = (sorted(line for line in _shown(run, pattern) if _is_of_one_test(line)) for run in runs)
+    assert marked == plain
+    assert [run.ret for run in runs] == [pytest.ExitCode.TESTS_FAILED] * 2
+
+
+def _is_of_one_test(line: str) -> bool:
+    """Return whether a line that a plugin shows has nothing of tests that have ended before."""
+    return not re.search(r"^ ?test_mix.py|^mix$|completed|^[.sFEx]+$", line)
+
+
+@needs("pytest_rich")
+def test_rich(pair: Pair) -> None:
+    """Its reporter is active at a terminal only, and takes the place of pytest's under another name."""
+    pair.plugin("rich")
+    pair.write("test_mix.py", _TESTS)
+    pair.write(
+        "conftest.py",
+        """
+        import sys
+
+        import pytest
+
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_configure():
+            sys.stdout.isatty = lambda: True
+        """,
+    )
+    plain, marked = (one.run("--rich", quiet=True) for one in (pair.plain, pair.marked))
+    totals = r"^│ +(\d+ +[TPFEXS]\w+.*?) +│$"
+    assert _shown(marked, totals) == _shown(plain, totals)
+    assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
+    for option, text in (("--accel-info", "sim-0"), ("--accel-plan", "makespan")):
+        run = pair.marked.run("--rich", option, quiet=True)
+        assert run.ret == 0
+        assert text in run.text
+
+
+_COMPARES = """
+    import pytest
+
+    DATA = {"name": "a long name that goes on and on", "numbers": list(range(20)), "third": "something that is long"}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_in_ranks():
+        assert DATA == {**DATA, "name": "a short name"}
+
+
+    def test_here():
+        assert DATA == {**DATA, "name": "a short name"}
+    """
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("no:icdiff", id="none"),
+        pytest.param("icdiff", marks=needs("pytest_icdiff")),
+        pytest.param("clarity", marks=needs("pytest_clarity")),
+    ],
+)
+def test_assertions_are_explained_alike(suite: Suite, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In ranks as in the driver, with the width and the colours of its terminal."""
+    pexpect = pytest.importorskip("pexpect")
+    for variable in ("COLUMNS", "PY_COLORS"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TERM", "xterm")
+    suite.write("pytest.ini", "[pytest]\n")
+    suite.write("test_it.py", _COMPARES)
+    arguments = ["-m", "pytest", "-paccel", "-pxdist", f"-p{name}", "-vv"]
+    terminal = pexpect.spawn(sys.executable, arguments, cwd=suite.path, dimensions=(40, 170), timeout=stretched(150))
+    try:
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)
+    headlines = re.split(r"_ test_\w+ _", terminal.before.decode())
+    explained = [re.findall(r"^\x1b\[1m\x1b\[31m(E  .*?)\r?$", part, re.MULTILINE) for part in headlines]
+    assert [len(lines) > 10 for lines in explained] == [False, True, True]
+    assert explained[1] == explained[2]
+
+
+@needs("pytest_print")
+def test_prints_of_ranks(pair: Pair) -> None:
+    pair.plugin("print")
+    pair.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_in_ranks(printer, pretty_printer):
+            printer("a line\\nand another")
+            pretty_printer("with an icon", icon="*")
+            assert 0
+
+
+        def test_here(printer):
+            printer("of the driver")
+        """,
+    )
+    plain = pair.plain.run()
+    for options in ((), ("-s",)):
+        marked = pair.marked.run(*options)
+        for rank in (0, 1):
+            found = re.findall(rf"^\[rank {rank}\] (.*)$", marked.text, re.MULTILINE)
+            assert found == ["\ta line", "and another", "   * with an icon"]
+        assert "\n\tof the driver\n" in marked.text
+        assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
+    assert "\n\ta line\nand another\n" in plain.text
+    assert "   * with an icon\n" in plain.text
