@@ -50,11 +50,6 @@ class Catalogue:
         self._only: Path | None = None
         """The file to collect, where pytest is given a folder that holds it."""
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> bool:
-        session.items = []
-        return True
-
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
         """One node for a directory in all collections: since pytest 9.1 its conftest's fixtures hang on the node."""

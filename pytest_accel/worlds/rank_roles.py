@@ -39,6 +39,8 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "pytest_rerunfailures": "absent",  # As flaky.
         "pytest_retry": "absent",  # As flaky.
         "pytest_run_parallel": "full",  # Repeats a test (`--iterations`) when the collection has finished.
+        "pytest_split": "absent",  # Selects in the driver, and writes the durations of a session when it ends.
+        "pytest_test_groups": "absent",  # Selects in the driver, and fails where it is left with no test of a file.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
         "teamcity": "fixtures",  # Keeps the running test, and fails where it has none.
         "testmon": "absent",  # Opens its database and selects; its bridge measures.
@@ -78,7 +80,7 @@ HOOKS: Mapping[str, Call] = MappingProxyType(
         "pytest_sessionfinish": Call.NO_REPORTER,
         "pytest_unconfigure": Call.NO_REPORTER,
         # Collection
-        "pytest_collection": Call.NEVER,
+        "pytest_collection": Call.ALWAYS,
         "pytest_ignore_collect": Call.NEVER,
         "pytest_collect_directory": Call.ALWAYS,
         "pytest_collect_file": Call.ALWAYS,

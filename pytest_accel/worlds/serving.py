@@ -157,6 +157,11 @@ class RankPlugin:
     def pytest_internalerror(self, excrepr: Any) -> None:
         self._catalogue.errors.append(str(excrepr))
 
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Collect nothing yet. This plugin is registered after pytest's own and before all others, which come first."""
+        session.items = []
+        return True
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._starting.close()

@@ -1,0 +1,214 @@
+"""Plugins that choose which tests of a session run, and in which order."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
+
+_CONFTEST = """
+    import os
+
+    import pytest
+
+
+    def pytest_configure(config):
+        for name in ("order", "run", "second", "slow"):
+            config.addinivalue_line("markers", f"{name}: a mark of one of the plugins")
+
+
+    @pytest.fixture(autouse=True)
+    def noted(request):
+        if os.environ.get("RANK", "0") == "0":
+            with open(os.environ["NOTES"], "a") as notes:
+                notes.write(f"{request.node.nodeid}\\n")
+    """
+_TESTS = """
+    import pytest
+
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    @pytest.mark.order(-1)
+    @pytest.mark.run(order=-1)
+    def test_last():
+        pass
+
+
+    @in_ranks
+    @pytest.mark.order(after="test_alone")
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_many(n):
+        pass
+
+
+    def test_alone():
+        pass
+
+
+    @in_ranks
+    @pytest.mark.slow
+    def test_slow():
+        raise ValueError("slow")
+
+
+    @in_ranks
+    class TestGroup:
+        @pytest.mark.order("second")
+        @pytest.mark.second
+        def test_second(self):
+            pass
+
+        def test_fails(self):
+            assert 0
+
+        @pytest.mark.order(0)
+        @pytest.mark.run(order=0)
+        def test_first(self):
+            pass
+    """
+_MORE = """
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.order(before="test_a.py::test_many", index=1)
+    @pytest.mark.run(order=1)
+    def test_others():
+        pass
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.order(3)
+    @pytest.mark.order(5)
+    def test_twice():
+        pass
+
+
+    @pytest.mark.slow
+    def test_slow_here():
+        pass
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.order(after="test_of_nowhere")
+    def test_unordered():
+        pass
+    """
+
+
+def _ran(suite: Suite, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, dict[str, str], list[str]]:
+    """Return the exit status of a session, the outcomes of its tests, and the order in which they ran on rank 0."""
+    monkeypatch.setenv("NOTES", str(suite.path / "notes"))
+    (suite.path / "notes").unlink(missing_ok=True)
+    run = suite.run(*options)
+    return run.ret, run.outcomes(), suite.read("notes")
+
+
+def _plugin(module: str, name: str, options: str = "") -> object:
+    return pytest.param(name, options.split(), marks=needs(module), id=f"{name} {options}".strip())
+
+
+_DURATIONS = {
+    "test_a.py::test_alone": 1.0,
+    "test_a.py::test_many[1]": 2.0,
+    "test_a.py::TestGroup::test_first": 9.0,
+    "test_b.py::test_others": 5.0,
+    "test_b.py::test_twice": 3.0,
+}
+
+
+def _write_durations(pair: Pair) -> None:
+    """Write the files in which plugins have what tests took in an earlier session."""
+    pair.write(".test_durations", json.dumps(_DURATIONS))
+    entries = [
+        {"nodeid": nodeid, "setup_duration": 0.0, "call_duration": seconds, "teardown_duration": 0.0}
+        for nodeid, seconds in _DURATIONS.items()
+    ]
+    pair.write("pytest-slow-first.json", json.dumps({"format_version": "1.0.0", "tests": entries}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        _plugin("pytest_order", "pytest_order", "--error-on-failed-ordering"),
+        _plugin("pytest_ordering", "pytest_ordering"),
+        _plugin("random_order", "random_order", "--random-order --random-order-seed=3"),
+        _plugin("pytest_randomly", "randomly", "--randomly-seed=4"),
+        _plugin("pytest_reverse", "reverse", "--reverse"),
+        _plugin("pytest_shard", "pytest-shard", "--num-shards=2 --shard-id=1"),
+        _plugin("pytest_split", "pytest-split", "--splits=2 --group=2"),
+        _plugin("pytest_test_groups", "test-groups", "--test-group-count=7 --test-group=5"),
+        _plugin("pytest_skip_slow", "skip_slow"),
+        _plugin("pytest_slow_first", "slow-first", "--slow-first"),
+    ],
+)
+def test_the_same_tests_run_in_the_same_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, name: str, options: list[str]
+) -> None:
+    pair.plugin(name)
+    pair.write("conftest.py", _CONFTEST)
+    pair.write("test_a.py", _TESTS)
+    pair.write("test_b.py", _MORE)
+    _write_durations(pair)
+    plain, marked = (_ran(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
+    assert marked == plain
+    assert marked[2]
+
+
+_PASSING = """
+    import time
+
+    import pytest
+
+
+    def test_here():
+        pass
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_in_ranks(n, rank_or_none):
+        if rank_or_none in (None, 1):
+            time.sleep(0.3)
+    """
+
+
+@needs("pytest_split", "pytest_slow_first")
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
+def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
+    """The driver stores what the slowest rank took; no rank writes a file."""
+    pair.plugin("pytest-split", "slow-first")
+    pair.write(
+        "conftest.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.fixture
+        def rank_or_none():
+            return int(os.environ["RANK"]) if "RANK" in os.environ else None
+        """,
+    )
+    pair.write("test_it.py", _PASSING)
+    for one in (pair.plain, pair.marked):
+        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *how, quiet=True)
+        assert re.search(r"\b3 passed\b", run.text)
+        if not how:
+            assert len(re.findall(r"\[pytest-split\] (?:Running group|Stored)", run.text)) == 2
+        split = json.loads((one.path / ".test_durations").read_text())
+        tests = json.loads((one.path / "pytest-slow-first.json").read_text())["tests"]
+        first = {test["nodeid"]: test["call_duration"] for test in tests}
+        names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
+        assert set(split) == set(first) == {"test_it.py::test_here", *names}
+        assert all(stored[name] >= 0.3 for stored in (split, first) for name in names)

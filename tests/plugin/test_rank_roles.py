@@ -1,0 +1,293 @@
+"""Which hooks a rank calls: those of the documented table, for plugins that have every hook of pytest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest import hookspec
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rank-sessions.md"
+_ROW = re.compile(r"^\| (`pytest_.*`) \| (.*) \|$", re.MULTILINE)
+_HOOKS = sorted(name for name in vars(hookspec) if name.startswith("pytest_"))
+_LISTENS = ["pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport"]
+_SUMMARISES = "pytest_terminal_summary"
+_HISTORIC = {
+    "pytest_addoption",
+    "pytest_addhooks",
+    "pytest_plugin_registered",
+    "pytest_configure",
+    "pytest_warning_recorded",
+}
+"""Hooks that cannot be wrapped."""
+_OF_A_REPORTER = {
+    "pytest_report_header",
+    "pytest_report_collectionfinish",
+    "pytest_report_teststatus",
+    "pytest_terminal_summary",
+    "pytest_runtestloop",
+}
+"""Hooks that a terminal reporter calls, or instead of which a rank runs the tests that it is told to."""
+
+_MAKE_HOOKS = """
+    import os
+    import sys
+    from pathlib import Path
+
+    import pytest
+
+
+    def note(plugin, hook):
+        path = Path(os.environ["NOTES"], f"{plugin}.{os.environ.get('RANK', 'driver')}")
+        with path.open("a") as file:
+            file.write(f"{hook}\\n")
+
+
+    def make_hook(plugin, hook):
+        def called():
+            note(plugin, hook)
+
+        return called
+
+
+    def make_wrapper(plugin, hook):
+        @pytest.hookimpl(wrapper=True)
+        def called():
+            note(plugin, hook)
+            return (yield)
+
+        return called
+
+
+    def add_hooks(names, module, make=make_hook):
+        for name in names.split():
+            setattr(sys.modules[module], name, make(module, name))
+    """
+_TESTS = """
+    import json
+    import os
+    import sys
+    import warnings
+    from pathlib import Path
+
+    import pytest
+
+    in_ranks = pytest.mark.distributed(2, device="cpu")
+
+
+    @pytest.fixture(params=["word"])
+    def value(request, pytestconfig):
+        hooks = {
+            name: sorted({implementation.plugin_name for implementation in hook.get_hookimpls()})
+            for name, hook in vars(pytestconfig.hook).items()
+            if name.startswith("pytest_")
+        }
+        Path(os.environ["NOTES"], f"hooks.{os.environ.get('RANK', 'driver')}").write_text(json.dumps(hooks))
+        return request.param
+
+
+    @pytest.mark.skipif("sys.platform == 'none'")
+    def test_here(value):
+        assert value == "word"
+        warnings.warn("a warning")
+        assert value == "other"
+
+
+    @pytest.mark.skipif("sys.platform == 'none'")
+    @in_ranks
+    def test_in_ranks(value):
+        assert value == "word"
+        warnings.warn("a warning")
+        assert value == "other"
+    """
+
+
+def _documented() -> dict[str, str]:
+    """Return the text for each hook of the table; fail for a hook that has two rows."""
+    documented: dict[str, str] = {}
+    for names, text in _ROW.findall(_PAGE.read_text(encoding="utf-8")):
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in documented, f"two rows for {name}"
+            documented[name] = text
+    return documented
+
+
+def _is_called(hook: str, text: str, implemented: set[str], *, wrapper: bool = False) -> bool:
+    """Return what `text`, that of the table for `hook`, says of a plugin with the hooks `implemented`."""
+    if text.startswith("not called"):
+        return False
+    if text.startswith("called if it is a wrapper"):
+        return wrapper
+    if not text.startswith("called unless the plugin listens to reports"):
+        assert text.startswith("called"), text
+        return True
+    summarises = "or writes a summary" in text and _SUMMARISES in implemented
+    return not summarises and implemented.isdisjoint(_LISTENS)
+
+
+@pytest.fixture
+def install(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that makes an installed distribution `name`: a module with `text`, which is a plugin."""
+    folder = suite.path / "site-packages"
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("NOTES", str(suite.path))
+    suite.write("site-packages/make_hooks.py", _MAKE_HOOKS)
+
+    def make(name: str, text: str) -> None:
+        suite.write(f"site-packages/{name}.py", text)
+        information = f"site-packages/{name}-1.0.dist-info"
+        suite.write(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        suite.write(f"{information}/entry_points.txt", f"[pytest11]\n{name} = {name}\n")
+
+    return make
+
+
+def _module(hooks: list[str], make: str = "make_hook") -> str:
+    """Return the text of a plugin that has `hooks`."""
+    return f"import make_hooks\nmake_hooks.add_hooks({' '.join(hooks)!r}, __name__, make_hooks.{make})\n"
+
+
+def test_each_hook_of_pytest_is_documented() -> None:
+    assert set(_HOOKS) - set(_documented()) == set()
+
+
+def _mistakes(plugins: dict[str, list[str]], found: Callable[[str, str], bool]) -> list[str]:
+    """Return a line for each hook of `plugins` of which `found` says, by plugin, what the table does not say."""
+    documented = _documented()
+    mistakes = []
+    for plugin, hooks in plugins.items():
+        for hook in hooks:
+            called = plugin == "local" or _is_called(hook, documented[hook], set(hooks), wrapper=plugin == "wraps")
+            if found(plugin, hook) != called:
+                mistakes.append(f"{plugin}: {hook}: documented as {'called' if called else 'not called'}")
+    return mistakes
+
+
+def test_ranks_call_the_documented_hooks(suite: Suite, install: Callable[[str, str], None]) -> None:
+    silent = [name for name in _HOOKS if name not in (*_LISTENS, _SUMMARISES)]
+    plugins = {
+        "listens": _HOOKS,
+        "summarises": [*silent, _SUMMARISES],
+        "runs_tests": silent,
+        "wraps": [name for name in _HOOKS if name not in _HISTORIC],
+        "registered": [name for name in silent if name not in ("pytest_addoption", "pytest_addhooks")],
+        "local": _HOOKS,
+    }
+    for name in ("listens", "summarises", "runs_tests"):
+        install(name, _module(plugins[name]))
+    install("wraps", _module(plugins["wraps"], "make_wrapper"))
+    install(
+        "registers",
+        f"""
+        import make_hooks
+
+
+        class Registered:
+            pass
+
+
+        for name in {plugins["registered"]!r}:
+            setattr(Registered, name, staticmethod(make_hooks.make_hook("registered", name)))
+
+
+        def pytest_configure(config):
+            config.pluginmanager.register(Registered(), "registered")
+        """,
+    )
+    suite.write("local.py", _module(_HOOKS))
+    for name in ("listens", "summarises", "runs_tests", "wraps", "registers", "local"):
+        suite.plugin(name)
+    suite.ini("enable_assertion_pass_hook = true")
+    suite.write("test_it.py", _TESTS)
+
+    assert suite.run("-Wdefault").count() == {"FAILED": 2}
+
+    hooks = {process: json.loads((suite.path / f"hooks.{process}").read_text()) for process in ("driver", "0")}
+    calls = {
+        (plugin, process): set(suite.read(f"{plugin}.{process}")) for plugin in plugins for process in ("driver", "0")
+    }
+    assert all(plugin in hooks["driver"][hook] for plugin, implemented in plugins.items() for hook in implemented)
+    assert _mistakes(plugins, lambda plugin, hook: plugin in hooks["0"][hook]) == []
+    for plugin in plugins:
+        registered = {hook for hook, names in hooks["0"].items() if plugin in names}
+        assert calls[plugin, "0"] <= registered
+        never = _OF_A_REPORTER if plugin == "local" else set()
+        assert (calls[plugin, "driver"] & registered) - calls[plugin, "0"] == {
+            "pytest_report_from_serializable",
+            *never,
+        }
+
+
+_NOTES = ["pytest_configure", "pytest_runtest_setup", "pytest_runtest_logreport"]
+_NAMES_TESTS = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+
+    def names(config):
+        return sorted(name for name, plugin in config.pluginmanager.list_name_plugin() if plugin and "my_" in name)
+
+
+    def test_here(pytestconfig):
+        Path(os.environ["NOTES"], "names.driver").write_text("\\n".join(names(pytestconfig)))
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_in_ranks(pytestconfig):
+        assert pytestconfig.getoption("my_option") == 7
+        Path(os.environ["NOTES"], f"names.{os.environ['RANK']}").write_text("\\n".join(names(pytestconfig)))
+    """
+
+
+def test_ranks_load_the_same_plugins(
+    suite: Suite, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plugins come by name, by module, by the environment and by a conftest; installed ones, and the project's own."""
+    option = "\n\ndef pytest_addoption(parser):\n    parser.addoption('--my-option', type=int)\n"
+    install("my_published", _module(_NOTES) + option)
+    install("my_blocked", _module(_NOTES))
+    for name in ("my_module", "my_environment"):
+        suite.write(f"site-packages/{name}.py", _module(_NOTES))
+    for name in ("my_own_module", "my_own_environment", "my_own_conftest"):
+        suite.write(f"{name}.py", _module(_NOTES))
+    suite.write("conftest.py", "pytest_plugins = ['my_own_conftest']")
+    monkeypatch.setenv("PYTEST_PLUGINS", "my_environment,my_own_environment,my_blocked")
+    suite.write("test_it.py", _NAMES_TESTS)
+    options = ["-pmy_published", "-pmy_module", "-pmy_own_module", "-pno:my_blocked", "-pno:terminal", "--my-option=7"]
+
+    def called() -> dict[str, list[str]]:
+        """Return the hooks that rank 0 has called, by plugin."""
+        for path in suite.path.glob("*.0"):
+            path.unlink()
+        assert suite.run(*options, quiet=True).ret == 0
+        return {path.stem: sorted(set(path.read_text().split())) for path in suite.path.glob("my_*.0")}
+
+    running = ["pytest_configure", "pytest_runtest_setup"]
+    installed = dict.fromkeys(("my_published", "my_module", "my_environment"), running)
+    own = {name: sorted(_NOTES) for name in ("my_own_module", "my_own_environment", "my_own_conftest")}
+    assert called() == {**installed, **own}
+    assert suite.read("names.0") == suite.read("names.1") == suite.read("names.driver") == sorted([*installed, *own])
+
+    suite.ini("accel_rank_plugins = -my_published +my_module -my_own_module -my_blocked +my_unknown")
+    assert called() == {
+        "my_module": sorted(_NOTES),
+        "my_environment": running,
+        "my_own_environment": sorted(_NOTES),
+        "my_own_conftest": sorted(_NOTES),
+    }
+
+
+def test_wrong_names_of_plugins_are_refused(suite: Suite) -> None:
+    suite.ini("accel_rank_plugins = -timeout cov")
+    run = suite.run()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ini option accel_rank_plugins: must be -NAME or +NAME, or several with spaces, got" in run.errors
