@@ -316,8 +316,8 @@ class MarkedItem:
             self._subtests.append(report)
         return failed
 
-    def graft(self, report: pytest.TestReport) -> None:
-        """Make the driver's report of a phase say what the ranks have said, before any other plugin sees it."""
+    def graft(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
+        """Make the driver's `report` of a phase, and the `call` that it is about, say what the ranks have said."""
         self._failed_in_merge = False
         judged = self.verdicts.get(report.when)
         if judged is None:
@@ -327,6 +327,7 @@ class MarkedItem:
         if duration := self._durations.get(report.when):
             # The ranks' own: the driver hears of all phases when the test has ended.
             report.duration, report.stop = duration, report.start + duration
+            call.duration, call.stop = duration, call.start + duration
         report.sections.extend(judged.sections)
         if judged.wasxfail is not None and not report.failed:
             report.wasxfail = judged.wasxfail

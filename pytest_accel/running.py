@@ -97,11 +97,13 @@ class Graft:
     """Puts the ranks' words into a marked item's report before any other plugin sees it."""
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         marked = item.stash.get(MARKED, None)
         if marked is not None:
-            marked.graft(report)
+            marked.graft(report, call)
         return report
 
 

@@ -1,0 +1,81 @@
+"""pytest-fail-slow, which judges a test by the time that it has taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.other_plugins.conftest import Pair
+
+_TESTS = """
+    import os
+    import time
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    @pytest.fixture
+    def slow():
+        time.sleep(0.3)
+
+
+    def test_has_no_limit(slow):
+        pass
+
+
+    @pytest.mark.fail_slow("60 s")
+    @pytest.mark.fail_slow_setup("60 s")
+    def test_in_time(slow):
+        time.sleep(0.3)
+
+
+    @pytest.mark.fail_slow("0.2 s")
+    def test_too_slow():
+        if os.environ.get("RANK", "1") == "1":
+            time.sleep(0.3)
+
+
+    @pytest.mark.fail_slow_setup("0.2 s")
+    def test_set_up_too_slowly(slow):
+        pass
+
+
+    @pytest.mark.fail_slow("0.2 s")
+    @pytest.mark.xfail(reason="known to be wrong, not to be slow")
+    def test_wrong():
+        assert 0
+    """
+_CONFTEST = """
+    import os
+
+    import pytest
+
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(call):
+        report = yield
+        if "RANK" not in os.environ:
+            with open("durations", "a") as file:
+                file.write(f"{call.duration == report.duration}\\n")
+        return report
+    """
+
+
+@needs("pytest_fail_slow")
+def test_slow_tests_fail(pair: Pair) -> None:
+    pair.plugin("fail-slow")
+    pair.write("test_slow.py", _TESTS)
+    pair.write("conftest.py", _CONFTEST)
+    plain, marked = pair.plain.run(), pair.marked.run()
+    assert marked.outcomes() == plain.outcomes()
+    assert marked.ret == plain.ret
+    assert plain.count() == {"PASSED": 2, "FAILED": 1, "ERROR": 1, "XFAIL": 1}
+    # What plugins get to know in the driver does not contain the start of the ranks.
+    assert set(pair.marked.read("durations")) == {"True"}
+    assert "Test passed but took too long to run: Duration 0.3" in marked.failure("test_too_slow")
