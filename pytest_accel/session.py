@@ -152,7 +152,10 @@ class AccelSession:
         return inventory.kind if inventory.devices else None
 
     def adopt(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
-        """Redirect every marked item, and return those that were not yet; :class:`pytest.UsageError` (or the controller's) for marks that are wrong."""
+        """Redirect every marked item, and return those that were not redirected before.
+
+        Raises :class:`pytest.UsageError`, or has the controller raise it, for marks that are wrong.
+        """
         from pytest_accel.hardware.registry import VendorError
 
         finder, adopted, errors = MarkFinder(), [], []

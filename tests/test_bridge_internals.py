@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json.decoder
+
 import pytest
 
-from pytest_accel.bridges.internals import internals
+from pytest_accel.bridges.internals import require, take
 
 
 def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
-    assert internals("plugin", "json.decoder", "JSONDecoder").JSONDecoder.__name__ == "JSONDecoder"
-    with pytest.raises(pytest.UsageError, match=r"plugin: json.decoder of the installed release has no `Lost`"):
-        internals("plugin", "json.decoder", "JSONDecoder", "Lost")
+    assert take("plugin", "json.decoder", "JSONDecoder") is json.decoder.JSONDecoder
+    require("plugin", json.decoder, "JSONDecoder", "JSONDecodeError")
+    text = "pytest-accel does not know this release of plugin, which has no Lost: install another release"
+    with pytest.raises(pytest.UsageError, match=text):
+        take("plugin", "json.decoder", "Lost")
+    with pytest.raises(pytest.UsageError, match=text):
+        require("plugin", json.decoder, "JSONDecoder", "Lost")
+    with pytest.raises(pytest.UsageError, match=text):
+        take("plugin", "json.absent", "Lost")

@@ -21,7 +21,7 @@ def test_a_message_that_cannot_be_handled(what: str) -> None:
     hello = Hello(1, 1, (), "/", "/", {}, "here", "here")
     with Connection(theirs.detach()) as other:
         keeper = Keeper(hello, Connection(ours.detach()), lost.set, dict)
-        spec = SessionSpec((), "/", (), "/", "/", (), (), (), (), ())
+        spec = SessionSpec((), "/", (), "/", "/", (), (), (), (), (), False)
         end, _ = pair = socket.socketpair()
         server = keeper.spawn(spec, end)
         if what == "no pickle":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def test_repeated(pair: Pair) -> None:
     pair.write("test_repeated.py", _SUITE % "")
     _, marked = pair.agree("--count=2", "--repeat-scope=session")
     assert marked.count() == {"PASSED": 6, "FAILED": 2}
-    assert list(marked.words)[0].endswith("test_passes[1-2]")
+    assert next(iter(marked.words)).endswith("test_passes[1-2]")
     _same_counts(pair, "passes", "fails")
 
 

@@ -32,6 +32,6 @@ def test_an_order_that_cannot_be_handled() -> None:
     with pytest.raises(IndexError):
         hooks._receive(("go", 1))
     with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
-        hooks.pytest_runtest_protocol(item, None)
+        hooks._passes_over(item, None)
     session.held.clear()
-    assert hooks.pytest_runtest_protocol(item, None) is None
+    assert not hooks._passes_over(item, None)
