@@ -34,7 +34,7 @@ _USED = {
         "recall_snapshot",
         "register_request",
     ),
-    "assertion.SnapshotAssertion": ("executions", "extension"),
+    "assertion.SnapshotAssertion": ("executions", "extension", "num_executions"),
     "extensions.base.AbstractSyrupyExtension": ("get_location", "get_snapshot_name", "matches"),
 }
 """What this module takes of syrupy: the attributes of its classes."""
@@ -93,7 +93,8 @@ class _InRank:
     def __init__(self, config: pytest.Config) -> None:
         self._config: Any = config
         self._ranks = config.stash[RANK].spec.ranks
-        self._updates = bool(config.option.update_snapshots)
+        options = ("update_snapshots", "update_new_snapshots_only")
+        self._updates = any(getattr(config.option, name, False) for name in options)
         self._session: Any = None
         self._item: pytest.Item | None = None
         self._assertions: list[Any] = []

@@ -373,7 +373,7 @@ def test_extensions(pair: Pair) -> None:
     pair.write("conftest.py", _EXTENSION.format("root", "of_root"))
     pair.write("folder/conftest.py", _EXTENSION.format("folder", "of_folder"))
     pair.write("folder/test_extensions.py", _EXTENSIONS)
-    for args in (("--snapshot-update", "-k", "not function"), ("-k", "not function")):
+    for args in (("--snapshot-update-new-only", "-k", "not function"), ("-k", "not function")):
         assert run_both(pair, *args).ret == 0
     assert [name.rpartition(".")[2] for name in sorted(snapshots(pair.marked))] == ["folder", "root", "json"]
     refused = pair.marked.run("-k", "function").failure("test_in_a_function")
