@@ -159,6 +159,7 @@ def test_a_test_that_not_all_ranks_have_run_is_selected_again(suite: Suite) -> N
     assert re.search(r"pytest-testmon \S+ cannot record what tests execute in ranks: .* no discard_current", run.errors)
 
 
+@pytest.mark.long
 @needs("pytest_cov")
 def test_together_with_pytest_cov(pair: Pair) -> None:
     pair.plugin("pytest-testmon", "pytest_cov")
