@@ -10,6 +10,7 @@ from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
     from tests.other_plugins.conftest import Pair
+    from tests.plugin.conftest import Suite
 
 _SUITE = """
     import os
@@ -147,3 +148,87 @@ def test_retries(pair: Pair, how: tuple[str, ...]) -> None:
     assert "test_once passed on attempt 2!" in marked.text
     assert "ranks 0-1: failed" in marked.failure("test_always")
     _counts(pair, *_COUNTED)
+
+
+_DYING = """
+    import os
+    from pathlib import Path
+
+    import pytest
+
+    pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+    class Flaky(Exception):
+        pass
+
+
+    def times(name):
+        path = Path(f"{name}.{os.environ['RANK']}")
+        path.write_text(f"{path.read_text()}x" if path.exists() else "x")
+        return len(path.read_text())
+
+
+    @pytest.fixture
+    def counted():
+        times("setup")
+
+
+    %s
+    def test_once(rank, counted):
+        if times("once") == 1 and rank == 1:
+            raise Flaky("the first time")
+
+
+    %s
+    def test_always():
+        raise ValueError("every time")
+
+
+    %s
+    def test_dies(rank):
+        if times("dies") == 1 and rank == 1:
+            os._exit(3)
+
+
+    %s
+    def test_stable():
+        pass
+    """
+
+
+@needs("pytest_rerunfailures")
+def test_reruns(suite: Suite) -> None:
+    suite.plugin("pytest_rerunfailures")
+    suite.write("test_flaky.py", _DYING % ("", "", "", ""))
+    run = suite.run("--reruns=1")
+    assert {name.partition("::")[2]: words for name, words in run.words.items()} == {
+        "test_once": ["RERUN", "PASSED"],
+        "test_always": ["RERUN", "FAILED"],
+        "test_dies": ["RERUN", "PASSED"],
+        "test_stable": ["PASSED"],
+    }
+    assert "1 failed, 3 passed, 3 rerun" in run.text
+    for rank in (0, 1):
+        assert suite.read(f"setup.{rank}") == ["xx"]  # All of the test is run again, and only as often as it is said.
+
+
+@pytest.mark.long
+@needs("pytest_rerunfailures")
+def test_reruns_of_some(suite: Suite) -> None:
+    suite.plugin("pytest_rerunfailures")
+    flaky = "@pytest.mark.flaky(reruns=2, only_rerun='Flaky')"
+    suite.write("test_flaky.py", _DYING % (flaky, flaky, flaky, ""))
+    run = suite.run("-n1")
+    assert {name.partition("::")[2]: words for name, words in run.words.items()} == {
+        "test_once": ["RERUN", "PASSED"],
+        "test_always": ["FAILED"],
+        "test_dies": ["FAILED"],
+        "test_stable": ["PASSED"],
+    }
+    for name in ("once", "dies"):
+        (suite.path / f"{name}.1").unlink()
+    (suite.path / "test_flaky.py").write_text((suite.path / "test_flaky.py").read_text().replace(flaky, ""))
+    run = suite.run("--reruns=1", "--only-rerun=ValueError: every", "-k", "once or always")
+    assert run.word("test_once") == "FAILED"
+    assert run.word("test_always") == "RERUN FAILED"

@@ -1,0 +1,72 @@
+"""Limits of pytest-timeout, which the driver keeps for all ranks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+
+@needs("pytest_timeout")
+def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
+    suite.plugin("pytest_timeout")
+    suite.write(
+        "test_slow.py",
+        """
+        import threading
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_before():
+            pass
+
+
+        @pytest.mark.timeout(1)
+        def test_hangs(rank):
+            if rank == 1:
+                threading.Event().wait()
+
+
+        def test_after():
+            pass
+
+
+        @pytest.mark.timeout(30)
+        def test_in_time():
+            pass
+
+
+        @pytest.mark.timeout(1, method="thread")
+        def test_hangs_and_the_session_goes_on(rank):
+            if rank == 0:
+                threading.Event().wait()
+
+
+        @pytest.mark.timeout(1, func_only=True)
+        def test_hangs_in_its_function(rank):
+            threading.Event().wait()
+
+
+        @pytest.mark.timeout(0)
+        def test_has_no_limit():
+            pass
+        """,
+    )
+    run = suite.run()
+    assert run.count() == {"PASSED": 4, "FAILED": 3}
+    for test, who in (
+        ("test_hangs", "rank 1"),
+        ("test_hangs_and_the_session_goes_on", "rank 0"),
+        ("test_hangs_in_its_function", "ranks 0-1"),
+    ):
+        assert f"{who} did not finish the call phase within 1 s (timeout)" in run.failure(test)
+    told = run.failure("test_hangs")
+    assert "[rank 1] stacks" in told
+    assert re.search(r"test_slow.py\", line 16 in test_hangs|test_hangs \(test_slow.py:16\)", told)  # With py-spy.

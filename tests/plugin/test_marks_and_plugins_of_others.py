@@ -1,0 +1,54 @@
+"""Marks that a project registers itself, and sessions without some of pytest's own plugins."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+_xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_xdist)])
+def test_a_mark_of_the_projects_own_is_told_once(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n    distributed: needs a cluster\n    slow: takes long")
+    pytester.makeconftest("def pytest_configure(config): config.addinivalue_line('markers', 'devices(n): needs some')")
+    pytester.makepyfile("def test_plain(): pass")
+
+    result = pytester.runpytest_subprocess("--accel", "none", *options)
+
+    assert [line for line in result.outlines if line.startswith("accel: this project")] == [
+        f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
+        "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
+        for name, does in (("devices", "runs tests with leased devices"), ("distributed", "runs tests in ranks"))
+    ]
+
+
+def test_the_plugins_own_marks_are_not_told_of(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_plain(): pass")
+    pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
+
+
+def test_without_plugins_of_pytests_own(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        def test_keeps(cache):
+            cache.set("mine", 7)
+
+        @pytest.mark.distributed(2)
+        def test_in_ranks(rank):
+            assert rank < 2
+
+        def test_has_kept(cache):
+            assert cache.get("mine", None) == 7
+        """,
+    )
+    run = suite.run("-p", "no:capture", "-p", "no:debugging", "--cache-clear")
+    assert run.count() == {"PASSED": 3}
