@@ -23,7 +23,7 @@ _SIGNS = {
     "Application timeout caused pair closure": _WAITED,
     "failed to pass monitoredBarrier": _WAITED,
     # This plugin's own (bridges/benchmark.py).
-    "rank 0 has failed in the benchmark": _WAITED,
+    "rank 0 has failed and runs no more of the benchmark": _WAITED,
 }
 """Parts of the texts with which torch's backends fail in a rank that another has left alone."""
 

@@ -69,14 +69,13 @@ class _InRank:
         if report.when != "teardown":
             has_run = report.when == "call" or not report.passed
             if has_run and not self._session.disabled and "benchmark" in getattr(item, "fixturenames", ()):
-                self._agreement.leave()
+                self._agreement.leave("failed" if report.failed else "leave")
             return None
         measured = list(self._session.benchmarks)
         self._session.benchmarks.clear()  # The fixtures have been given a method of this list.
-        failed = self._agreement.take_failure()
-        if not measured:
-            return {_NAME: {"failed": True}} if failed else None
-        return {_NAME: _sent(measured[-1])}
+        failed = self._agreement.take_failure() or any(one.has_error for one in measured)
+        about = _sent(measured[-1]) if measured and measured[-1].stats else {}
+        return {_NAME: {"failed": failed, **about}} if failed or about else None
 
 
 def _sent(measured: Any) -> dict[str, Any]:
@@ -84,7 +83,6 @@ def _sent(measured: Any) -> dict[str, Any]:
     safe_dumps = take(_NAME, "pytest_benchmark.utils", "safe_dumps")
     names = ("name", "fullname", "group", "extra_info", "iterations")
     return {
-        "failed": bool(measured.has_error),
         "about": safe_dumps({name: getattr(measured, name) for name in names}),
         "seconds": array("d", measured.stats.data).tobytes(),
         "profile": profiles.to_data(measured.cprofile_stats) if measured.cprofile_stats else None,
@@ -185,10 +183,10 @@ class _Agreement:
         if until_precise is not None:
             fixture._run_until_precise = run_together
 
-    def leave(self) -> None:
-        """Tell the ranks that wait for rank 0 to measure that it does not."""
+    def leave(self, why: str) -> None:
+        """Tell the ranks that wait for rank 0 to measure that it does not: it has ``failed``, or ``leave``."""
         if self._context.rank == 0 and self._context.spec.ranks > 1 and self._test != self._context.tests:
-            self._tell("leave")
+            self._tell(why)
 
     def take_failure(self) -> bool:
         """Return whether the measured function has raised, where no statistics tell it."""
@@ -262,7 +260,7 @@ class _Agreement:
                     "rounds from rank 0; use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0 as well"
                 )
             if step["does"] == "failed":
-                raise BenchmarkError("rank 0 has failed in the benchmark")
+                raise BenchmarkError("rank 0 has failed and runs no more of the benchmark")
             try:
                 for _ in range(step["rounds"]):
                     run(range(step["loops"]))

@@ -101,6 +101,11 @@ _RANKS = """
         benchmark(run)
 
     @pytest.mark.distributed(2)
+    def test_first_rank_fails_before(benchmark, rank):
+        assert rank
+        benchmark(sum, range(10))
+
+    @pytest.mark.distributed(2)
     def test_last_rank_fails(benchmark, rank):
         def run():
             assert rank == 0
@@ -217,14 +222,16 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
         "test_last_rank_alone": "FAILED",
         "test_fixed_rounds_on_the_last_rank": "PASSED",
         "test_first_rank_fails": "FAILED",
+        "test_first_rank_fails_before": "FAILED",
         "test_last_rank_fails": "FAILED",
     }
     assert "use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0" in run.failure(
         "test_last_rank_alone"
     )
-    failure = run.failure("test_first_rank_fails")
-    assert re.search(r"rank 0: failed at test_x.py:\d+: assert 0", failure)
-    assert "rank 1: failed in consequence: waited in vain for another rank" in failure
+    for test in ("test_first_rank_fails", "test_first_rank_fails_before"):
+        failure = run.failure(test)
+        assert re.search(r"rank 0: failed at test_x.py:\d+: assert 0", failure)
+        assert "rank 1: failed in consequence: waited in vain for another rank" in failure
     assert "rank 0: passed" in run.failure("test_last_rank_fails")
     found = {one["name"]: one for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]}
     assert found.keys() == {"test_reduce", "test_first_rank_alone", "test_fixed_rounds_on_the_last_rank"}
