@@ -30,14 +30,9 @@ class _Rank:
         self._attribute = attribute
         self._sent: object = {}
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._sent = {}
-        setattr(item, self._attribute, {})
-
-    def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         now = plain(getattr(item, self._attribute))
-        if now == self._sent:
+        if now == self._sent and report.when != "setup":
             return None
         self._sent = now
         return {KEY: now}

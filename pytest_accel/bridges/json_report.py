@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.by_rank import by_name, number_of_ranks, once, plain
-from pytest_accel.bridges.internals import take
 
 KEY = "json_report"
 _EXTRA = "_json_report_extra"
@@ -15,23 +14,11 @@ _EXTRA = "_json_report_extra"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    if not config.option.json_report:
-        return None
-    # As in a worker of xdist, which reports to the plugin in another process too. A class of this module has all hooks.
-    worker = type("JSONReportRank", (_worker_class(),), {})
-    config.pluginmanager.register(worker(config))
-    return _Rank()
+    return _Rank() if config.option.json_report else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    if not config.option.json_report:
-        return None
-    _worker_class()
-    return _Driver()
-
-
-def _worker_class() -> Any:
-    return take("pytest-json-report", "pytest_jsonreport.plugin", "JSONReportWorker")
+    return _Driver() if config.option.json_report else None
 
 
 class _Rank:

@@ -32,6 +32,13 @@ REFUSALS: tuple[Refusal, ...] = (
         "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
     ),
     Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),
+    Refusal(
+        "pytest_reportportal",
+        # Each rank would start a launch of its own, and a rank that does not would lack the plugin's loggers.
+        lambda config: bool(config.option.rp_enabled),
+        "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
+        "leave the option out, and import the file of --junitxml into ReportPortal",
+    ),
 )
 
 

@@ -25,14 +25,10 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "allure_pytest": "fixtures",  # Empties the folder of results.
         "anyio": "full",  # Makes a test for each backend when the collection has finished.
         "buildkite_test_collector": "fixtures",  # Sends the session's tests in its end.
-        "ctrf": "fixtures",
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
-        "pytest_azurepipelines": "fixtures",  # Has the CI publish files in the session's end.
         "pytest_forked": "absent",  # Would fork the ranks.
         "pytest_html": "fixtures",  # Makes a folder beside its report.
         "pytest_isolate": "absent",  # Likewise.
-        "pytest_jsonreport": "fixtures",
-        "pytest_md_report": "absent",  # Writes its report in the session's end.
         "pytest_nunit": "fixtures",
         "pytest_picked": "absent",  # Selects and orders by what git says.
         "pytest_reportlog": "absent",  # Opens its file anew.

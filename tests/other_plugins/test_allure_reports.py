@@ -66,6 +66,8 @@ _SUITE = """
 
     @in_ranks
     def test_raises():
+        allure.global_attach("of all", "all")
+        allure.global_error("late", "at the door")
         raise ValueError("no number")
 
     @in_ranks
@@ -97,8 +99,11 @@ _SUITE = """
     """
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[Any]]:
-    """Return the results by test, and the fixtures, without times, ids of processes and places of files."""
+_OF_A_RUN = ("uuid", "start", "stop", "timestamp")
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """Return the results by test, the fixtures, and what is of no test; without times, ids and places of files."""
 
     def load(path: Path) -> Any:
         return json.loads(path.read_text().replace(str(folder.parent), ""))
@@ -108,7 +113,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Any]]:
             return [clean(part) for part in data]
         if not isinstance(data, dict):
             return data
-        kept = {name: clean(value) for name, value in data.items() if name not in ("uuid", "start", "stop")}
+        kept = {name: clean(value) for name, value in data.items() if name not in _OF_A_RUN}
         if "source" in kept:
             kept["source"] = (folder / kept["source"]).read_text()
         if "labels" in kept:
@@ -135,7 +140,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Any]]:
             for before in befores:
                 before.get("statusDetails", {}).pop("trace", None)  # It has frames of pytest's plugins.
             fixtures.append((sorted(tests[child] for child in data["children"]), befores, afters))
-    return results, sorted(fixtures, key=repr)
+    of_none = [clean(load(path)) for path in folder.glob("*-globals.json")]
+    return results, sorted(fixtures, key=repr), sorted(of_none, key=repr)
 
 
 def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
@@ -144,11 +150,13 @@ def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
     # Ranks that emptied the folder, or wrote into it, would do so while the driver writes.
     options = "--alluredir=results", "--clean-alluredir"
     plain = pair.plain.run(*options)
-    expected, fixtures = _read(pair.plain.path / "results")
+    expected, fixtures, of_none = _read(pair.plain.path / "results")
+    assert len(of_none) == 2
     for more in ((), ("-n2",)):
         run = pair.marked.run(*options, *more)
         assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
-        results, merged = _read(pair.marked.path / "results")
+        results, merged, merged_of_none = _read(pair.marked.path / "results")
+        assert merged_of_none == of_none
         assert results.keys() == expected.keys()
         differs = results.pop("test_differs_by_rank")
         for name, result in results.items():
@@ -202,7 +210,7 @@ def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
         """,
     )
     assert pair.marked.run("--alluredir=results").ret == 1
-    results, _ = _read(pair.marked.path / "results")
+    results, *_ = _read(pair.marked.path / "results")
     failed, died = results["test_one_fails"], results["test_one_dies"]
     assert (failed["status"], died["status"]) == ("failed", "broken")
     trace = failed["statusDetails"]["trace"]

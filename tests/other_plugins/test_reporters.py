@@ -8,8 +8,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -416,9 +418,14 @@ def test_what_ranks_report_differently_has_their_label(pair: Pair) -> None:
         "test_it.py",
         """
         import logging
+        import shutil
 
         import pytest
         from pytest_html import extras as made
+
+
+        def test_removes_what_is_made_once():
+            shutil.rmtree("assets")
 
 
         @pytest.mark.distributed(2, device="cpu")
@@ -432,17 +439,34 @@ def test_what_ranks_report_differently_has_their_label(pair: Pair) -> None:
             record_testsuite_property("board", rank)
             record_nunit_property("lamp", str(rank))
             add_nunit_attachment(f"lamp{rank}.txt", "the lamp")
-            extras.append(made.text(f"words of {rank}", name="words"))
+            extras.append(made.url(f"https://example.org/{rank}", name="words"))
             metadata["cluster"] = json_metadata["table"] = rank
             metadata["all"] = "same"
             if rank == 1:
                 record_xml_attribute("only", "one")
         """,
     )
-    run = pair.marked.run(*_OPTIONS)
-    assert (run.ret, run.outcomes()) == (0, {"test_differs": "PASSED"})
+    pair.marked.write(
+        "conftest.py",
+        """
+        import os
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_unconfigure():
+            if "RANK" in os.environ:  # Ranks end before the driver writes it.
+                Path("end." + os.environ["RANK"]).write_text(str(os.path.exists("table.md")))
+        """,
+    )
+    run = pair.marked.run(*(option for option in _OPTIONS if option != "--self-contained-html"))
+    assert (run.ret, run.count()) == (0, {"PASSED": 2})
     folder = pair.marked.path
-    _, properties, ((attributes, *_),) = _junit(folder)
+    assert [pair.marked.read(f"end.{rank}") for rank in (0, 1)] == [["False"], ["False"]]
+    assert not (folder / "assets").exists()  # Ranks, which begin later, do not make the folder of the report again.
+    _, properties, ((attributes, *_), _) = _junit(folder)
     assert properties == [("board [rank 0]", "0"), ("board [rank 1]", "1")]
     assert {name: attributes.get(name) for name in ("node.rank0", "node.rank1", "only")} == {
         "node.rank0": "0",
@@ -458,10 +482,60 @@ def test_what_ranks_report_differently_has_their_label(pair: Pair) -> None:
     ]
     environment = page["environment"]
     assert (environment["cluster [rank 0]"], environment["cluster [rank 1]"], environment["all"]) == (0, 1, "same")
-    (test,) = json.loads((folder / "report.json").read_text())["tests"]
+    _, test = json.loads((folder / "report.json").read_text())["tests"]
     assert test["metadata"] == {"table [rank 0]": 0, "table [rank 1]": 1}
     assert test["call"]["stdout"] == "[rank 0]\nsaid by 0\n\n[rank 1]\nsaid by 1\n"
     assert [one["msg"] for one in test["call"]["log"]] == ["logged by 0 [rank 0]", "logged by 1 [rank 1]"]
-    ((_, _, lamps, attachments, _),) = _nunit(folder)
+    (_, _, lamps, attachments, _), _ = _nunit(folder)
     assert [one for one in lamps if "lamp" in one[0]] == [("lamp [rank 0]", "0"), ("lamp [rank 1]", "1")]
     assert [description for _, description in attachments] == ["the lamp [rank 0]", "the lamp [rank 1]"]
+
+
+class _Portal(BaseHTTPRequestHandler):
+    """Answers as ReportPortal does to a session that begins and ends."""
+
+    def do_POST(self) -> None:
+        body = b'{"id": "1", "number": 1}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@needs("pytest_reportportal")
+def test_report_portal_is_refused(suite: Suite) -> None:
+    suite.plugin("pytest_reportportal")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_in_ranks():
+            pass
+
+
+        def test_not_marked():
+            pass
+        """,
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = (
+            "--reportportal",
+            *("-W", "ignore"),
+            *("-o", f"rp_endpoint=http://127.0.0.1:{server.server_port}", "-o", "rp_project=p", "-o", "rp_api_key=k"),
+        )
+        refused, plain = suite.run(*options), suite.run(*options, "-k", "not_marked")
+        server.shutdown()
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --reportportal: pytest-reportportal cannot report tests that run in ranks" in refused.errors
+    assert plain.ret == 0

@@ -301,7 +301,8 @@ def test_other_plugins_hear_of_each_test_once(suite: Suite) -> None:
 
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_protocol(item):
-            note(f"hears-of-{item.name}")
+            if hasattr(item.config, "workerinput"):  # And not in a rank.
+                note(f"hears-of-{item.name}")
             return (yield)
         """,
     )
