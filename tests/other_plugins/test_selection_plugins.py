@@ -113,8 +113,10 @@ def _ran(suite: Suite, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[
     return run.ret, run.outcomes(), suite.read("notes")
 
 
-def _plugin(module: str, name: str, options: str = "") -> object:
-    return pytest.param(name, options.split(), marks=needs(module), id=f"{name} {options}".strip())
+def _plugins(names: str, options: str) -> object:
+    """Return parameters: plugins by their modules and the names that ``-p`` takes (``MODULE:NAME``), and options."""
+    modules, registered = zip(*(name.split(":") for name in names.split()), strict=True)
+    return pytest.param(registered, options.split(), marks=needs(*modules), id="+".join(registered))
 
 
 _DURATIONS = {
@@ -136,30 +138,33 @@ def _write_durations(pair: Pair) -> None:
     pair.write("pytest-slow-first.json", json.dumps({"format_version": "1.0.0", "tests": entries}))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        _plugin("pytest_order", "pytest_order", "--error-on-failed-ordering"),
-        _plugin("pytest_ordering", "pytest_ordering"),
-        _plugin("random_order", "random_order", "--random-order --random-order-seed=3"),
-        _plugin("pytest_randomly", "randomly", "--randomly-seed=4"),
-        _plugin("pytest_reverse", "reverse", "--reverse"),
-        _plugin("pytest_shard", "pytest-shard", "--num-shards=2 --shard-id=1"),
-        _plugin("pytest_split", "pytest-split", "--splits=2 --group=2"),
-        _plugin("pytest_test_groups", "test-groups", "--test-group-count=7 --test-group=5"),
-        _plugin("pytest_skip_slow", "skip_slow"),
-        _plugin("pytest_slow_first", "slow-first", "--slow-first"),
-    ],
-)
+_SELECTIONS = [
+    _plugins("pytest_order:pytest_order", "--error-on-failed-ordering"),
+    _plugins("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
+    _plugins("pytest_randomly:randomly", "--randomly-seed=4"),
+    _plugins(
+        "random_order:random_order pytest_test_groups:test-groups",
+        "--random-order --random-order-seed=4 --test-group-count=6 --test-group=5",
+    ),
+    _plugins("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
+    _plugins("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
+]
+
+
+@pytest.mark.parametrize(("names", "options"), _SELECTIONS)
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
 def test_the_same_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, name: str, options: list[str]
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], how: tuple[str, ...]
 ) -> None:
-    pair.plugin(name)
+    pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
     pair.write("test_b.py", _MORE)
     _write_durations(pair)
-    plain, marked = (_ran(one, monkeypatch, *options) for one in (pair.plain, pair.marked))
+    plain, marked = (_ran(one, monkeypatch, *how, *options) for one in (pair.plain, pair.marked))
+    if how:  # The order is that in which workers ask for tests.
+        plain[2].sort()
+        marked[2].sort()
     assert marked == plain
     assert marked[2]
 

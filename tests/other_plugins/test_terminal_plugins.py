@@ -219,13 +219,11 @@ def test_prints_of_ranks(pair: Pair) -> None:
             printer("of the driver")
         """,
     )
-    plain = pair.plain.run()
-    for options in ((), ("-s",)):
-        marked = pair.marked.run(*options)
-        for rank in (0, 1):
-            found = re.findall(rf"^\[rank {rank}\] (.*)$", marked.text, re.MULTILINE)
-            assert found == ["\ta line", "and another", "   * with an icon"]
-        assert "\n\tof the driver\n" in marked.text
-        assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
+    plain, marked = pair.plain.run(), pair.marked.run()
+    for rank in (0, 1):
+        found = re.findall(rf"^\[rank {rank}\] (.*)$", marked.text, re.MULTILINE)
+        assert found == ["\ta line", "and another", "   * with an icon"]
     assert "\n\ta line\nand another\n" in plain.text
     assert "   * with an icon\n" in plain.text
+    assert all("\n\tof the driver\n" in run.text for run in (plain, marked))
+    assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
