@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from pytest_accel.stash import MARKED
@@ -19,9 +21,7 @@ def rank_plugin(config: pytest.Config) -> None:
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return what fails tests in the place of the fixture, which is set up in no process."""
-    if not config.pluginmanager.has_plugin(_SORTER) or not hasattr(
-        config.pluginmanager.get_plugin("pytest_order"), _FIXTURE
-    ):
+    if not (config.pluginmanager.has_plugin(_SORTER) and hasattr(import_module("pytest_order.plugin"), _FIXTURE)):
         raise pytest.UsageError(
             f"pytest-order: this release has no {_SORTER} or {_FIXTURE}, and cannot order marked tests; "
             "use pytest-order 1.5, or leave it out with -p no:pytest_order"

@@ -33,7 +33,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),
     Refusal(
-        "pytest_reportportal",
+        "pytest_reportportal.plugin",
         # Each rank would start a launch of its own, and a rank that does not would lack the plugin's loggers.
         lambda config: bool(config.option.rp_enabled),
         "--reportportal: pytest-reportportal cannot report tests that run in ranks; "

@@ -139,7 +139,7 @@ def _write_durations(pair: Pair) -> None:
 
 
 _SELECTIONS = [
-    _plugins("pytest_order:pytest_order", "--error-on-failed-ordering"),
+    _plugins("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
     _plugins("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
     _plugins("pytest_randomly:randomly", "--randomly-seed=4"),
     _plugins(
