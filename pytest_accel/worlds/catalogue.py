@@ -178,15 +178,13 @@ def _argument(path: str, start: Path) -> tuple[str, Path | None]:
 
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:
-    """The parts of a test's id that lie below its file."""
-    file = next((node for node in item.listchain() if isinstance(node, pytest.File)), None)
-    prefix = "" if file is None else f"{file.nodeid}::"
-    nodeid = item.nodeid
-    if item.parent is not None and nodeid.startswith(known := f"{item.parent.nodeid}::{item.name}"):
-        nodeid = known  # What follows is the group that xdist has added in its workers (``--dist loadgroup``).
-    if prefix and nodeid.startswith(prefix):
-        return tuple(nodeid[len(prefix) :].split("::"))  # The file's own name may have :: in it.
-    return tuple(nodeid.split("::")[1:])
+    """Return the names of the nodes below the file of `item`, down to the item itself.
+
+    Not the parts of its id: plugins rewrite ids, and may give several tests the same one.
+    """
+    chain = item.listchain()
+    file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
+    return tuple(node.name for node in chain[file + 1 :])
 
 
 def _leave_out_libraries(told: TracebackException) -> None:

@@ -27,11 +27,12 @@ _TESTS = '''
 
     @in_ranks
     def test_passes():
-        """Passes on all ranks."""
+        """Runs in ranks."""
 
 
     @in_ranks
     def test_fails():
+        """Runs in ranks."""
         assert {"a": 1, "b": [1, 2, 3]} == {"a": 1, "b": [1, 2, 4]}
 
 

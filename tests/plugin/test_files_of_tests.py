@@ -61,3 +61,36 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
     assert run.count() == {"PASSED": 5 * 5 + 1}, run.text
     for folder in (*folders, "linked"):
         assert len([name for name in run.words if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
+
+
+def test_tests_with_one_id(suite: Suite) -> None:
+    """Plugins rewrite ids, which need not tell tests apart: a rank runs the one that the driver reports."""
+    suite.write(
+        "conftest.py",
+        """
+        class Alike:
+            nodeid = "test_it.py::alike"
+
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.__class__ = type("AlikeItem", (Alike, type(item)), {})
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_passes():
+            pass
+
+
+        def test_fails():
+            assert 0
+        """,
+    )
+    assert "1 failed, 1 passed" in suite.run().text
