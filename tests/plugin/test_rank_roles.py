@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +87,7 @@ _TESTS = """
     def value(request, pytestconfig):
         hooks = {
             name: sorted({implementation.plugin_name for implementation in hook.get_hookimpls()})
-            for name, hook in vars(pytestconfig.hook).items()
+            for name, hook in vars(pytestconfig.pluginmanager.hook).items()
             if name.startswith("pytest_")
         }
         Path(os.environ["NOTES"], f"hooks.{os.environ.get('RANK', 'driver')}").write_text(json.dumps(hooks))
@@ -136,7 +137,7 @@ def _is_called(hook: str, text: str, implemented: set[str], *, wrapper: bool = F
 def install(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Return a function that makes an installed distribution `name`: a module with `text`, which is a plugin."""
     folder = suite.path / "site-packages"
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("NOTES", str(suite.path))
     suite.write("site-packages/make_hooks.py", _MAKE_HOOKS)
 
@@ -154,10 +155,6 @@ def _module(hooks: list[str], make: str = "make_hook") -> str:
     return f"import make_hooks\nmake_hooks.add_hooks({' '.join(hooks)!r}, __name__, make_hooks.{make})\n"
 
 
-def test_each_hook_of_pytest_is_documented() -> None:
-    assert set(_HOOKS) - set(_documented()) == set()
-
-
 def _mistakes(plugins: dict[str, list[str]], found: Callable[[str, str], bool]) -> list[str]:
     """Return a line for each hook of `plugins` of which `found` says, by plugin, what the table does not say."""
     documented = _documented()
@@ -168,6 +165,10 @@ def _mistakes(plugins: dict[str, list[str]], found: Callable[[str, str], bool]) 
             if found(plugin, hook) != called:
                 mistakes.append(f"{plugin}: {hook}: documented as {'called' if called else 'not called'}")
     return mistakes
+
+
+def test_each_hook_of_pytest_is_documented() -> None:
+    assert set(_HOOKS) - set(_documented()) == set()
 
 
 def test_ranks_call_the_documented_hooks(suite: Suite, install: Callable[[str, str], None]) -> None:
