@@ -23,7 +23,12 @@ def _compares_fixtures(config: pytest.Config) -> bool:
     return bool(config.getoption("showrepeated", False))
 
 
+def _updates_examples(config: pytest.Config) -> bool:
+    return bool(config.getoption("update_examples", False))
+
+
 _DUPLICATES = "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out"
+_EXAMPLES = "--update-examples would have each rank of a marked test change the files: leave it out, or use -p no:accel"
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "codspeed_plugin",
@@ -39,6 +44,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
         "leave the option out, and import the file of --junitxml into ReportPortal",
     ),
+    Refusal("pytest_examples", _updates_examples, _EXAMPLES),
 )
 
 

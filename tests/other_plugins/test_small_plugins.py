@@ -189,23 +189,15 @@ def test_checks_of_files_stand_beside_marked_tests(pair: Pair) -> None:
     assert "Incompatible types in assignment" in marked.text
 
 
-@needs("pytest_deadfixtures")
-def test_duplicates_of_fixtures_are_refused(pair: Pair) -> None:
-    pair.plugin("pytest_deadfixtures")
-    pair.write(
-        "test_it.py",
-        """
-        import pytest
-
-
-        @pytest.mark.distributed(2, device="cpu")
-        def test_it():
-            pass
-        """,
-    )
-    run = pair.marked.run("--dup-fixtures")
+@needs("pytest_deadfixtures", "pytest_examples")
+def test_options_that_are_refused(pair: Pair) -> None:
+    pair.plugin("pytest_deadfixtures", "pytest_examples")
+    pair.marked.write("test_it.py", f"{_BEGINNING}\n\n@ranks\ndef test_it():\n    pass\n")
+    run = pair.marked.run("--dup-fixtures", "--update-examples")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--dup-fixtures cannot compare the fixtures of marked tests" in run.text + run.errors
+    said = run.text + run.errors
+    assert "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out" in said
+    assert "--update-examples would have each rank of a marked test change the files" in said
     assert pair.marked.run().count() == {"PASSED": 1}
 
 

@@ -111,6 +111,28 @@ def test_the_first_rank_that_fails(suite: Suite) -> None:
     assert terminal.child.exitstatus == 1
 
 
+def test_another_debugger(suite: Suite) -> None:
+    suite.write(
+        "mine.py",
+        """
+        import pdb
+
+
+        class Mine(pdb.Pdb):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                self.prompt = "(Mine) "
+        """,
+    )
+    terminal = Terminal(suite, "--pdb", "--pdbcls=mine:Mine", "-k", "test_fail or short")
+    terminal.see("(Mine) ")
+    terminal.type("p value.upper()")
+    terminal.see("'VALUE OF 1'")
+    terminal.see("(Mine) ")
+    terminal.type("c")
+    assert "1 failed, 1 passed" in terminal.end()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_chosen_rank_only(suite: Suite, rank: int) -> None:
