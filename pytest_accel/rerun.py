@@ -23,6 +23,7 @@ _COLLECTING = {
     "doctestmodules": "--doctest-modules",
     "doctestglob": "--doctest-glob",
     "doctest_plus": "--doctest-plus",
+    "nbmake": "--nbmake",
     "nbval": "--nbval",
     "nbval_lax": "--nbval-lax",
     "markdowndocs": "--markdown-docs",

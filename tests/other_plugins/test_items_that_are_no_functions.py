@@ -168,6 +168,18 @@ def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
     assert alone[0] == alone[1] != {}
 
 
+@needs("nbmake", "ipykernel")
+def test_notebooks_that_are_one_item_each(pair: Pair) -> None:
+    pair.plugin("nbmake.pytest_plugin")
+    pair.marked.ini("accel_rules = *.ipynb: distributed(2, device='cpu')")
+    pair.write("good.ipynb", _notebook([("number = 2", ""), ("assert number == 2", "")]))
+    pair.write("bad.ipynb", _notebook([("number = 2", ""), ("assert number == 3", "")]))
+    plain, marked = (one.run("--nbmake", "-Wdefault") for one in (pair.plain, pair.marked))
+    assert marked.words == plain.words
+    assert marked.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
+    assert "ranks 0-1: failed: NotebookFailedException: " in marked.text
+
+
 _DOCUMENT = """
     # Title
 
