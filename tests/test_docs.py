@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -55,6 +56,19 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
             "the ranks issued different numbers of collectives *: rank 0: *, rank 1: *",
         ]
     )
+
+
+def test_each_plugin_of_the_table_has_a_test() -> None:
+    text = (ROOT / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\S[^|]*) \| (\S[^|]*) \| `([^|`]+)::(test_\w+)` \|$", text, re.MULTILINE)
+    assert len(rows) == text.count("\n|") - 2, "a row has another form"
+    assert len(rows) >= 40
+    assert [name for name, *_ in rows] == sorted((name for name, *_ in rows), key=str.casefold)
+    for name, _, file, test in rows:
+        path = ROOT / file
+        functions = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if path.is_file() else ()
+        found = {node.name for node in functions if isinstance(node, ast.FunctionDef)}
+        assert test in found, f"{name}: {file} has no {test}"
 
 
 @pytest.fixture
