@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from multiprocessing.connection import Connection
+from pickle import UnpicklingError
 
 import pytest
 
@@ -13,9 +14,10 @@ from pytest_accel.launch.outer_messages import Hello, ServerEnded
 from pytest_accel.worlds.messages import SessionSpec
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
-def test_a_message_that_cannot_be_handled(what: str) -> None:
+def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
     ours, theirs = socket.socketpair()
     lost = threading.Event()
     hello = Hello(1, 1, (), "/", "/", {}, "here", "here")
@@ -31,5 +33,8 @@ def test_a_message_that_cannot_be_handled(what: str) -> None:
         assert server.wait(None)
         assert lost.wait(60)
         assert keeper.lost
+        for thread in [thread for thread in threading.enumerate() if thread.name == "accel-keeper-1"]:
+            thread.join(60)
+        assert [one.exc_type for one in raised] == [UnpicklingError if what == "no pickle" else IndexError]
         for one in pair:
             one.close()
