@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.reference_files import Sender, Writer, check_attributes
+from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.reference_files import Sender, Writer
 from pytest_accel.stash import RANK
 
 _KEY = "pytest_arraydiff"
@@ -27,7 +28,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
     plugin = _comparison(config)
     if plugin is None:
         return None
-    check_attributes("pytest-arraydiff", plugin, ("generate_dir",))
+    require("pytest-arraydiff", plugin, "generate_dir")
     return None if plugin.generate_dir is None else Writer(plugin.generate_dir, _KEY)
 
 

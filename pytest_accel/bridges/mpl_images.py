@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.reference_files import Sender, Writer, check_attributes, fail_for_difference
+from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.reference_files import Sender, Writer, fail_for_difference
 from pytest_accel.stash import RANK
 
 _KEY = "pytest_mpl"
@@ -86,7 +87,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
     plugin = _comparison(config)
     if plugin is None:
         return None
-    check_attributes("pytest-mpl", plugin, _ATTRIBUTES)
+    require("pytest-mpl", plugin, *_ATTRIBUTES)
     results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
     if plugin.generate_summary and not results:
         raise pytest.UsageError(

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from pytest_accel.bridges import profiles
 from pytest_accel.bridges.internals import require
-from pytest_accel.stash import MARKED, RANK, SESSION
+from pytest_accel.stash import MARKED, RANK
 
 _NAME = "pytest-profiling"
 
@@ -35,7 +34,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return what replaces the driver's profiles of marked tests, in which it waits, by those of rank 0."""
     plugin = _plugin(config)
-    return _InDriver(plugin, config.stash[SESSION].held) if plugin is not None else None
+    return _InDriver(plugin) if plugin is not None else None
 
 
 def _plugin(config: pytest.Config) -> Any:
@@ -71,18 +70,14 @@ class _InRank:
 
 
 class _InDriver:
-    def __init__(self, plugin: Any, held: Container[pytest.Item]) -> None:
-        """`held` has the tests that this worker of xdist passes over."""
+    def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
-        self._held = held
         self._sent: list[Any] | None = None
         """The profile of the running test."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Around pytest-profiling's own wrapper, which ends by writing a file and noting its path."""
-        if item in self._held:
-            return (yield from self._pass_over())
         marked = item.stash.get(MARKED, None)
         result = yield
         sent, self._sent = self._sent, None
@@ -95,16 +90,6 @@ class _InDriver:
                 with suppress(OSError):
                     Path(path).unlink()
         return result
-
-    def _pass_over(self) -> Generator[None, object, object]:
-        """Keep the file of a test that does not run: another worker has written it, or will."""
-        folder = self._plugin.dir
-        with TemporaryDirectory() as self._plugin.dir:
-            try:
-                return (yield)
-            finally:
-                self._plugin.dir = folder
-                self._plugin.profs.pop()
 
     def pytest_accel_merge(self, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
         self._sent = rank_data.get(0, {}).get(_NAME)

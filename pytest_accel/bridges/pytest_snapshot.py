@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
 _KEY = "pytest-snapshot"
@@ -33,11 +34,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that writes snapshots. Raises `pytest.UsageError` for a release that is not known."""
-    if not hasattr(_class(), "_snapshot_path"):
-        raise pytest.UsageError(
-            "this release of pytest-snapshot cannot be used with tests that run in ranks: it has no "
-            "Snapshot._snapshot_path. Without it: -p no:snapshot"
-        )
+    require("pytest-snapshot", _class(), "_snapshot_path")
     return WrittenFiles(_KEY, config)
 
 

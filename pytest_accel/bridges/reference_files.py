@@ -6,7 +6,6 @@ Each rank generates into a folder of its own, so that no two processes write one
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -74,14 +73,6 @@ def fail_for_difference(report: pytest.TestReport, ranks: list[int], names: list
     what = ", ".join(names)
     report.outcome = "failed"
     report.longrepr = f"{ranks_text(ranks)} generated another {what} than rank 0: nothing has been written"
-
-
-def check_attributes(plugin: str, found: object, attributes: Iterable[str]) -> None:
-    """Raise `pytest.UsageError` where the object `found` of another plugin lacks one of `attributes`."""
-    missing = [name for name in attributes if not hasattr(found, name)]
-    if missing:
-        names = ", ".join(missing)
-        raise pytest.UsageError(f"{plugin}: this release cannot be used on marked tests, since it has no {names}")
 
 
 def _digest(name: str, data: bytes) -> str:
