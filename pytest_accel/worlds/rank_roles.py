@@ -23,7 +23,6 @@ RoleName = Literal["absent", "fixtures", "test", "full"]
 ROLES: Mapping[str, RoleName] = MappingProxyType(
     {
         "allure_pytest": "fixtures",  # Empties the folder of results.
-        "anyio": "full",  # Makes a test for each backend when the collection has finished.
         "buildkite_test_collector": "fixtures",  # Sends the session's tests in its end.
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_forked": "absent",  # Would fork the ranks.
@@ -34,7 +33,6 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "pytest_reportlog": "absent",  # Opens its file anew.
         "pytest_rerunfailures": "absent",  # As flaky.
         "pytest_retry": "absent",  # As flaky.
-        "pytest_run_parallel": "full",  # Repeats a test (`--iterations`) when the collection has finished.
         "pytest_split": "absent",  # Selects in the driver, and writes the durations of a session when it ends.
         "pytest_test_groups": "absent",  # Selects in the driver, and fails where it is left with no test of a file.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
@@ -91,7 +89,7 @@ HOOKS: Mapping[str, Call] = MappingProxyType(
         "pytest_collectreport": Call.NEVER,
         "pytest_collection_modifyitems": Call.ALWAYS,
         "pytest_deselected": Call.NEVER,
-        "pytest_collection_finish": Call.NEVER,
+        "pytest_collection_finish": Call.NO_LISTENER,
         # One test
         "pytest_runtest_protocol": Call.WRAPPER,
         "pytest_runtest_logstart": Call.NEVER,
