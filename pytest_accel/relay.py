@@ -26,7 +26,7 @@ class _Hooks:
     def __getattr__(self, name: str) -> Any:
         left_out = {self._manager.get_plugin("logging-plugin"), *self._conftests}
         if name in _PHASES:
-            left_out |= {one for one in self._manager.get_plugins() if package_of(one) in _OF_THE_PROCESS}
+            left_out |= {one for _, one in self._manager.list_name_plugin() if package_of(one) in _OF_THE_PROCESS}
         caller = self._manager.subset_hook_caller(name, left_out - {None})
         setattr(self, name, caller)
         return caller

@@ -192,7 +192,7 @@ def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.It
     def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
         return True if passes_over(item, nextitem) else call(item=item, nextitem=nextitem)
 
-    for plugin in config.pluginmanager.get_plugins():
+    for _, plugin in config.pluginmanager.list_name_plugin():
         if type(plugin).__name__ == "WorkerInteractor":  # Of a module that execnet has run under a name of its own.
             vars(plugin)["config"] = _Instead(config, hook=_Instead(config.hook, pytest_runtest_protocol=run))
 

@@ -53,8 +53,8 @@ def is_loaded(config: pytest.Config, plugin: str) -> bool:
 
     The first is that of an entry point, unless ``-p`` has named the module. Two plugins may have the same.
     """
-    manager = config.pluginmanager
-    return manager.has_plugin(plugin) or any(getattr(one, "__name__", None) == plugin for one in manager.get_plugins())
+    loaded = config.pluginmanager.list_name_plugin()  # Not `get_plugins`, which fails if one cannot be hashed.
+    return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in loaded)
 
 
 def refusals(config: pytest.Config) -> Iterator[str]:

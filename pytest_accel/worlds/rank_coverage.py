@@ -94,6 +94,15 @@ def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in (_SETTINGS, _SETTINGS_FILE)}
 
 
+class _PytestCov:
+    """Stands in for pytest-cov's plugin, with as much of it as its fixture `cov` and other plugins look at."""
+
+    _started = True
+
+    def __init__(self, coverage: Coverage) -> None:
+        self.cov_controller = SimpleNamespace(cov=coverage)
+
+
 class RankCoverage:
     """Measures this rank from before its conftests are read; each test's lines are saved when it ends."""
 
@@ -120,10 +129,8 @@ class RankCoverage:
         self._by_pytest_cov = bool(getattr(option, "cov_source", None))
         self._contexts = self._by_pytest_cov and option.cov_context == "test"
         if self._by_pytest_cov:
-            # As much of pytest-cov's plugin as its fixture `cov`, and other plugins, look at.
             config.pluginmanager.unblock("_cov")
-            stand_in = SimpleNamespace(_started=True, cov_controller=SimpleNamespace(cov=self.coverage))
-            config.pluginmanager.register(stand_in, "_cov")
+            config.pluginmanager.register(_PytestCov(self.coverage), "_cov")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:

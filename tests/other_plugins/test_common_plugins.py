@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 @needs("pytest_html")
 def test_reports_for_people_and_machines(suite: Suite) -> None:
+    suite.plugin("pytest_metadata.plugin")
     suite.plugin("pytest_html.plugin")
     suite.write(
         "test_report.py",
