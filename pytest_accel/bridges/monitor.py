@@ -21,17 +21,21 @@ _ROW = (
 _LARGEST = ("seconds", "user_seconds", "kernel_seconds", "memory")
 
 
-def rank_plugin(config: pytest.Config) -> object:
-    """Return what sends a rank's rows to the driver in the place of a database."""
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends a rank's rows to the driver instead of to a database; None if nothing is measured."""
     option = config.option
+    if option.mtr_none:
+        return None
     option.mtr_db_out, option.mtr_no_db, option.mtr_remote = "", False, None
     in_rank = _InRank(config.stash[RANK].spec.ranks)
     _session_class().add_test_info = lambda one, *values: in_rank.add(one, *values)
     return in_rank
 
 
-def driver_plugin(config: pytest.Config) -> object:
-    """Return what writes the rows of marked tests."""
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that writes the rows of marked tests; None if nothing is measured."""
+    if config.option.mtr_none:
+        return None
     if "module" in config.option.mtr_scope:
         raise pytest.UsageError(
             f"--restrict-scope-to={config.option.mtr_scope}: pytest-monitor cannot measure a module whose tests run in "
@@ -66,7 +70,7 @@ class _InDriver:
     def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
         sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
         if not sent or len(sent) < sent[0]["ranks"]:
-            return  # As pytest-monitor does for a test that has failed: it has on some rank.
+            return  # The test failed on some rank, and pytest-monitor has no row for a test that failed.
         rows = [one["row"] for one in sent]
         row = {**rows[0], **{name: max(one[name] for one in rows) for name in _LARGEST}}
         session = item.session.pytest_monitor  # type: ignore[attr-defined]

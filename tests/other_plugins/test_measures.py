@@ -119,6 +119,15 @@ def test_monitor_counts_a_test_that_has_passed_on_all_ranks(suite: Suite) -> Non
     )
 
 
+@needs("pytest_monitor")
+def test_monitor_that_is_switched_off_refuses_nothing(pair: Pair) -> None:
+    pair.plugin("monitor")
+    pair.write("conftest.py", _NODEID)
+    pair.write("test_x.py", _MONITORED)
+    both(pair, "--no-monitor", "--restrict-scope-to=module", "-W", "ignore")
+    assert not (pair.marked.path / ".pymon").exists()
+
+
 # pytest-memray
 
 _MEMORY = """
@@ -263,6 +272,35 @@ def test_profiles_of_marked_tests_are_rank_0s(pair: Pair, workers: tuple[str, ..
         assert calls(pair.marked) == calls(pair.plain) == {**tests, "combined.prof": 5}
         assert "Profiling (from" in plain.text
         assert "Profiling (from" in marked.text
+
+
+@needs("pytest_profiling")
+def test_profiles_of_a_session_lack_those_of_a_rank_that_has_died(suite: Suite) -> None:
+    """pytest-profiling has one file for all tests of a name, and adds up all files when the session ends."""
+    suite.plugin("profiling")
+    suite.write("work.py", _WORK)
+    for name, end in (("first", "pass"), ("second", "os._exit(1)")):
+        suite.write(
+            f"test_{name}.py",
+            f"""
+            import os
+
+            import pytest
+            from work import slow
+
+            def test_plain_{name}():
+                slow(1)
+
+            @pytest.mark.distributed(2)
+            def test_ranks():
+                slow(2)
+                {end}
+            """,
+        )
+    run = suite.run("--profile")
+    assert [run.word(f"test_{name}.py::test_ranks") for name in ("first", "second")] == ["PASSED", "FAILED"]
+    assert calls(suite) == {"test_plain_first.prof": 1, "test_plain_second.prof": 1, "combined.prof": 2}
+    assert "Profiling (from" in run.text
 
 
 @needs("pytest_line_profiler")
