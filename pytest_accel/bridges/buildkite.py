@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -20,13 +21,15 @@ _PLUGIN = "_buildkite"
 _PAYLOAD = "buildkite_test_collector.collector.payload"
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
+    """Return the plugin that sends the spans of a rank."""
     rank = _Rank(config.stash[RANK].session.clock)
     setattr(config, _PLUGIN, rank)  # The fixture adds spans to what is under the test's id in `in_flight`.
     return rank
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds the ranks' spans to the session's; None if nothing is collected."""
     collector = getattr(config, _PLUGIN, None)
     if collector is None:
         return None
@@ -36,14 +39,21 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class _Rank:
+    """Stands in for buildkite-test-collector's plugin in a rank: has the running test, to which the fixture adds spans.
+
+    The driver's clock is `clock` seconds ahead of this process's.
+    """
+
     def __init__(self, clock: float) -> None:
         self.in_flight: dict[str, Any] = {}
         self._clock = clock
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        scope, _, name = item.nodeid.rpartition("::")
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Begin the test before its setup, which a conftest may skip before any plugin's `pytest_runtest_setup`."""
+        scope, name = _scope_and_name(item)
         self.in_flight = {item.nodeid: import_module(_PAYLOAD).TestData.start(uuid4(), scope=scope, name=name)}
+        return (yield)
 
     def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
         test = self.in_flight[item.nodeid]
@@ -67,6 +77,8 @@ class _Rank:
 
 
 class _Driver:
+    """Adds the spans of ranks to the tests of `collector`, buildkite-test-collector's plugin."""
+
     def __init__(self, collector: Any) -> None:
         self._collector = collector
 
@@ -77,11 +89,19 @@ class _Driver:
         if item.nodeid in collector.in_flight:
             for span in spans:
                 collector.in_flight[item.nodeid] = collector.in_flight[item.nodeid].push_span(span)
-        elif spans:  # The plugin has concluded the test: it does so before it hears of the report of the teardown.
-            *others, last = collector.payload.data
+            return
+        # The plugin concludes a test when the report of the teardown is made, and knows none that it saw no start of.
+        *others, last = collector.payload.data or (None,)
+        if last is not None and (last.scope, last.name) == _scope_and_name(item):
             for span in spans:
                 last = last.push_span(span)
             collector.payload = replace(collector.payload, data=(*others, last))
+
+
+def _scope_and_name(item: pytest.Item) -> tuple[str, str]:
+    """Return the names by which the plugin's data have the test `item`."""
+    scope, _, name = item.nodeid.rpartition("::")
+    return scope, name
 
 
 def _span(sent: dict[str, Any]) -> Any:
@@ -97,5 +117,5 @@ def _duration(sent: dict[str, Any]) -> float:
 
 
 def _content(sent: dict[str, Any]) -> str:
-    """Return what of a span does not depend on time."""
+    """Return the parts of a span that do not depend on time."""
     return repr((sent["section"], sent["detail"]))

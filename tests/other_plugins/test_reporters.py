@@ -249,6 +249,57 @@ def test_reports_of_a_session(pair: Pair, how: tuple[str, ...]) -> None:
         assert read(pair.marked.path) == read(pair.plain.path)
 
 
+@needs("buildkite_test_collector")
+def test_spans_of_tests_that_a_conftest_skips_or_runs(pair: Pair) -> None:
+    """The hook of a conftest in a folder comes before those of plugins."""
+    pair.plugin("buildkite-test-collector")
+    pair.write(
+        "skips/conftest.py",
+        """
+        import os
+
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_setup(item):
+            if "RANK" in os.environ or not item.config.pluginmanager.has_plugin("accel"):
+                pytest.skip("not in this folder")
+        """,
+    )
+    pair.write(
+        "runs/conftest.py",
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            if item.name == "test_runs":
+                runtestprotocol(item, nextitem=nextitem)  # No plugin hears that the test starts.
+                return True
+        """,
+    )
+    for folder in ("a", "runs", "skips", "z"):
+        pair.write(
+            f"{folder}/test_{folder}.py",
+            f"""
+            from datetime import timedelta
+
+            import pytest
+            from buildkite_test_collector.collector.payload import TestSpan
+
+            @pytest.mark.distributed(2)
+            def test_{folder}(request, pytestconfig):
+                if hasattr(pytestconfig, "_buildkite") and request.node.nodeid in pytestconfig._buildkite.in_flight:
+                    spans = request.getfixturevalue("spans")
+                    spans.record(TestSpan(section="annotation", duration=timedelta(seconds=1), detail={{"content": "a"}}))
+            """,
+        )
+    for folder, names in ((".", ["test_a", "test_skips", "test_z"]), ("runs", [])):
+        pair.agree("--json=buildkite.json", "-W", "ignore", folder)
+        tests = [_buildkite(one.path) for one in (pair.plain, pair.marked)]
+        assert tests[1] == tests[0]
+        assert [name for _, name, *_ in tests[1]] == names
+
+
 _STREAMED = """
     import unittest
 
