@@ -32,12 +32,12 @@ _SHOWN = ("min", "max", "mean", "stddev", "median", "rounds")
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what measures in a rank."""
+    """Return the plugin that measures in a rank."""
     return _InRank(config, _session(config))
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what adds the ranks' statistics to the session's."""
+    """Return the plugin that adds the ranks' statistics to the session's."""
     return _InDriver(_session(config))
 
 
@@ -53,7 +53,7 @@ def _fixture_class() -> Any:
 
 
 class _InRank:
-    """Sends what the `benchmark` fixture has measured in a rank, and has all ranks run as many rounds as rank 0."""
+    """Sends the statistics of the fixture `benchmark` from a rank, and has all ranks run as many rounds as rank 0."""
 
     def __init__(self, config: pytest.Config, session: Any) -> None:
         self._context = config.stash[RANK]
@@ -65,14 +65,15 @@ class _InRank:
         if self._context.spec.ranks > 1:
             self._agreement.install()
 
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":
             has_run = report.when == "call" or not report.passed
-            if has_run and not self._session.disabled and "benchmark" in getattr(item, "fixturenames", ()):
+            # Any test may measure: one that asks for the fixture by `getfixturevalue` does not name it.
+            if has_run and not self._session.disabled:
                 self._agreement.leave("failed" if report.failed else "leave")
             return None
         measured = list(self._session.benchmarks)
-        self._session.benchmarks.clear()  # The fixtures have been given a method of this list.
+        self._session.benchmarks.clear()  # Not replaced by a new one: a fixture keeps the method `append` of this list.
         failed = self._agreement.take_failure() or any(one.has_error for one in measured)
         about = _sent(measured[-1]) if measured and measured[-1].stats else {}
         return {_NAME: {"failed": failed, **about}} if failed or about else None
@@ -161,8 +162,9 @@ class _Agreement:
         self._test = 0
         """The number of the test that has been measured last."""
         self._steps = 0
-        """Steps of that test which rank 0 has announced, or this rank has followed."""
+        """The number of steps of that test which rank 0 has announced, or this rank has followed."""
         self._failed = False
+        """Whether the measured function has raised since the last call of `take_failure`."""
 
     def install(self) -> None:
         """Take the place of the methods of the fixture that decide by time."""
@@ -184,12 +186,12 @@ class _Agreement:
             fixture._run_until_precise = run_together
 
     def leave(self, why: str) -> None:
-        """Tell the ranks that wait for rank 0 to measure that it does not: it has ``failed``, or ``leave``."""
+        """Tell the ranks that wait for rank 0 to measure that it does not: `why` is ``failed`` or ``leave``."""
         if self._context.rank == 0 and self._context.spec.ranks > 1 and self._test != self._context.tests:
             self._tell(why)
 
     def take_failure(self) -> bool:
-        """Return whether the measured function has raised, where no statistics tell it."""
+        """Return whether the measured function has raised since the last call, perhaps before there were statistics."""
         failed, self._failed = self._failed, False
         return failed
 
@@ -230,15 +232,20 @@ class _Agreement:
                 announced += block
             return runner(loops)
 
-        if self._context.rank == 0:
-            self._lead(original, fixture, in_blocks, loops, stats, most)
-            while len(stats.stats.data) < announced:
+        def measure() -> None:
+            __tracebackhide__ = True
+            original(fixture, in_blocks, loops, stats, most)
+            while len(stats.stats.data) < announced:  # The others run all rounds of the last block.
                 stats.update(runner(loops))
+
+        if self._context.rank == 0:
+            self._lead(measure)
             self._tell("end")
         else:
             self._follow(lambda loops: stats.update(runner(loops)))
 
     def _lead(self, original: Callable[..., Any], *args: Any) -> Any:
+        """Call `original` in rank 0; if it raises, tell the ranks that wait for the next step."""
         __tracebackhide__ = True
         try:
             return original(*args)

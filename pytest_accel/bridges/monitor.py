@@ -22,7 +22,7 @@ _LARGEST = ("seconds", "user_seconds", "kernel_seconds", "memory")
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends a rank's rows to the driver instead of to a database; None if nothing is measured."""
+    """Return the plugin that sends a rank's rows to the driver, not to a database; None if nothing is measured."""
     option = config.option
     if option.mtr_none:
         return None

@@ -237,3 +237,59 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
     assert found.keys() == {"test_reduce", "test_first_rank_alone", "test_fixed_rounds_on_the_last_rank"}
     rounds = {rank: one["rounds"] for rank, one in found["test_reduce"]["extra_info"]["accel_ranks"].items()}
     assert rounds == {"0": found["test_reduce"]["stats"]["rounds"], "1": found["test_reduce"]["stats"]["rounds"]}
+
+
+_ASKS = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    def reduce():
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        return ones[0].item()
+
+    @pytest.mark.distributed(2)
+    def test_asks(request):
+        assert request.getfixturevalue("benchmark")(reduce) == 2
+
+    @pytest.mark.distributed(2)
+    def test_last_rank_asks(request, rank):
+        if rank == 1:
+            request.getfixturevalue("benchmark")(sum, range(10))
+
+    class Clock:
+        seconds = 0
+
+        def __call__(self):
+            Clock.seconds += 1
+            return Clock.seconds
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.benchmark(
+        timer=Clock(), min_rounds=3, max_time=20, precision=0.5, calibration_precision=1, warmup=False
+    )
+    def test_first_rank_fails_when_the_mean_is_precise(benchmark, rank):
+        calls = []
+
+        def run():  # Once to calibrate, three times until the mean is precise, and to the end of a block of ten.
+            calls.append(1)
+            assert rank or len(calls) < 7
+        benchmark(run)
+    """
+
+
+def test_ranks_that_wait_for_rank_0_hear_that_it_does_not_measure(suite: Suite) -> None:
+    suite.plugin("benchmark")
+    suite.write("test_x.py", _ASKS)
+    run = suite.run(*_QUICK, "--benchmark-json=out.json", "-W", "ignore")
+    assert run.outcomes() == {
+        "test_asks": "PASSED",
+        "test_last_rank_asks": "FAILED",
+        "test_first_rank_fails_when_the_mean_is_precise": "FAILED",
+    }
+    assert "rank 1 runs a benchmark that rank 0 does not run" in run.failure("test_last_rank_asks")
+    failure = run.failure("test_first_rank_fails_when_the_mean_is_precise")
+    assert re.search(r"rank 0: failed at test_x.py:\d+: assert \(0 or 7 < 7\)", failure)
+    assert "rank 1: failed in consequence: waited in vain for another rank" in failure
+    assert [one["name"] for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]] == ["test_asks"]

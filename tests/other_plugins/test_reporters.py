@@ -290,7 +290,7 @@ def test_spans_of_tests_that_a_conftest_skips_or_runs(pair: Pair) -> None:
             def test_{folder}(request, pytestconfig):
                 if hasattr(pytestconfig, "_buildkite") and request.node.nodeid in pytestconfig._buildkite.in_flight:
                     spans = request.getfixturevalue("spans")
-                    spans.record(TestSpan(section="annotation", duration=timedelta(seconds=1), detail={{"content": "a"}}))
+                    spans.record(TestSpan(section="annotation", duration=timedelta(0, 1), detail={{"content": "a"}}))
             """,
         )
     for folder, names in ((".", ["test_a", "test_skips", "test_z"]), ("runs", [])):
