@@ -104,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if adopted is not None:
             config.pluginmanager.register(harness, "accel-harness")
             config.pluginmanager.register(adopted, "accel-adoption")
+        config.pluginmanager.register(RankHooks(), "accel-bridges")
         return
     session = config.stash[SESSION] = AccelSession(config, options.settings(config))
     adopted = adoption.make(config, lambda: len(session.machine.session.devices))
@@ -165,6 +166,19 @@ def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
         if "world_size" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
             return True
     return False
+
+
+class RankHooks:
+    """Registers the bridges of other plugins in a rank."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Register them when all plugins have been configured, and before these begin their session."""
+        from pytest_accel import bridges
+
+        for bridge in bridges.in_rank(session.config):
+            session.config.pluginmanager.register(bridge)
+        return (yield)
 
 
 class CollectionHooks:

@@ -22,7 +22,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "hardware": ("leases", "worlds", "items", "fixtures", "plugin"),
     "leases": ("worlds", "items", "fixtures", "plugin"),
-    "worlds": ("items", "fixtures", "plugin"),
+    "worlds": ("bridges", "items", "fixtures", "plugin"),
+    "bridges": ("items", "fixtures", "plugin"),
 }
 """Each floor, and what it must not know."""
 

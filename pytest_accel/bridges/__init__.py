@@ -1,7 +1,8 @@
 """Bridges: what other plugins learn in ranks, brought to the driver, where their session ends.
 
 There is one module for each plugin that needs it, imported in a session that has marked tests and has loaded that
-plugin. A module has one or both of
+plugin. A rank does without the bridge of a plugin to which `accel_rank_plugins` gives another role than the bridge
+expects. A module has one or both of
 
 - ``rank_plugin(config)``, called in a rank when all plugins have been configured, and
 - ``driver_plugin(config)``, called in the driver when its first marked tests have been collected. It may raise
@@ -12,7 +13,8 @@ Each returns an object to register with pytest, or None. `pytest_accel.hooks` ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +22,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.refusals import is_loaded, refusals
+from pytest_accel.stash import RANK
+from pytest_accel.worlds.rank_roles import with_default_roles
 
 BRIDGES: Mapping[str, str] = MappingProxyType(
     {
@@ -65,9 +69,11 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
 """The module of a plugin's bridge, by the name of the plugin (`refusals.is_loaded`)."""
 
 
-def in_rank(config: pytest.Config, absent: Collection[str]) -> Iterator[object]:
-    """Give the plugins that a rank needs for those that it has loaded; it has had those named `absent`."""
-    return _made("rank_plugin", config, absent)
+def in_rank(config: pytest.Config) -> Iterator[object]:
+    """Give the plugins that a rank needs: for those that it has loaded or left out, in their default roles."""
+    context = config.stash[RANK]
+    plugins = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
+    return _made("rank_plugin", config, plugins.__contains__)
 
 
 def in_driver(config: pytest.Config, *, refuse: bool) -> Iterator[object]:
@@ -78,12 +84,12 @@ def in_driver(config: pytest.Config, *, refuse: bool) -> Iterator[object]:
     refused = list(refusals(config)) if refuse else []
     if refused:
         raise pytest.UsageError("\n".join(refused))
-    return _made("driver_plugin", config)
+    return _made("driver_plugin", config, partial(is_loaded, config))
 
 
-def _made(function: str, config: pytest.Config, absent: Collection[str] = ()) -> Iterator[object]:
+def _made(function: str, config: pytest.Config, has: Callable[[str], bool]) -> Iterator[object]:
     for name, module in BRIDGES.items():
-        if name in absent or is_loaded(config, name):
+        if has(name):
             make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
             made = None if make is None else make(config)
             if made is not None:

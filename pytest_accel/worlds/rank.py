@@ -58,6 +58,8 @@ class RankContext:
         """Whether the rank has a thread that writes down the record of its collectives."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
+        self.absent: frozenset[str] = frozenset()
+        """Modules of the plugins of which only the options are known here."""
         self.vendor = make_vendor(spec.kind, spec.kind_argument)
 
     @property

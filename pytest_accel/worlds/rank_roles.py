@@ -187,6 +187,20 @@ def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[
     return frozenset(map(_module_name, absent.values()))
 
 
+def with_default_roles(
+    pluginmanager: pytest.PytestPluginManager, absent: Iterable[str], chosen: Mapping[str, RoleName]
+) -> frozenset[str]:
+    """Return the names, and those of the modules, of the plugins whose role is the same with and without `chosen`.
+
+    `absent` are the modules of the plugins that `leave_out_absent` has unregistered.
+    """
+    modules = {module: module for module in absent}
+    for name, plugin in pluginmanager.list_name_plugin():
+        if plugin is not None:
+            modules[name] = modules[getattr(plugin, "__name__", name)] = _module_name(plugin)
+    return frozenset(name for name, module in modules.items() if not _is_changed(module, chosen))
+
+
 def package_of(plugin: object) -> str:
     """Return the name of the top-level package that `plugin`, a module or an object, comes from."""
     return _module_name(plugin).partition(".")[0]
@@ -196,6 +210,13 @@ def _role(plugin: object, roles: Mapping[str, RoleName]) -> RoleName:
     package = package_of(plugin)
     given = roles.get(_module_name(plugin)) or roles.get(package)
     return given or ("test" if _is_third_party(plugin, package) else "full")
+
+
+def _is_changed(module: str, chosen: Mapping[str, RoleName]) -> bool:
+    """Return whether `chosen` gives the plugin `module` another role than it has by default."""
+    package = module.partition(".")[0]
+    given = chosen.get(module) or chosen.get(package)
+    return given not in (None, ROLES.get(package) or ("full" if package in _OWN else "test"))
 
 
 def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Mapping[str, RoleName]) -> bool:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import bridges
 from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections
@@ -108,8 +107,6 @@ class RankPlugin:
         self._hygiene = Hygiene(context)
         self._item: pytest.Item | None = None
         """The running test."""
-        self._absent: frozenset[str] = frozenset()
-        """Modules of the plugins of which only the options are known here."""
         self._lockstep: Lockstep | None = None
         """Of the running test, once it may run examples of Hypothesis."""
         self._later: RunTest | None = None
@@ -145,7 +142,7 @@ class RankPlugin:
             option.dist, option.tx = "no", []
         for name in _JUDGES_IN_THE_DRIVER:
             config.pluginmanager.set_blocked(name)
-        self._absent = rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
+        self.context.absent = rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -445,8 +442,6 @@ class RankPlugin:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Get ready before other plugins begin their session: their wrappers too."""
-        for bridge in bridges.in_rank(session.config, self._absent):
-            session.config.pluginmanager.register(bridge)
         self._config = session.config
         self._log.open()
         self._captured.open(session.config)

@@ -148,3 +148,48 @@ def test_depends_in_a_rank(pair: Pair) -> None:
     for name in ("early", "late"):
         told = run.failure(f"test_calls[{name}]")
         assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in told
+
+
+@pytest.mark.parametrize("role", ["+", "-"])
+def test_a_role_that_the_user_gives_is_the_only_one(pair: Pair, role: str) -> None:
+    """In ranks the plugin acts by its own hooks, or by none: not by the bridge as well."""
+    pair.plugin("pytest_dependency")
+    pair.marked.ini(f"accel_rank_plugins = {role}pytest_dependency")
+    pair.write(
+        "test_depends.py",
+        """
+        import pytest
+        from pytest_dependency import depends
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        @pytest.mark.dependency
+        def test_before():
+            pass
+
+
+        @pytest.mark.dependency
+        def test_fails():
+            assert 0
+
+
+        @pytest.mark.dependency(depends=["test_before"])
+        def test_on_a_mark():
+            pass
+
+
+        @pytest.mark.dependency(depends=["test_fails"])
+        def test_on_a_failure():
+            pass
+
+
+        def test_calls(request):
+            depends(request, ["test_before"])
+        """,
+    )
+    if role == "+":
+        pair.agree("-rs")
+    else:
+        _, marked = pair.agree("-rs", "-k", "not test_calls")
+        assert "test_on_a_failure depends on test_fails" in marked.text
