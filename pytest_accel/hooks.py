@@ -16,7 +16,8 @@ def pytest_accel_rank_data(item: pytest.Item, report: pytest.TestReport) -> dict
 
     Called in each rank for each phase that it reports, when `report` has been made. The values are plain data: None,
     bool, int, float, str, bytes, and lists, tuples and dicts of these. The dicts of all implementations are put
-    together. A value of another type, a key that is given twice and an exception fail the test.
+    together. Keys that begin with ``pytest_accel:`` are reserved for pytest-accel. A value of another type, a reserved
+    key, a key that is given twice and an exception fail the test.
 
     :param item: the test, as this rank has it.
     :param report: this rank's own report; ``report.when`` is the phase.
@@ -32,5 +33,6 @@ def pytest_accel_merge(item: pytest.Item, report: pytest.TestReport, rank_data: 
 
     :param item: the test, as the driver has it: its fixtures have been set up in the ranks alone.
     :param report: the merged report of all ranks.
-    :param rank_data: what each rank has sent, by rank; a rank that sent nothing, or has died, is absent.
+    :param rank_data: what each rank has sent, by rank; a rank that sent nothing, or has died, is absent. Keys that
+        begin with ``pytest_accel:`` are pytest-accel's own.
     """

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.refusals import is_loaded, refusals
 from pytest_accel.stash import RANK
 from pytest_accel.worlds.rank_roles import with_default_roles
@@ -93,4 +94,4 @@ def _made(function: str, config: pytest.Config, has: Callable[[str], bool]) -> I
             make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
             made = None if make is None else make(config)
             if made is not None:
-                yield made
+                yield with_own_keys(made)

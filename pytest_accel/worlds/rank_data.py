@@ -8,11 +8,17 @@ import pytest
 
 KEY = "accel_rank_data"
 """The name of the data in a report that a rank has serialized."""
+OWN_PREFIX = "pytest_accel:"
+"""The beginning of the keys that are this project's own: those of `pytest_accel.bridges`."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class RankDataError(Exception):
     """A plugin sends what is not plain data, or under a key that another one uses."""
+
+
+class OwnData(dict[str, Any]):
+    """Data that this project sends for another plugin: its keys, and no others, begin with `OWN_PREFIX`."""
 
 
 def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
@@ -24,6 +30,11 @@ def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         for key, value in answer.items():
             if not isinstance(key, str):
                 raise RankDataError(f"pytest_accel_rank_data returned the key {key!r}; expected a str")
+            if key.startswith(OWN_PREFIX) and not isinstance(answer, OwnData):
+                raise RankDataError(
+                    f"pytest_accel_rank_data returned the key {key!r}; "
+                    f"keys that begin with {OWN_PREFIX!r} are reserved for pytest-accel: use another one"
+                )
             if key in collected:
                 raise RankDataError(f"pytest_accel_rank_data: two implementations returned the key {key!r}")
             _check(value, f"pytest_accel_rank_data returned {key}=")

@@ -143,6 +143,8 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
         def pytest_accel_rank_data(item, report):
             if report.when == "call":
                 values = {"test_type": {"where": [pathlib.Path("a")]}, "test_raises": lambda: 0, "test_twice": 1}
+                if item.name == "test_reserved":
+                    return {"pytest_accel:junit": 1}
                 if item.name == "test_raises":
                     raise ValueError("no value")
                 return {"value": values.get(item.name, 5)}
@@ -169,6 +171,7 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
         pytestmark = pytest.mark.distributed(2, device="cpu")
 
         def test_type(): pass
+        def test_reserved(): pass
         def test_raises(): pass
         def test_merge_raises(): pass
         @pytest.mark.xfail
@@ -191,13 +194,49 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
     )
     run = suite.run()
     assert run.outcomes() == {
-        **dict.fromkeys(("test_type", "test_raises", "test_merge_raises", "test_merge_raises_xfail"), "FAILED"),
+        **dict.fromkeys(
+            ("test_type", "test_reserved", "test_raises", "test_merge_raises", "test_merge_raises_xfail"), "FAILED"
+        ),
         **dict.fromkeys(("test_merge_fails", "test_merge_fails_xfail", "test_twice"), "FAILED"),
         "test_merge_raises_xfailed": "XFAIL",
     }
     assert "returned value=... with a value of type pathlib" in run.failure("test_type")
+    reserved = "the key 'pytest_accel:junit'; keys that begin with 'pytest_accel:' are reserved for pytest-accel: use"
+    assert reserved in run.failure("test_reserved")
     assert "pytest_accel_rank_data raised ValueError: no value" in run.failure("test_raises")
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises")
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises_xfail")
     assert "the values differ" in run.failure("test_merge_fails")
     assert "two implementations returned the key 'value'" in run.failure("test_twice")
+
+
+def test_keys_of_bridges_are_apart_from_those_of_a_conftest(suite: Suite) -> None:
+    """The bridge of junit's report sends under the name ``junit``."""
+    suite.write(
+        "conftest.py",
+        """
+        def pytest_accel_rank_data(item, report):
+            return {"junit": "mine"} if report.when == "call" else None
+
+        def pytest_accel_merge(item, report, rank_data):
+            if report.when == "call":
+                with open("merged.log", "a") as file:
+                    for rank, data in rank_data.items():
+                        print(rank, sorted(data), data["junit"], file=file)
+        """,
+    )
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_records(record_testsuite_property):
+            record_testsuite_property("board", "b1")
+        """,
+    )
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1")
+    assert run.count() == {"PASSED": 1}
+    assert suite.read("merged.log") == [f"{rank} ['junit', 'pytest_accel:junit'] mine" for rank in (0, 1)]
+    properties = xml.etree.ElementTree.parse(suite.path / "junit.xml").iter("property")
+    assert [one.get("value") for one in properties if one.get("name") == "board"] == ["b1"]
