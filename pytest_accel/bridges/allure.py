@@ -28,6 +28,7 @@ Plain = dict[str, Any]
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends what allure has built in a rank; None if no results are written."""
     manager = import_module("allure_commons").plugin_manager
     manager.register(import_module("allure_pytest.helper").AllureTestHelper(config))  # Makes marks of decorators.
     if not config.option.allure_report_dir:
@@ -44,6 +45,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds this to the results of marked tests; None if no results are written."""
     listener = config.pluginmanager.get_plugin(_LISTENER)
     if listener is None:
         return None

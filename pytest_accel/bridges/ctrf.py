@@ -13,10 +13,12 @@ KEY = "ctrf"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends what the fixture of pytest-json-ctrf has noted in a rank; None if it is off."""
     return _Rank(_attribute()) if config.option.ctrf else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds this to the items of marked tests; None if pytest-json-ctrf is off."""
     return _Driver(_attribute()) if config.option.ctrf else None
 
 

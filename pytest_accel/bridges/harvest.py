@@ -12,16 +12,16 @@ from pytest_accel.worlds.rank_data import RankDataError
 
 _NAME = "pytest-harvest"
 _RESULTS = ("session_results_dct", "session_results_df", "module_results_dct", "module_results_df")
-"""Fixtures that tell of the tests that have run before, of which a rank knows nothing."""
+"""Fixtures with the results of the tests that have run before: only the driver has them."""
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what sends the values that a test has stored in a rank."""
+    """Return the plugin that sends the values that a test has stored in a rank."""
     return _InRank()
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what stores these values in the driver."""
+    """Return the plugin that stores these values in the driver."""
     _store()
     _bag_class()
     return _InDriver()
@@ -53,12 +53,12 @@ class _InRank:
 
 
 def _sent(name: str, value: Any) -> Any:
-    """Return `value`, which is stored as `name`, as plain data; and whether it is a results bag."""
+    """Return `value`, which is stored as `name`, as plain data, and whether it is a results bag."""
     return _plain(name, value), isinstance(value, _bag_class())
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return `value` with the types of Python that it stands for: numpy's numbers and tensors of one element too."""
+    """Return `value` as plain data: numbers of numpy and tensors without dimensions become Python's numbers."""
     if isinstance(value, Mapping):
         return {key: _plain(f"{name}[{key!r}]", part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -81,7 +81,7 @@ def _plain(name: str, value: Any) -> Any:
 
 class _InDriver:
     def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        """Store the values of the lowest rank that has them; so for each entry of a results bag."""
+        """Store each value, and each entry of a results bag, of the lowest rank that has it."""
         store = _store()
         for rank in sorted(rank_data, reverse=True):
             for name, (value, is_bag) in rank_data[rank].get(_NAME, {}).items():

@@ -13,10 +13,12 @@ KEY = "html"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends the extras of a rank; None if no page is written."""
     return _Rank(_stash_key()) if config.option.htmlpath else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds them to the reports of marked tests; None if no page is written."""
     if not config.option.htmlpath:
         return None
     _stash_key()

@@ -1,7 +1,7 @@
-"""Hypothesis: what it has kept of a test's examples in rank 0, for ``--hypothesis-show-statistics`` and its patches.
+"""Hypothesis: statistics and failing examples of rank 0, for ``--hypothesis-show-statistics`` and Hypothesis's patches.
 
-Hypothesis's plugin keeps it on the item when the test has run, and takes it from there when the report of the teardown
-is made. All ranks run the same examples, so rank 0 speaks for all.
+Hypothesis's plugin keeps them on the item when the test has run, and takes them from there when the report of the
+teardown is made. All ranks run the same examples, so rank 0's stand for all.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ class _Receiver:
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what sends from rank 0; the other ranks have nothing to add."""
+    """Return the plugin that sends them from rank 0; None in other ranks."""
     return _Sender() if config.stash[RANK].rank == 0 else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what puts on the driver's items what Hypothesis's plugin looks for there."""
+    """Return the plugin that puts them on the driver's items."""
     if config.getoption(_OPTION) and not _shows_statistics(config):
-        raise pytest.UsageError(f"{_OPTION}: statistics of marked tests cannot be had from this release of Hypothesis")
+        raise pytest.UsageError(
+            f"{_OPTION}: pytest-accel cannot read statistics of marked tests in this release of Hypothesis; "
+            "install another release, or leave the option out"
+        )
     return _Receiver()
 
 
 def _shows_statistics(config: pytest.Config) -> bool:
-    """Return whether Hypothesis's plugin takes the statistics from where they are expected."""
+    """Return whether Hypothesis's plugin reads the statistics from the item's attribute."""
     plugin: Any = config.pluginmanager.get_plugin("hypothesispytest")
     plugin = plugin or config.pluginmanager.get_plugin("_hypothesis_pytestplugin")
     code = getattr(getattr(plugin, "pytest_runtest_makereport", None), "__code__", None)

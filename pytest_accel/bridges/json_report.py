@@ -14,10 +14,12 @@ _EXTRA = "_json_report_extra"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends what pytest-json-report has noted in a rank; None if it is off."""
     return _Rank() if config.option.json_report else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds this to the items of marked tests; None if pytest-json-report is off."""
     return _Driver() if config.option.json_report else None
 
 

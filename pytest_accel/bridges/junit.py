@@ -14,6 +14,7 @@ KEY = "junit"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends what tests have recorded in a rank; None if it reaches no file."""
     log = junit_log(config)
     if log is None:
         return None
@@ -27,6 +28,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds this to the file; None if this process writes none."""
     log = junit_log(config)
     return None if log is None else _Driver(log)
 

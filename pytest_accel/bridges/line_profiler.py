@@ -15,12 +15,12 @@ _TEXTS = "_line_profile"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what sends the profiles of rank 0; None in the others."""
+    """Return the plugin that sends the profiles of rank 0; None in other ranks."""
     return _InRank(config) if config.stash[RANK].rank == 0 else None
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what replaces the driver's profiles of marked tests, which are empty, by those of rank 0."""
+    """Return the plugin that replaces the driver's profiles of marked tests, which are empty, by those of rank 0."""
     return _InDriver(config)
 
 

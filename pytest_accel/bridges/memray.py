@@ -27,10 +27,10 @@ _MANAGER = ("config", "results", "result_path", "result_metadata_path", "_tmp_di
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what sends a rank's recordings."""
+    """Return the plugin that sends a rank's recordings."""
     manager = _manager(config)
     context = config.stash[RANK]
-    if manager._tmp_dir is not None:  # Where a rank does not have the driver's environment.
+    if manager._tmp_dir is not None:  # Made where MEMRAY_RESULT_PATH is not set.
         manager._tmp_dir.cleanup()
     # A recording is needed here only until the test has been judged by its limits.
     folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.memray")
@@ -41,7 +41,7 @@ def rank_plugin(config: pytest.Config) -> object:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what keeps the ranks' recordings."""
+    """Return the plugin that keeps the ranks' recordings."""
     return _InDriver(_manager(config))
 
 
@@ -52,7 +52,7 @@ def _manager(config: pytest.Config) -> Any:
 
 
 class _WithoutCache:
-    """The config as pytest-memray asks for it in a rank: it is the driver that compares a peak with the last run's."""
+    """The config without its cache: the driver compares a peak with the last run's, and ranks do not."""
 
     cache = None
 
@@ -64,7 +64,7 @@ class _WithoutCache:
 
 
 def _short(name: str) -> str:
-    """Return the name that pytest-memray gives to a file instead of `name`, which may be too long."""
+    """Return `name` as pytest-memray shortens it, since it may be too long for a file."""
     truncate = getattr(import_module(_MODULE), "_truncate_filename", str)  # Old releases have none.
     return str(truncate(name))
 

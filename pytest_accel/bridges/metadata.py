@@ -13,10 +13,12 @@ KEY = "metadata"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends changes of the metadata in a rank."""
     return _Rank(config.stash[_key()])
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that applies them to the session's metadata."""
     return _Driver(config.stash[_key()])
 
 

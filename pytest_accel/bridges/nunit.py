@@ -15,12 +15,14 @@ _LOG = "_nunitxml"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends the properties and attachments of a rank."""
     recorder = _Recorder()
     setattr(config, _LOG, recorder)
     return _Rank(recorder)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that adds them to the file; None if this process writes none."""
     log = getattr(config, _LOG, None)
     if log is None:
         return None

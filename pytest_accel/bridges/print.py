@@ -14,13 +14,13 @@ _KEY = "pytest-print"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what collects the lines; None if the driver shows the rank's own output (``-s``) or nothing."""
+    """Return the plugin that collects the lines; None with ``-s``, or without a terminal."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return None if reporter is None or config.stash[RANK].session.streams else _Lines(reporter)
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what shows the lines."""
+    """Return the plugin that shows the lines."""
     from pytest_accel.report import write_line
 
     return _Show(partial(write_line, config))

@@ -13,7 +13,7 @@ def to_data(stats: pstats.Stats) -> list[Any]:
 
 
 def from_data(data: list[Any]) -> Any:
-    """Return what `pstats.Stats` takes for the profile `data`."""
+    """Return an object from which `pstats.Stats` makes the profile that `to_data` has turned into `data`."""
     return _Profile(data)
 
 
@@ -24,4 +24,4 @@ class _Profile:
         self.stats = {tuple(name): (*numbers, dict(callers)) for name, numbers, callers in data}
 
     def create_stats(self) -> None:
-        """Do nothing: `stats` is there."""
+        """Do nothing: `pstats.Stats` calls this to end a profile, and this one has ended."""

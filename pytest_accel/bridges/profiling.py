@@ -23,7 +23,7 @@ _NAME = "pytest-profiling"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what profiles tests in rank 0; None in the others, and if nothing is profiled."""
+    """Return the plugin that profiles tests in rank 0; None in other ranks, and if nothing is profiled."""
     plugin = _plugin(config)
     if plugin is None:
         return None
@@ -32,7 +32,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what replaces the driver's profiles of marked tests, in which it waits, by those of rank 0."""
+    """Return the plugin that replaces the driver's profiles of marked tests, in which it waits, by rank 0's."""
     plugin = _plugin(config)
     return _InDriver(plugin) if plugin is not None else None
 
@@ -46,6 +46,8 @@ def _plugin(config: pytest.Config) -> Any:
 
 
 class _InRank:
+    """Profiles each test, and sends the profile with the report of the teardown."""
+
     def __init__(self) -> None:
         self._profile: cProfile.Profile | None = None
 
@@ -70,10 +72,12 @@ class _InRank:
 
 
 class _InDriver:
+    """Writes rank 0's profile of a marked test over the driver's."""
+
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
         self._sent: list[Any] | None = None
-        """The profile of the running test."""
+        """Rank 0's profile of the running test."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -15,6 +15,7 @@ _MODULE = "teamcity.pytest_plugin"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that sends failed comparisons of a rank; None if no runner listens."""
     if not _is_enabled(config):
         return None
     config.option.verbose = 2  # As the plugin sets it: explanations of asserts are not truncated.
@@ -22,6 +23,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that hands them to teamcity-messages; None if no runner listens."""
     if not _is_enabled(config):
         return None
     return _Driver(take("teamcity-messages", _MODULE, "_ASSERTION_FAILURE_KEY"))

@@ -83,9 +83,9 @@ class LinesOfRanks:
         """Tests that run, or have run, in this process."""
         self._item: pytest.Item | None = None
         self._failed = False
-        """Whether a phase of it has failed: pytest-testmon selects it again in any case."""
+        """Whether a phase of `_item` has failed: pytest-testmon selects the test again in any case."""
         self._ranks: set[int] = set()
-        """Those that have sent the lines of the running test."""
+        """The ranks that have sent the lines of the running test."""
         self._batch = collector.get_batch_coverage_data
         collector.get_batch_coverage_data = self._get_batch_coverage_data
 
@@ -126,7 +126,7 @@ class LinesOfRanks:
     def _lacks_lines(self) -> bool:
         """Return whether the test would count as passed although nobody knows what it depends on.
 
-        As where a rank has died in a test that is expected to fail, or the hardware is missing.
+        This is so where a rank has died in a test that is expected to fail, or the hardware is missing.
         """
         marked = None if self._item is None else self._item.stash.get(MARKED, None)
         if marked is None or self._failed:
