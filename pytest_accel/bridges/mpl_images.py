@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.reference_files import Sender, Writer, fail_for_difference
 from pytest_accel.stash import RANK
 
@@ -77,7 +78,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
         own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / f"rank-{rank}")
     if plugin.generate_dir is not None:
         sender = Sender(rank, _KEY)
-        config.pluginmanager.register(sender)
+        config.pluginmanager.register(with_own_keys(sender))
         plugin.generate_dir = sender.folder
     return _InRank(plugin)
 
@@ -94,7 +95,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
             "--mpl-generate-summary needs --mpl-results-path where tests run in ranks, which write their images there"
         )
     if plugin.generate_dir is not None:
-        config.pluginmanager.register(Writer(plugin.generate_dir, _KEY))
+        config.pluginmanager.register(with_own_keys(Writer(plugin.generate_dir, _KEY)))
     return _InDriver(plugin)
 
 
