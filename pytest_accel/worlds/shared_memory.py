@@ -96,10 +96,14 @@ class Watch:
         return new - self._known
 
     def _is_of_session(self, pid: int) -> bool:
-        """Return whether a process comes from one of the session's fork servers, of which a world may need several."""
+        """Return whether a process comes from one of the session's fork servers, of which a world may need several.
+
+        One that is ending has no environment any more, and may be a rank: it is nobody else's.
+        """
         with contextlib.suppress(psutil.Error):
-            return psutil.Process(pid).environ().get(MARK) == os.path.dirname(self._record)
-        return False
+            environment = psutil.Process(pid).environ()
+            return not environment or environment.get(MARK) == os.path.dirname(self._record)
+        return True
 
     def _write(self, notes: set[_Note]) -> None:
         if not notes:

@@ -290,8 +290,16 @@ _SUBTESTS = """
 
 def test_subtests(pair: Pair) -> None:
     pair.write("test_sub.py", _SUBTESTS)
-    plain, marked = pair.agree("-rA")
-    assert marked.words == plain.words
+    plain, marked = pair.plain.run("-rA"), pair.marked.run("-rA")
+    assert marked.ret == plain.ret == 1
+    # A marked test is reported once, after all its phases, and its failed subtests are failures of its own: those in
+    # its teardown, those of a unittest case, and those of a test that is expected to fail.
+    expected = plain.outcomes()
+    expected["test_of_a_fixture"] = "SUBFAILED SUBFAILED FAILED"
+    expected["test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
+    assert expected["test_expected"] == "XPASS"
+    expected["test_expected"] = "XFAIL"
+    assert marked.outcomes() == expected
 
 
 @needs("pytest_subtests")
