@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,6 +33,9 @@ from pytest_accel.launch.fixture import launch
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
 from pytest_accel.stash import OUTER, RANK, RANK_PLUGIN, SESSION
+
+if TYPE_CHECKING:
+    from pytest_accel.items import MarkedItem
 
 __all__ = [
     "accel",
@@ -247,23 +250,26 @@ class CollectionHooks:
         if not config.pluginmanager.has_plugin("accel-running"):
             config.pluginmanager.register(RunningHooks(self._session), "accel-running")
             config.pluginmanager.register(Graft(), "accel-graft")
-        self._build_bridges(runs=any(one.missing is None for one in marked))
+        self._build_bridges(marked)
 
-    def _build_bridges(self, *, runs: bool) -> None:
+    def _build_bridges(self, marked: list[MarkedItem]) -> None:
         """Register what brings other plugins' data from ranks to this process, unless that has been done.
 
-        `runs` tells whether the machine can run any of the marked tests: else nothing is refused.
+        Nothing is refused for tests that the machine cannot run.
         """
-        if self._bridged:
-            return
-        self._bridged = True
         from pytest_accel import bridges
 
+        config = self._session.config
+        run = [one.item for one in marked if one.missing is None]
         try:
-            for bridge in bridges.in_driver(self._session.config, refuse=runs):
-                self._session.config.pluginmanager.register(bridge)
+            if run:
+                bridges.refuse(config)
+            if not self._bridged:
+                self._bridged = True
+                for bridge in bridges.in_driver(config):
+                    config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
-            self._session.port.usage_error(str(error))
+            self._session.refuse(str(error), run)
 
     @property
     def _imported(self) -> set[str]:

@@ -9,9 +9,9 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import getpid
 from pathlib import Path
 from types import ModuleType
@@ -158,7 +158,8 @@ class AccelSession:
         """
         from pytest_accel.hardware.registry import VendorError
 
-        finder, adopted, errors = MarkFinder(), [], []
+        finder, adopted = MarkFinder(), []
+        errors: dict[pytest.Item, str] = {}
         for item in items:
             known = item.stash.get(MARKED, None)
             if known is not None:
@@ -171,14 +172,24 @@ class AccelSession:
             try:
                 adopted.append(self._adopt(item, marks))
             except (MarkError, VendorError) as error:
-                errors.append(f"{item.nodeid}: {error}")
+                errors[item] = f"{item.nodeid}: {error}"
         if adopted and self.is_worker and self.config.option.trace:
-            errors.append("--trace has no terminal where xdist distributes the tests: run them without -n")
+            text = "--trace has no terminal where xdist distributes the tests: run them without -n"
+            errors |= {marked.item: text for marked in adopted}
         if errors:
-            self.port.usage_error("\n".join(errors))
+            self.refuse("\n".join(dict.fromkeys(errors.values())), errors)
         if adopted:
             _leave_collectors_to_ranks(items)
         return adopted
+
+    def refuse(self, text: str, items: Iterable[pytest.Item]) -> None:
+        """End the session with `text` as its usage error, for what is wrong with `items`.
+
+        In a worker of xdist that has sent the list of its tests, the controller no longer heeds it; `items` fail then.
+        """
+        for item in items:
+            item.setup = partial(_fail, text)  # type: ignore[method-assign]
+        self.port.usage_error(text)
 
     def _adopt(self, item: pytest.Item, marks: markers.Marks) -> MarkedItem:
         from pytest_accel.items import MarkedItem
@@ -337,6 +348,13 @@ def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _fail(text: str) -> None:
+    from pytest_accel import echo
+
+    __tracebackhide__ = True
+    raise echo.not_run(text)
 
 
 def _on_wanted(driver: object, world: int) -> None:

@@ -77,15 +77,15 @@ def in_rank(config: pytest.Config) -> Iterator[object]:
     return _made("rank_plugin", config, plugins.__contains__)
 
 
-def in_driver(config: pytest.Config, *, refuse: bool) -> Iterator[object]:
-    """Give the plugins that the driver needs.
-
-    Raises `pytest.UsageError` for what cannot work with marked tests; without `refuse` only for what a bridge lacks.
-    """
-    refused = list(refusals(config)) if refuse else []
-    if refused:
-        raise pytest.UsageError("\n".join(refused))
+def in_driver(config: pytest.Config) -> Iterator[object]:
+    """Give the plugins that the driver needs; raises `pytest.UsageError` for what a bridge lacks."""
     return _made("driver_plugin", config, partial(is_loaded, config))
+
+
+def refuse(config: pytest.Config) -> None:
+    """Raise `pytest.UsageError` for what cannot work with marked tests that are to run."""
+    if refused := list(refusals(config)):
+        raise pytest.UsageError("\n".join(refused))
 
 
 def _made(function: str, config: pytest.Config, has: Callable[[str], bool]) -> Iterator[object]:

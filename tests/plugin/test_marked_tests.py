@@ -291,3 +291,30 @@ def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> Non
         assert said.count(text) == 1, f"{text}\n--- is not once in ---\n{said}"
     assert "Traceback" not in said
     assert "AssertionError" not in said
+
+
+@pytest.mark.parametrize("how", [(), ("-n2",)], ids=["plain", "xdist"])
+def test_a_wrong_mark_that_comes_after_collection_never_passes(suite: Suite, how: tuple[str, ...]) -> None:
+    suite.write("conftest.py", _MARKS_LATE)
+    suite.write("test_late.py", "def test_late():\n    pass\n\n\ndef test_right():\n    pass\n")
+    run = suite.run(*how)
+    said = run.text + run.errors
+    # A worker of xdist may have sent the list of its tests when it sees the mark: then the test itself is the error.
+    if how and run.ret == pytest.ExitCode.TESTS_FAILED:
+        assert run.outcomes() == {"test_late": "ERROR", "test_right": "PASSED"}, said
+    else:
+        assert run.ret == pytest.ExitCode.USAGE_ERROR, said
+    assert "@pytest.mark.distributed(world_size=0): world_size must be an int >= 1" in said
+
+
+_MARKS_LATE = """
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    for number, item in enumerate(session.items):
+        if item.name == "test_late":
+            session.items[number] = type(item).from_parent(item.parent, name=item.name, callobj=item.obj)
+            session.items[number].add_marker(pytest.mark.distributed(0))
+"""
