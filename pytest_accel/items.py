@@ -73,7 +73,8 @@ class MarkedItem:
 
     def install(self) -> None:
         """Put this object's phases in the place of the item's, whatever its class."""
-        self._own_repr_failure = self.item.repr_failure
+        # That of the class: the attributes of a copied item are those of the original, which may be redirected.
+        self._own_repr_failure = partial(type(self.item).repr_failure, self.item)
         if type(self.item).repr_failure is not pytest.Function.repr_failure:
             # It may read attributes of its own exception, which the stand-in for a rank's does not have.
             self._own_repr_failure = partial(pytest.Item.repr_failure, self.item)
@@ -341,7 +342,7 @@ class MarkedItem:
         failed_before = report.failed
         try:
             self.item.ihook.pytest_accel_merge(item=self.item, report=report, rank_data=sent)
-        except Exception as error:
+        except rank_data.FAILURES as error:
             text = f"pytest_accel_merge raised {type(error).__name__}: {error}\n{format_exc()}"
             if failed_before:
                 report.sections.append(("pytest_accel_merge", text))
@@ -351,7 +352,7 @@ class MarkedItem:
 
     def conclude(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase, which has raised `error`, when pytest has applied xfail to it."""
-        failed_outside = not echo.has_run(error) or self._failed_in_merge
+        failed_outside = not echo.has_run(error) or isinstance(error, rank_data.RankDataError) or self._failed_in_merge
         if failed_outside and hasattr(report, "wasxfail"):
             del report.wasxfail  # The mark expects a failure of the test, not of what runs it or merges its data.
             report.outcome = "failed"

@@ -47,6 +47,8 @@ def without_ranks_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
         @property
         def ihook(self) -> Any:
             hooks = super().ihook
+            if isinstance(hooks, _Hooks):  # Of a copied item, redirected once more.
+                return hooks
             conftests = _NONE if hooks is self.config.hook else left_out_conftests(hooks)
             relays = self.config.stash.setdefault(_RELAY, {})
             if conftests not in relays:

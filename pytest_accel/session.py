@@ -278,11 +278,13 @@ class AccelSession:
             return  # All that it has is the original's.
         if self._driver is not None:
             self._driver.close()
-        if self._pool is not None:
-            self._pool.close(politely=politely)
-        if self._coverage is not None:
-            for problem in self._coverage.combine():
-                self.show(f"accel: coverage of ranks is incomplete: {problem}")
+        try:
+            if self._pool is not None:
+                self._pool.close(politely=politely)
+        finally:
+            if self._coverage is not None:
+                for problem in self._coverage.combine():
+                    self.show(f"accel: coverage of ranks is incomplete: {problem}")
 
     def show(self, line: str) -> None:
         """Write a line for the person at the terminal, in the controller; any thread may call it."""
@@ -373,7 +375,7 @@ def cpu_slots() -> int:
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
-def _looks(config: pytest.Config) -> list[str]:
+def _explanation_options(config: pytest.Config) -> list[str]:
     """Return the options by which an assertion is explained in a rank, which has no terminal, as it would be here."""
     options = []
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -390,33 +392,34 @@ def _looks(config: pytest.Config) -> list[str]:
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     from pytest_accel.shims import base_temporary_directory
     from pytest_accel.worlds.files import private_directory
-    from pytest_accel.worlds.messages import SessionSpec
+    from pytest_accel.worlds.messages import SessionSpec, with_options
     from pytest_accel.worlds.rank_roles import chosen_roles
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
     if OUTER in config.stash:
         args = without_local_rank(args)
+    options = []
     for plugin in config.invocation_params.plugins or ():
         # PyCharm's runner hands its plugin to `pytest.main` so, and its options are on the command line.
-        if isinstance(plugin, ModuleType) and plugin.__name__ != "__main__":
-            args += ["-p", plugin.__name__]
+        if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
+            options += ["-p", plugin.__spec__.name]
     uncaptured = getattr(option, "capture", None) == "no"
     distributed = getattr(option, "dist", "no") != "no"
     streams = uncaptured and not distributed  # A worker of xdist has no terminal.
     if settings.logs is not None and not streams:
-        args.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
+        options.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
     elif uncaptured and not streams:
-        args.append("--capture=fd")
+        options.append("--capture=fd")
     if hasattr(option, "no_cov"):
-        args.append("--no-cov")
+        options.append("--no-cov")
     if isinstance(seed := getattr(option, "randomly_seed", None), int):
-        args.append(f"--randomly-seed={seed}")
-    args += _looks(config)
+        options.append(f"--randomly-seed={seed}")
+    options += _explanation_options(config)
     directory = private_directory()
     basetemp = base_temporary_directory(config)
     return SessionSpec(
-        args=tuple(args),
+        args=with_options(args, options),
         invocation_dir=str(config.invocation_params.dir),
         sys_path=tuple(sys.path),
         directory=directory,

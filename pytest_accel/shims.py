@@ -187,17 +187,24 @@ def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.It
     xdist has no way to do so. An implementation of `pytest_runtest_protocol` that runs nothing would be surrounded by
     the wrappers of other plugins, which would hear of a test that has no phases.
     """
-    call = config.hook.pytest_runtest_protocol
+    own, hook = config, config.hook
 
     def run(item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        return True if passes_over(item, nextitem) else call(item=item, nextitem=nextitem)
+        return True if passes_over(item, nextitem) else hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
 
-    for _, plugin in config.pluginmanager.list_name_plugin():
-        if type(plugin).__name__ == "WorkerInteractor":  # Of a module that execnet has run under a name of its own.
-            vars(plugin)["config"] = _Instead(config, hook=_Instead(config.hook, pytest_runtest_protocol=run))
+    def serialize(config: object, report: pytest.CollectReport | pytest.TestReport) -> object:
+        return hook.pytest_report_to_serializable(config=own, report=report)
+
+    hooks = _Overridden(hook, pytest_runtest_protocol=run, pytest_report_to_serializable=serialize)
+    # Its class is of a module that execnet has run under a name of its own.
+    workers = [one for _, one in config.pluginmanager.list_name_plugin() if type(one).__name__ == "WorkerInteractor"]
+    if not workers:
+        raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
+    for worker in workers:
+        vars(worker)["config"] = _Overridden(config, hook=hooks)
 
 
-class _Instead:
+class _Overridden:
     """An object with the attributes of `original`, but for `others`."""
 
     def __init__(self, original: object, **others: object) -> None:

@@ -56,8 +56,8 @@ def _cases(tests: Iterable[Any]) -> Iterator[TestCase]:
 def _mark_of(test: TestCase) -> str | None:
     """Return the closest mark of the plugin, as a person would write it; None where there is none."""
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
-    for owner in (method, type(test), sys.modules.get(type(test).__module__)):
-        marks: Any = getattr(owner, "pytestmark", ())
+    for owner in (method, *type(test).__mro__, sys.modules.get(type(test).__module__)):
+        marks: Any = getattr(owner, "__dict__", {}).get("pytestmark", ())
         for one in marks if isinstance(marks, (list, tuple)) else (marks,):
             mark: Any = getattr(one, "mark", one)  # That of a module is a decorator.
             if getattr(mark, "name", None) in _MARKS:

@@ -7,7 +7,7 @@ dataclasses. Times are `clock.monotonic` seconds, which all processes of one mac
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,7 +27,7 @@ class SessionSpec:
     """What every rank of a session shares: the pytest session that it is part of."""
 
     args: tuple[str, ...]
-    """Command line of the controller, with what a rank needs changed appended to it."""
+    """Command line of the controller, and options for what is to be different in a rank."""
     invocation_dir: str
     sys_path: tuple[str, ...]
     directory: str
@@ -68,6 +68,12 @@ class SessionSpec:
     """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
     coverage: str | None = None
     """Settings with which ranks measure coverage (`rank_coverage`); None: they do not."""
+
+
+def with_options(args: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line with `options` behind its own, before a ``--`` that ends them."""
+    end = args.index("--") if "--" in args else len(args)
+    return (*args[:end], *options, *args[end:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from pytest_accel.worlds.files import server_log_path
 from pytest_accel.worlds.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.worlds.kill import MARK, kill_tree
 from pytest_accel.worlds.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
+from pytest_accel.worlds.rank_coverage import unmeasured
 from pytest_accel.worlds.servers import Servers
 from pytest_accel.worlds.starter import interpreter
 
@@ -89,7 +90,7 @@ class MpiJob:
         program = program_of(LAUNCHERS[launcher])
         source = f"from pytest_accel.worlds.mpi import serve; serve({self._path!r}, {os.getpid()})"
         dropped = set(of_a_rank(os.environ))
-        environment = {name: value for name, value in os.environ.items() if name not in dropped}
+        environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
                 [program, *mpi_flags(version_of(program), self.world.ranks), *interpreter(self._spec, source)],

@@ -26,7 +26,7 @@ from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.worlds import flight, group, linux, output, places, rank_coverage, rank_roles, serving
 from pytest_accel.worlds.files import stack_path
 from pytest_accel.worlds.installed import Installed
-from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec
+from pytest_accel.worlds.messages import RETIRED, SessionSpec, WorldSpec, with_options
 from pytest_accel.worlds.shape import backend_names
 from pytest_accel.worlds.shared_memory import Watch
 from pytest_accel.worlds.spares import Role
@@ -123,7 +123,8 @@ class _Joining:
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
-        self.args += ["--basetemp", os.path.join(session.basetemp, f"w{spec.world}r{rank}")]
+        basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
+        self.args[:] = with_options(self.args, ["--basetemp", basetemp])
         self.plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
         rank_roles.install(pluginmanager, dict(session.roles))
         pluginmanager.register(self.plugin)

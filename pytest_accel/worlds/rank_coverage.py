@@ -54,15 +54,19 @@ class DriverCoverage:
         from coverage.exceptions import CoverageException
 
         problems = []
-        with _silence():
-            own = self._coverage.get_data()
-        for file in Path(self._folder).glob("*"):
-            of_a_rank = CoverageData(str(file))
-            try:
-                own.update(of_a_rank)
-            except CoverageException as error:  # As where the process was killed while it wrote.
-                problems.append(str(error))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                own = self._coverage.get_data()
+            for file in Path(self._folder).glob("*"):
+                try:
+                    own.update(CoverageData(str(file)))
+                except CoverageException as error:  # As where the process was killed while it wrote.
+                    problems.append(str(error))
+        except CoverageException as error:
+            problems.append(str(error))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
         return problems
 
 
@@ -116,7 +120,8 @@ class RankCoverage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             running = coverage.process_startup()
-        assert running is not None
+        if running is None:
+            raise RuntimeError("coverage measures this process since its start, and cannot measure it as a rank's")
         self.coverage = running
         patches = running.get_option("run:patch")
         if not (isinstance(patches, list) and "subprocess" in patches):

@@ -10,11 +10,13 @@ KEY = "accel_rank_data"
 """The name of the data in a report that a rank has serialized."""
 OWN_PREFIX = "pytest_accel:"
 """The beginning of the keys that are this project's own: those of `pytest_accel.bridges`."""
+FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
+"""What an implementation of the hooks may raise: it fails the test."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class RankDataError(Exception):
-    """A plugin sends what is not plain data, or under a key that another one uses."""
+    """A plugin sends what is not plain data, or under a key that another one uses, or has raised an error."""
 
 
 class OwnData(dict[str, Any]):

@@ -323,7 +323,7 @@ class RankPlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Treat what a collector's own `setup` makes, such as a notebook's kernel, as made by a wider fixture."""
-        if type(collector).setup is pytest.Collector.setup:
+        if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
             return
         setup = collector.setup
 
@@ -417,7 +417,7 @@ class RankPlugin:
             return {}
         try:
             return rank_data.collect(self._item, report)
-        except Exception as error:
+        except rank_data.FAILURES as error:
             text = str(error)
             if not isinstance(error, rank_data.RankDataError):
                 text = f"pytest_accel_rank_data raised {type(error).__name__}: {error}\n{format_exc()}"
@@ -425,6 +425,7 @@ class RankPlugin:
                 report.sections.append(("pytest_accel_rank_data", text))
             else:
                 report.outcome, report.longrepr = "failed", text
+                self._sketch = sketch(rank_data.RankDataError(text))
             return {}
 
     def _serialise(self, report: pytest.TestReport) -> dict[str, Any]:

@@ -140,18 +140,24 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
         """
         import pathlib
 
+        import pytest
+
         def pytest_accel_rank_data(item, report):
             if report.when == "call":
                 values = {"test_type": {"where": [pathlib.Path("a")]}, "test_raises": lambda: 0, "test_twice": 1}
                 if item.name == "test_reserved":
                     return {"pytest_accel:junit": 1}
-                if item.name == "test_raises":
+                if item.name.startswith("test_raises"):
                     raise ValueError("no value")
+                if item.name == "test_skips":
+                    pytest.skip("no data")
                 return {"value": values.get(item.name, 5)}
 
         def pytest_accel_merge(item, report, rank_data):
             if item.name.startswith("test_merge_raises"):
                 raise ZeroDivisionError("cannot merge")
+            if item.name == "test_merge_skips":
+                pytest.skip("nothing to merge")
             if item.name.startswith("test_merge_fails"):
                 report.outcome, report.longrepr = "failed", "the values differ"
         """,
@@ -173,6 +179,10 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
         def test_type(): pass
         def test_reserved(): pass
         def test_raises(): pass
+        @pytest.mark.xfail
+        def test_raises_xfail(): pass
+        def test_skips(): pass
+        def test_merge_skips(): pass
         def test_merge_raises(): pass
         @pytest.mark.xfail
         def test_merge_raises_xfail(): pass
@@ -197,6 +207,7 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
         **dict.fromkeys(
             ("test_type", "test_reserved", "test_raises", "test_merge_raises", "test_merge_raises_xfail"), "FAILED"
         ),
+        **dict.fromkeys(("test_raises_xfail", "test_skips", "test_merge_skips"), "FAILED"),
         **dict.fromkeys(("test_merge_fails", "test_merge_fails_xfail", "test_twice"), "FAILED"),
         "test_merge_raises_xfailed": "XFAIL",
     }
@@ -204,6 +215,9 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
     reserved = "the key 'pytest_accel:junit'; keys that begin with 'pytest_accel:' are reserved for pytest-accel: use"
     assert reserved in run.failure("test_reserved")
     assert "pytest_accel_rank_data raised ValueError: no value" in run.failure("test_raises")
+    assert "pytest_accel_rank_data raised ValueError: no value" in run.failure("test_raises_xfail")
+    assert "pytest_accel_rank_data raised Skipped: no data" in run.failure("test_skips")
+    assert "pytest_accel_merge raised Skipped: nothing to merge" in run.failure("test_merge_skips")
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises")
     assert "pytest_accel_merge raised ZeroDivisionError: cannot merge" in run.failure("test_merge_raises_xfail")
     assert "the values differ" in run.failure("test_merge_fails")

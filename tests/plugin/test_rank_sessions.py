@@ -745,3 +745,19 @@ def test_a_rank_knows_where_its_test_stands(suite: Suite) -> None:
         """,
     )
     assert suite.run().count() == {"PASSED": 4}
+
+
+def test_the_options_of_a_rank_stand_before_what_ends_the_options(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_folder(tmp_path, request):
+            assert request.config.args == ["test_it.py"]
+            assert str(tmp_path).startswith(str(request.config.option.basetemp))
+        """,
+    )
+    assert suite.run("-s", "--", "test_it.py").count() == {"PASSED": 1}

@@ -37,6 +37,10 @@ _CASES = """
 
         def test_unmarked(self):
             pass
+
+
+    class TestInherits(TestMarked):
+        pytestmark = pytest.mark.usefixtures("rank")
     """
 
 
@@ -63,12 +67,13 @@ def test_a_marked_test_case_fails_under_unittest(suite: Suite) -> None:
     done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     said = done.stderr
-    assert "FAILED (failures=3)" in said
+    assert "FAILED (failures=4)" in said
     for mark in ("distributed(2, device='cpu')", "devices(1)", "distributed()"):
         assert f"AssertionError: is marked {mark}, which only pytest applies: run it with pytest" in said
     assert "FAIL: test_needs_no_peer (test_cases.TestMarked" in said
+    assert "FAIL: test_needs_no_peer (test_cases.TestInherits" in said
     run = suite.run()
-    assert run.count() == {"PASSED": 4}, run.text
+    assert run.count() == {"PASSED": 5}, run.text
 
 
 @pytest.mark.parametrize("how", [("discover",), ("test_cases.TestMethods.test_unmarked",)])
