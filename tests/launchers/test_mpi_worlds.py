@@ -179,6 +179,27 @@ def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> No
     eventually("the job's end", lambda: not suite.processes())
 
 
+@needs_mpi4py
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping[str, str]) -> None:
+    """Also where each new Python would measure itself, from its start."""
+    coverage = pytest.importorskip("coverage")
+    suite.write("coverage.ini", "[run]\nparallel = true\nsource = .\npatch = subprocess\n")
+    suite.write("product.py", "def work():\n    return 1\n")
+    suite.write(
+        "test_measured.py",
+        f"{_HEAD}\n\n    def test_measured(world):\n        import product\n\n        assert product.work()\n",
+    )
+    suite.start(environment={**mpi, "COVERAGE_PROCESS_START": str(suite.path / "coverage.ini")}).finish().expect(
+        {"test_measured": "PASSED"}
+    )
+    data = [coverage.CoverageData(str(file)) for file in suite.path.glob(".coverage.*")]
+    assert data
+    for one in data:
+        one.read()
+    assert any(2 in (one.lines(str(suite.path / "product.py")) or ()) for one in data)
+
+
 def test_without_mpirun_it_is_skipped(suite: Suite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
