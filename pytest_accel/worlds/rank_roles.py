@@ -27,12 +27,12 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_forked": "absent",  # Would fork the ranks.
         "pytest_html": "fixtures",  # Makes a folder beside its report.
-        "pytest_isolate": "absent",  # Likewise.
-        "pytest_nunit": "fixtures",
+        "pytest_isolate": "absent",  # Would fork the ranks.
+        "pytest_nunit": "fixtures",  # Writes its file when the session ends.
         "pytest_picked": "absent",  # Selects and orders by what git says.
         "pytest_reportlog": "absent",  # Opens its file anew.
-        "pytest_rerunfailures": "absent",  # As flaky.
-        "pytest_retry": "absent",  # As flaky.
+        "pytest_rerunfailures": "absent",  # Runs a failed test again, as flaky does.
+        "pytest_retry": "absent",  # Runs a failed test again, as flaky does.
         "pytest_split": "absent",  # Selects in the driver, and writes the durations of a session when it ends.
         "pytest_test_groups": "absent",  # Selects in the driver, and fails where it is left with no test of a file.
         "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
