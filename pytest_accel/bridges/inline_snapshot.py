@@ -1,45 +1,68 @@
-"""inline-snapshot in ranks: they compare. Changing snapshots of tests that run in ranks is refused.
+"""inline-snapshot in ranks: they compare. A session that would change snapshots is refused if it has marked tests.
 
-inline-snapshot changes the source of tests when the session ends, by the values that its own process has seen. In the
-driver those of marked tests are missing, so it would trim or leave out what only ranks use.
+inline-snapshot changes the source of tests when the session ends, by the values that its own process has seen. The
+driver's process has not seen those of marked tests, so it would trim, or leave out, what only ranks use.
 """
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require, take
 from pytest_accel.shims import base_temporary_directory
+from pytest_accel.stash import RANK
 
-_HARMLESS = {"disable", "report", "short-report"}
-"""Flags of ``--inline-snapshot`` with which no snapshot is changed."""
+_NAME = "inline-snapshot"
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"
+_TERMINAL_DEFAULT = {"create", "review"}
+"""The flags that inline-snapshot uses at a terminal if the user has set none."""
 
 
 def rank_plugin(config: pytest.Config) -> None:
     """Have inline-snapshot compare in this rank, and keep its temporary folder where this rank's folders are."""
-    state: Any = import_module("inline_snapshot._global_state").state()
-    flags: Any = import_module("inline_snapshot._flags").Flags
-    if hasattr(state, "update_flags"):
-        state.update_flags = flags()
-    if any(getattr(config.known_args_namespace, name, None) for name in ("numprocesses", "tx")):
+    state = _state()
+    state.update_flags = _no_changes()
+    if config.stash[RANK].session.distributed:
         state.active = False  # As in the workers of xdist, which do not count missing and wrong values.
-    temporary = getattr(state, "tmp_dir", None)
-    if temporary is not None:
-        temporary.cleanup()
+    if state.tmp_dir is not None:
+        state.tmp_dir.cleanup()
         state.tmp_dir = TemporaryDirectory(prefix="inline-snapshot-", dir=base_temporary_directory(config))
 
 
 def driver_plugin(config: pytest.Config) -> None:
-    """Raise `pytest.UsageError` if the user has asked for snapshots to be changed."""
-    given = getattr(config.option, "inline_snapshot", None)
-    source, text = ("--inline-snapshot", given) if given else (_VARIABLE, os.environ.get(_VARIABLE, ""))
-    if {flag.strip() for flag in text.split(",")} - _HARMLESS - {""}:
-        raise pytest.UsageError(
-            f"{source}={text} cannot be used with tests that run in ranks, where their snapshots are compared: "
-            "deselect these tests, for instance by -m 'not distributed and not devices'"
-        )
+    """Raise `pytest.UsageError` if the user has asked for snapshots to be changed.
+
+    The default at a terminal is no request of the user's. It becomes the default elsewhere, which only reports.
+    """
+    state = _state()
+    if not (state.active and set(state.update_flags)):
+        return
+    if given := config.getoption("inline_snapshot"):
+        source = f"--inline-snapshot={given}"
+    elif _VARIABLE in os.environ:
+        source = f"{_VARIABLE}={os.environ[_VARIABLE]}"
+    elif state.flags == _TERMINAL_DEFAULT:
+        state.flags, state.update_flags = {"report"}, _no_changes()
+        return
+    else:
+        source = f"the default flags of pyproject.toml, {','.join(sorted(state.flags))},"
+    raise pytest.UsageError(
+        f"{source} cannot be used with tests that run in ranks, where their snapshots are compared: deselect these "
+        "tests, for instance by -m 'not distributed and not devices', or use --inline-snapshot=report"
+    )
+
+
+def _state() -> Any:
+    """Return what inline-snapshot knows of this process, its flags among that."""
+    state = take(_NAME, "inline_snapshot._global_state", "state")()
+    require(_NAME, state, "active", "flags", "tmp_dir", "update_flags")
+    return state
+
+
+def _no_changes() -> Any:
+    """Return flags that change nothing."""
+    return take(_NAME, "inline_snapshot._flags", "Flags")()

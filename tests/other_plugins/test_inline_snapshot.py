@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.other_plugins.conftest import Pair
 
 pytestmark = needs("inline_snapshot")
@@ -59,6 +59,26 @@ def test_dies(rank):
 """
 
 
+_TERMINAL = """
+import sys
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure():
+    sys.stdout.isatty = lambda: True
+"""
+_CI = ("CI", "BUILD_ID", "BUILD_NUMBER", "BUILDKITE", "CIRCLECI", "GITHUB_ACTIONS", "JENKINS_URL", "TEAMCITY_VERSION")
+"""Variables with which inline-snapshot is inactive unless a flag is given."""
+
+
+@pytest.fixture(autouse=True)
+def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _CI:
+        monkeypatch.delenv(name, raising=False)
+
+
 def test_comparing_and_changing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes are those of unmarked tests; flags that change snapshots are refused while marked tests are selected."""
     temporary = tmp_path / "temporary"
@@ -82,3 +102,46 @@ def test_comparing_and_changing(pair: Pair, tmp_path: Path, monkeypatch: pytest.
     assert pair.marked.run("--inline-snapshot=fix", "-m", "not distributed").ret == 0
     assert (pair.marked.path / "test_inline.py").read_text() == source
     assert not list(temporary.glob("inline-snapshot-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ('default-flags = ["create", "fix"]', "create,fix"),
+        ('default-flags = ["report"]\ndefault-flags-tui = ["trim", "report"]', "report,trim"),
+    ],
+    ids=["anywhere", "at a terminal"],
+)
+def test_default_flags_of_the_project(pair: Pair, monkeypatch: pytest.MonkeyPatch, settings: str, flags: str) -> None:
+    """Flags of pyproject.toml are refused where they apply to the session and change snapshots."""
+    pair.plugin("inline_snapshot.pytest_plugin")
+    source = pair.marked.write("test_inline.py", _SUITE)
+    pair.marked.write("pyproject.toml", f"[tool.inline-snapshot]\n{settings}\n")
+    if "tui" in settings:
+        assert pair.marked.run("-k", "equal").ret == 0
+        pair.marked.write("conftest.py", _TERMINAL)
+    refused = pair.marked.run()
+    assert refused.ret == 4
+    assert f"the default flags of pyproject.toml, {flags}, cannot be used with" in refused.text + refused.errors
+    assert pair.marked.run("--inline-snapshot=report", "-k", "equal").ret == 0
+    # As without marks, nothing is changed under xdist, and where a variable takes the place of the file.
+    assert pair.marked.run("-n", "2", "-k", "equal").ret == 0
+    monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "report")
+    assert pair.marked.run("-k", "equal").ret == 0
+    monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "update")
+    refused = pair.marked.run("-k", "equal")
+    assert "INLINE_SNAPSHOT_DEFAULT_FLAGS=update cannot be used with" in refused.text + refused.errors
+    assert source.read_text() == _SUITE
+
+
+def test_at_a_terminal(pair: Pair) -> None:
+    """By default a session with marked tests runs as it does elsewhere: it compares, reports and asks nothing."""
+    pair.plugin("inline_snapshot.pytest_plugin")
+    pair.write("test_inline.py", _SUITE.replace("== snapshot(5)", "== snapshot()"))
+    pair.marked.write("conftest.py", _TERMINAL)
+    _, marked = pair.agree()
+    assert "These changes are not applied." in marked.text
+    assert "Do you want to" not in marked.text
+    for flags in ("review", "create,review"):
+        refused = pair.marked.run(f"--inline-snapshot={flags}")
+        assert f"--inline-snapshot={flags} cannot be used with" in refused.text + refused.errors
