@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import ismodule
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -35,9 +35,13 @@ _USED = {
         "register_request",
     ),
     "assertion.SnapshotAssertion": ("executions", "extension", "num_executions"),
+    "exceptions.SnapshotDoesNotExist": (),
+    "exceptions.TaintedSnapshotError": (),
     "extensions.base.AbstractSyrupyExtension": ("get_location", "get_snapshot_name", "matches"),
 }
 """What this module takes of syrupy: the attributes of its classes."""
+_Change = Literal["created", "updated", "none", "failed"]
+"""How an assertion changes a snapshot; none: the stored value is the same."""
 _RESULT = {
     "snapshot_location": "",
     "snapshot_name": "",
@@ -73,6 +77,8 @@ def _misfit() -> str | None:
     for path, names in _USED.items():
         module, _, kind = path.rpartition(".")
         found = getattr(_module(module), kind, None)
+        if found is None:
+            return kind
         missing = next((name for name in names if not hasattr(found, name)), None)
         if missing is not None:
             return f"{kind}.{missing}"
@@ -96,7 +102,6 @@ class _InRank:
         options = ("update_snapshots", "update_new_snapshots_only")
         self._updates = any(getattr(config.option, name, False) for name in options)
         self._session: Any = None
-        self._item: pytest.Item | None = None
         self._assertions: list[Any] = []
         """All `SnapshotAssertion` of the running test."""
         self._sent: list[int] = []
@@ -132,15 +137,13 @@ class _InRank:
         return data if data is not None else self._recall(extension, test_location, index)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+    def pytest_runtest_setup(self) -> None:
         if self._config._syrupy is not self._session:
             self._take_over()  # A rank that calls all of syrupy's hooks has made another one.
         self._assertions.clear()
         self._sent.clear()
         self._writes.clear()
-        if item is not self._item:
-            self._written.clear()
-        self._item = item
+        self._written.clear()
 
     def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if not self._assertions and "snapshot" not in getattr(item, "fixturenames", ()):
@@ -249,9 +252,10 @@ class _Merge:
 
     def _enter(self, location: str, name: str, by_rank: dict[int, dict[str, Any]]) -> None:
         success = self._agree(location, name, by_rank) and all(result["success"] for result in by_rank.values())
+        change: _Change = "none" if success else "failed"
         writes = [result for result in by_rank.values() if result["write"] is not None]
         if success and writes:
-            success = self._write(location, name, writes[0])
+            change = self._write(location, name, writes[0])
         first = next(iter(by_rank.values()))
         executions = self._assertion(first["extension"]).executions
         executions[len(executions)] = _module("assertion").AssertionResult(
@@ -259,9 +263,9 @@ class _Merge:
             snapshot_name=name,
             asserted_data=first["data"],
             recalled_data=None,
-            created=success and any(result["created"] for result in writes),
-            updated=success and any(result["updated"] for result in writes),
-            success=success,
+            created=change == "created",
+            updated=change == "updated",
+            success=change != "failed",
             exception=None,
             test_location=self._test_location,
         )
@@ -283,12 +287,14 @@ class _Merge:
             self._fail(f"the snapshot {name!r} differs between ranks ({place}); it is left as it was\n{text}")
         return text is None
 
-    def _write(self, location: str, name: str, result: dict[str, Any]) -> bool:
-        """Have syrupy write a value on which the ranks agree; return False, and fail the test, if it must not be."""
+    def _write(self, location: str, name: str, result: dict[str, Any]) -> _Change:
+        """Have syrupy write a value on which the ranks agree, and return how that changes the snapshot.
+
+        Ranks do not know what this session is about to write: an earlier run of the test may have had the same value.
+        """
         if not self._complete:
             who = ranks_text(list(self._words))
-            self._fail(f"the snapshot {name!r} is left as it was ({self._shown(location)}): only {who} reported")
-            return False
+            return self._left(location, name, f"only {who} reported")
         reference, index = result["write"]
         extension = self._extension(reference)()
         here = (
@@ -300,11 +306,31 @@ class _Merge:
                 f"the snapshot {name!r} of {location} cannot be written: outside of the test's ranks "
                 f"{reference[0]}.{reference[1]} calls it {here[1]!r} of {here[0]}"
             )
-            return False
+            return "failed"
+        stored, tainted = self._recall(extension, index)
+        if stored is not None and not tainted:
+            if extension.matches(serialized_data=result["data"], snapshot_data=stored):
+                return "none"
+            if not self._config.option.update_snapshots:
+                return self._left(location, name, "this session has created it with another value")
         self._session.queue_snapshot_write(
             extension=extension, test_location=self._test_location, data=result["data"], index=index
         )
-        return True
+        return "created" if stored is None else "updated"
+
+    def _recall(self, extension: Any, index: Any) -> tuple[Any, bool]:
+        """Return the value that is stored or about to be written (None: there is none), and whether it is tainted."""
+        exceptions = _module("exceptions")
+        try:
+            return self._session.recall_snapshot(extension, self._test_location, index), False
+        except exceptions.SnapshotDoesNotExist:
+            return None, False
+        except exceptions.TaintedSnapshotError as error:
+            return error.snapshot_data, True
+
+    def _left(self, location: str, name: str, reason: str) -> _Change:
+        self._fail(f"the snapshot {name!r} is left as it was ({self._shown(location)}): {reason}")
+        return "failed"
 
     def _shown(self, location: str) -> str:
         """Return a snapshot file as a person would type it."""

@@ -96,6 +96,17 @@ def test_begins_again(snapshot):
     assert again
 
 
+@both
+@pytest.mark.flaky(reruns=1)
+def test_begins_again_unchanged(snapshot, as_json):
+    begun = Path(__file__).with_name(f"begun.unchanged.{os.environ.get('RANK')}")
+    again = begun.exists()
+    begun.touch()
+    assert VALUE == snapshot
+    assert VALUE == as_json
+    assert again
+
+
 def test_unmarked(snapshot, as_json):
     assert VALUE == snapshot
     assert VALUE == as_json
@@ -167,8 +178,8 @@ def _create(pair: Pair, *args: str) -> None:
     pair.write("sub/test_other.py", _OTHER)
     created = run_both(pair, "--snapshot-update", *args)
     assert created.ret == 0
-    assert "22 snapshots generated" in summary(created)
-    assert len(snapshots(pair.marked)) == 5
+    assert "24 snapshots generated" in summary(created)
+    assert len(snapshots(pair.marked)) == 6
 
 
 def _update(pair: Pair, *args: str) -> None:
@@ -325,6 +336,65 @@ def test_ranks_that_disagree_or_are_lost(pair: Pair) -> None:
     failure = suite.run("-k", "test_all_change").failure("test_all_change")
     assert "[+ received] == [- snapshot]" in failure
     assert re.search(r"-'second of rank 0'\n\+'second of rank 1'", failure)
+
+
+_AGAIN = """
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.distributed(2), pytest.mark.flaky(reruns=1)]
+
+
+@pytest.fixture
+def first(rank, request):
+    begun = Path(__file__).with_name(f"{request.node.name}.{rank}")
+    first = not begun.exists()
+    begun.touch()
+    return first
+
+
+@pytest.fixture
+def broken_first(first, rank):
+    assert not (first and rank == 1)
+
+
+def test_setup_fails_first(broken_first, snapshot, rank):
+    if rank == 0:
+        assert "value" == snapshot
+
+
+def test_differs_first(snapshot, rank, first):
+    if first or rank == 0:
+        assert f"of rank {rank}" == snapshot
+
+
+def test_changes(snapshot, first):
+    assert f"first: {first}" == snapshot
+    assert not first
+"""
+
+
+def test_reruns(pair: Pair) -> None:
+    """A rerun's snapshots are written, whatever came of the first run, unless new ones alone may be."""
+    suite = pair.marked
+    suite.plugin("syrupy")
+    suite.plugin("rerunfailures")
+    suite.write("test_ranks.py", _AGAIN)
+    run = suite.run("--snapshot-update-new-only")
+    assert run.outcomes() == {
+        "test_setup_fails_first": "RERUN PASSED",
+        "test_differs_first": "RERUN PASSED",
+        "test_changes": "RERUN FAILED",
+    }
+    assert "(__snapshots__/test_ranks.ambr): this session has created it with another value" in run.failure(
+        "test_changes"
+    )
+    assert _lines(suite) == {
+        "test_setup_fails_first": "  'value'\n",
+        "test_differs_first": "  'of rank 0'\n",
+        "test_changes": "  'first: True'\n",
+    }
 
 
 _EXTENSION = """
