@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.accounts import ranks_text
-from pytest_accel.bridges.rank_values import difference, fail
+from pytest_accel.bridges.by_rank import difference, fail
 from pytest_accel.shims import base_temporary_directory
 from pytest_accel.stash import RANK
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_accel.accounts import ranks_text
-from pytest_accel.bridges.rank_values import difference, fail
+from pytest_accel.bridges.by_rank import difference, fail
 from pytest_accel.stash import MARKED, RANK
 
 _KEY = "syrupy"
