@@ -115,9 +115,8 @@ class _InRank(RankFiles):
             if not path.is_file() or path.read_bytes() != data:
                 self.write(path, data)
 
-    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
         data = super().pytest_accel_rank_data()
-        assert data is not None  # Tests call functions of ApprovalTests, and use no fixture.
         data[_KEY]["logged"], self._logged = self._logged, {name: [] for name in _LOGS}
         return data
 
@@ -137,11 +136,11 @@ class _InDriver(WrittenFiles):
         self._lines[name][line] = None
         self._log[name](*line)
 
-    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
+    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
         for name in _LOGS:
-            for line in dict.fromkeys(tuple(line) for one in said.values() for line in one["logged"][name]):
+            for line in dict.fromkeys(tuple(line) for one in sent.values() for line in one["logged"][name]):
                 self._note(name, *line)
-        return super()._merge(report, said)
+        return super()._merge(report, sent, complete=complete)
 
     def pytest_sessionfinish(self) -> None:
         """Note again what is lost: a process that imports ApprovalTests empties the logs, the fork server too."""

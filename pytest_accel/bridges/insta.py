@@ -47,15 +47,12 @@ class _InRank(RankFiles):
     """Collects the snapshots that a test of a rank would change."""
 
     def __init__(self, config: pytest.Config) -> None:
-        super().__init__(_KEY, config, "snapshot")
+        super().__init__(_KEY, config)
+        self._listed: dict[str, list[str]] = {name: [] for name in _CHANGES}
+        """The files that pytest-insta would list as changed, and that have not been sent."""
         _module().remove_path = self._remove
         context = _module().SnapshotContext
         context.flush = self._collecting(context.flush)
-
-    @property
-    def _session(self) -> Any:
-        """That of pytest-insta, made when pytest's session starts."""
-        return vars(self._config)["_snapshot_session"]
 
     def _remove(self, path: Path) -> None:
         self.delete(path)
@@ -69,6 +66,10 @@ class _InRank(RankFiles):
                 for path, (form, value) in context.differing.items()
             }
             flush(context, session)
+            for name, listed in self._listed.items():
+                paths = getattr(session, name)
+                listed += [str(path) for path in sorted(paths)]
+                paths.clear()
 
         return collect
 
@@ -79,14 +80,9 @@ class _InRank(RankFiles):
 
         return dump
 
-    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
         data = super().pytest_accel_rank_data()
-        if data is None:
-            return None
-        for name in _CHANGES:
-            paths = getattr(self._session, name)
-            data[_KEY][name] = [str(path) for path in sorted(paths)]
-            paths.clear()
+        data[_KEY]["listed"], self._listed = self._listed, {name: [] for name in _CHANGES}
         return data
 
 
@@ -97,15 +93,15 @@ class _InDriver(WrittenFiles):
         super().__init__(_KEY, config)
         self._session: Any = vars(config)["_snapshot_session"]
 
-    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
-        deleted = [{name for name, data in one["files"].items() if data is None} for one in said.values()]
+    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
+        deleted = [{name for name, data in one["files"].items() if data is None} for one in sent.values()]
         everywhere = set.intersection(*deleted)
-        for one in said.values():  # What a rank does not use, others may.
+        for one in sent.values():  # A rank deletes what it does not use; another may use it.
             one["files"] = {name: data for name, data in one["files"].items() if data is not None or name in everywhere}
-        done = super()._merge(report, said)
-        for one in said.values():
-            told = {name for name in one["files"] if name in done}
+        done = super()._merge(report, sent, complete=complete)
+        for one in sent.values():
+            changed = {name for name in one["files"] if name in done}
             for change in _CHANGES:
                 listed = getattr(self._session, change)
-                listed.update(Path(name) for name in one[change] if os.path.abspath(name) in told)
+                listed.update(Path(name) for name in one["listed"][change] if os.path.abspath(name) in changed)
         return done

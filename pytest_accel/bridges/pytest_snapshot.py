@@ -21,7 +21,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     original: Callable[[Any, Any], Path] | None = getattr(snapshot, "_snapshot_path", None)
     if original is None:
         return None
-    files = RankFiles(_KEY, config, "snapshot")
+    files = RankFiles(_KEY, config)
     path_class = _path_class(files)
 
     def _snapshot_path(self: Any, snapshot_name: Any) -> Any:

@@ -15,28 +15,23 @@ from typing import Any
 import pytest
 
 from pytest_accel.accounts import ranks_text
-from pytest_accel.bridges.by_rank import difference, fail
+from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
 from pytest_accel.shims import base_temporary_directory
-from pytest_accel.stash import RANK
 
 
 class RankFiles:
     """What the running test would do to files of the suite in this rank. A plugin of the rank's session."""
 
-    def __init__(self, key: str, config: pytest.Config, fixtures: str | None = None) -> None:
-        """`key` names the data in what ranks send.
-
-        `fixtures` is how the names of those fixtures end that change files; None: a test needs no fixture for it.
-        """
+    def __init__(self, key: str, config: pytest.Config) -> None:
+        """`key` names the data in what ranks send."""
         self._key = key
         self._config = config
-        self._fixtures = fixtures
-        self._concerned = True
-        """Whether the running test may change files."""
-        self._ranks = config.stash[RANK].spec.ranks
         self._written: dict[str, bytes | None] = {}
+        """The changes of the running test by absolute path; None: the file is deleted."""
         self._unsent: dict[str, bytes | None] = {}
+        """Those of this phase."""
         self._kept: set[str] = set()
+        """Absolute paths of files that this phase has found to be as they should be."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Have the driver write `data` to the file `path`."""
@@ -80,21 +75,17 @@ class RankFiles:
         self._written[name] = self._unsent[name] = data
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        names = getattr(item, "fixturenames", ())
-        self._concerned = self._fixtures is None or any(name.endswith(self._fixtures) for name in names)
+    def pytest_runtest_setup(self) -> None:
         self._written.clear()  # A test that begins again finds what the driver has written.
         self._unsent.clear()
         self._kept.clear()
 
-    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
-        if not (self._concerned or self._unsent):
-            return None
-        # Sent also where there is nothing to say: nothing is written where a rank's word is missing.
-        said = {"ranks": self._ranks, "files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
+    def pytest_accel_rank_data(self) -> dict[str, Any]:
+        """Return the changes of this phase, also if there are none: the driver writes when all ranks have reported."""
+        sent = {"files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
         self._unsent.clear()
         self._kept.clear()
-        return {self._key: said}
+        return {self._key: sent}
 
 
 class WrittenFiles:
@@ -105,23 +96,28 @@ class WrittenFiles:
         self._key = key
         self._here = str(config.invocation_params.dir)
 
-    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
-        said = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
-        if said:
-            self._merge(report, said)
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
+        sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
+        if sent:
+            self._merge(report, sent, complete=len(sent) == number_of_ranks(item))
 
-    def _merge(self, report: pytest.TestReport, said: dict[int, dict[str, Any]]) -> list[str]:
-        """Do what the ranks have `said` with a phase, where they agree; return the names of the changed files."""
+    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
+        """Make the changes of a phase on which ranks agree; return the names of the changed files.
+
+        `sent` has what each rank has sent; `complete` tells whether that is all ranks of the test.
+        """
         done = []
-        for name in sorted({name for one in said.values() for name in one["files"]}):
-            values = {rank: one["files"][name] for rank, one in said.items() if name in one["files"]}
-            values |= {rank: _content(name) for rank, one in said.items() if name in one["kept"]}
+        for name in sorted({name for one in sent.values() for name in one["files"]}):
+            values = {rank: one["files"][name] for rank, one in sent.items() if name in one["files"]}
+            values |= {rank: _content(name) for rank, one in sent.items() if name in one["kept"]}
             shown = os.path.relpath(name, self._here) if Path(name).is_relative_to(self._here) else name
             text = difference(values)
             if text is not None:
                 fail(report, self._key, f"{shown} differs between ranks; it is left as it was\n{text}")
-            elif len(said) < next(iter(said.values()))["ranks"]:
-                fail(report, self._key, f"{shown} is left as it was: only {ranks_text(list(said))} reported")
+            elif not complete:
+                fail(report, self._key, f"{shown} is left as it was: only {ranks_text(list(sent))} reported")
             else:
                 _put(name, next(iter(values.values())))
                 done.append(name)

@@ -25,7 +25,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     original = _original()
     if not _fits(original):
         return None
-    files = RankFiles(_KEY, config, "_regression")
+    files = RankFiles(_KEY, config)
     check = _collecting(original, files)
     for module in list(sys.modules.values()):  # Each has imported the function by its name.
         if getattr(module, "__dict__", {}).get(_CHECK) is original:

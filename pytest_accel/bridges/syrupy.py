@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
 from inspect import ismodule
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any, Literal
 import pytest
 
 from pytest_accel.accounts import ranks_text
-from pytest_accel.bridges.by_rank import difference, fail
-from pytest_accel.stash import MARKED, RANK
+from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
+from pytest_accel.stash import MARKED
 
 _KEY = "syrupy"
 _USED = {
@@ -98,7 +99,6 @@ class _InRank:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config: Any = config
-        self._ranks = config.stash[RANK].spec.ranks
         options = ("update_snapshots", "update_new_snapshots_only")
         self._updates = any(getattr(config.option, name, False) for name in options)
         self._session: Any = None
@@ -145,14 +145,12 @@ class _InRank:
         self._writes.clear()
         self._written.clear()
 
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-        if not self._assertions and "snapshot" not in getattr(item, "fixturenames", ()):
-            return None
+    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
+        """Return what this phase has asserted, also if that is nothing: a rank that is silent may use any snapshot."""
         results = list(self._new_results())
         requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
         self._sent[:] = [each.num_executions for each in self._assertions]
-        # Sent also where there is nothing to say: a rank whose word is missing may have used any snapshot.
-        return {_KEY: {"ranks": self._ranks, "failed": report.failed, "extensions": requested, "results": results}}
+        return {_KEY: {"failed": report.failed, "extensions": requested, "results": results}}
 
     def _new_results(self) -> Iterator[dict[str, Any]]:
         for number, assertion in enumerate(self._assertions):
@@ -211,7 +209,7 @@ class _InDriver:
         words = {rank: data[_KEY] for rank, data in rank_data.items() if _KEY in data}
         if not words:
             return
-        complete = len(words) == next(iter(words.values()))["ranks"]
+        complete = len(words) == number_of_ranks(item)
         if complete and (report.when == "call" or all(word["failed"] for word in words.values())):
             self._untold.discard(item.nodeid)
         _Merge(self._config, item, report, words, complete).run()
@@ -230,11 +228,15 @@ class _Merge:
     ) -> None:
         self._config = config
         self._session = config._syrupy
-        self._test_location = _module("location").PyTestLocation(item)
+        self._item = item
         self._report = report
         self._words = words
         self._complete = complete
         self._assertions: dict[type, Any] = {}
+
+    @cached_property
+    def _test_location(self) -> Any:
+        return _module("location").PyTestLocation(self._item)  # Not all items have one: only tests with snapshots need.
 
     def run(self) -> None:
         for word in self._words.values():

@@ -36,6 +36,7 @@ def run_both(pair: Pair, *args: str) -> Run:
 
 
 _REGRESSIONS = """
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,12 @@ def test_datadir(datadir, lazy_shared_datadir):
     assert (lazy_shared_datadir / "shared.txt").read_text() == "shared"
 
 
+@both
+def test_one_rank_requests_it(request):
+    if os.environ.get("RANK", "0") == "0":
+        request.getfixturevalue("data_regression").check([VALUE])
+
+
 def test_unmarked(data_regression):
     data_regression.check([VALUE])
 """
@@ -88,7 +95,7 @@ def test_regressions(pair: Pair) -> None:
     assert created.word("test_datadir") == "PASSED"
     assert created.word("test_data[1]") == "FAILED"
     assert "File not found in data directory, created:" in created.failure("test_data[1]")
-    assert len(files(pair.marked)) == 8
+    assert len(files(pair.marked)) == 9
 
     pair.write("value", "second")
     regenerated = run_both(pair, "--force-regen", "-n", "2").failure("TestFiles.test_text")
@@ -153,6 +160,7 @@ def test_regressions_of_ranks_that_disagree(pair: Pair) -> None:
 
 
 _SNAPSHOT = """
+import os
 from pathlib import Path
 
 import pytest
@@ -180,6 +188,12 @@ def test_folder(snapshot):
     snapshot.assert_match_dir({VALUE + ".txt": "1", "deep": {"same.txt": "2"}}, "folder")
 
 
+@both
+def test_one_rank_requests_it(request):
+    if os.environ.get("RANK", "0") == "0":
+        request.getfixturevalue("snapshot").assert_match(VALUE, "value.txt")
+
+
 def test_unmarked(snapshot):
     snapshot.assert_match(VALUE, "value.txt")
 """
@@ -201,7 +215,7 @@ def test_pytest_snapshot(pair: Pair) -> None:
     pair.write("test_files.py", _SNAPSHOT)
     created = run_both(pair, "--snapshot-update", "-n", "2")
     assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
-    assert len(files(pair.marked)) == 8
+    assert len(files(pair.marked)) == 9
 
     pair.write("value", "second")
     compared = run_both(pair)
@@ -248,6 +262,12 @@ def test_one_rank_uses_it(snapshot):
         assert snapshot("one.txt") == VALUE
 
 
+@both
+def test_one_rank_requests_it(request):
+    if os.environ.get("RANK", "0") == "0":
+        assert request.getfixturevalue("snapshot")("requested.txt") == VALUE
+
+
 def test_unmarked(snapshot):
     assert snapshot() == VALUE
 """
@@ -269,7 +289,7 @@ def test_insta(pair: Pair) -> None:
     pair.write("test_files.py", _INSTA)
     created = run_both(pair, "--insta=update-new")
     assert created.ret == 0
-    assert len(re.findall("^CREATE snapshots/", created.text, re.MULTILINE)) == 6
+    assert len(re.findall("^CREATE snapshots/", created.text, re.MULTILINE)) == 7
     assert {name for name in files(pair.marked) if name.startswith("snapshots")} == set(
         re.findall("^CREATE (snapshots/.*)$", created.text, re.MULTILINE)
     )
@@ -278,6 +298,7 @@ def test_insta(pair: Pair) -> None:
     updated = run_both(pair, "--insta=update")
     assert updated.ret == 0
     assert re.findall("^(UPDATE|DELETE) (.*)$", updated.text, re.MULTILINE) == [
+        ("UPDATE", "snapshots/files__one_rank_requests_it__requested.txt"),
         ("UPDATE", "snapshots/files__one_rank_uses_it__one.txt"),
         ("UPDATE", "snapshots/files__text__0.txt"),
         ("UPDATE", "snapshots/files__text__raw.bin"),
