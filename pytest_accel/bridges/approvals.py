@@ -98,22 +98,23 @@ class _InRank(RankFiles):
             finally:
                 self._logged["approved"].append([str(approved)])
                 self._take(approved, staged)
-                if verified:
-                    self.keep(approved)
-                else:
+                self._take(received, staged_received)
+                if not verified:
                     self._logged["failed"].append([str(received), str(approved)])
-                    self._take(received, staged_received)
         print(output.getvalue().replace(name, str(approved.parent)), end="")
         if verified:
             return None
         return f"Approval Mismatch, received != approved\n\tApproved: {approved}\n\tReceived: {received} "
 
     def _take(self, path: Path, staged: Path) -> None:
-        """Have the file `path` written if a reporter, or the writer, has changed its copy `staged`."""
-        if staged.is_file():
-            data = staged.read_bytes()
-            if not path.is_file() or path.read_bytes() != data:
-                self.write(path, data)
+        """Have the file `path` become what its copy `staged` now is: written, deleted or left."""
+        old, new = (file.read_bytes() if file.is_file() else None for file in (path, staged))
+        if new == old:
+            self.keep(path)
+        elif new is not None:
+            self.write(path, new)
+        else:
+            self.delete(path)
 
     def pytest_accel_rank_data(self) -> dict[str, Any]:
         data = super().pytest_accel_rank_data()

@@ -22,7 +22,7 @@ def files(suite: Suite) -> dict[str, bytes]:
     return {
         str(name): path.read_bytes()
         for name, path in found.items()
-        if len(name.parts) > 1 and not name.parts[0].startswith(_NOT_EXPECTED)
+        if len(name.parts) > 1 and not any(part.startswith(_NOT_EXPECTED) for part in name.parts)
     }
 
 
@@ -381,9 +381,11 @@ def test_approvals(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     for suite in (pair.plain, pair.marked):
         for path in suite.path.rglob("*.received.*"):
             path.replace(path.with_name(path.name.replace(".received.", ".approved.")))
+    pair.write("tests/test_files.test_text.received.txt", "of an earlier run")
     assert run_both(pair, "-n", "2").outcomes() == dict.fromkeys(received.outcomes(), "PASSED") | {
         "test_twice": "FAILED"
     }
+    assert not list(pair.marked.path.rglob("*.received.*"))
     pair.marked.write("tests/test_by_rank.py", _APPROVALS_BY_RANK)
     before = files(pair.marked)
     failure = pair.marked.run("tests/test_by_rank.py").failure("test_differs")
