@@ -1,4 +1,4 @@
-"""ApprovalTests in ranks: each verifies in a folder of its own; what that changes beside the tests is written once."""
+"""ApprovalTests in ranks: each rank verifies copies of the files; the driver changes the originals once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOGS = {
     "approved": ("approved_file_log", "ApprovedFilesLog", "get_approved_files_log"),
     "failed": ("failed_comparison_log", "FailedComparisonLog", "get_failed_comparison_log"),
 }
-"""Files in which ApprovalTests notes what it has compared: scripts approve by them, or delete what is not there."""
+"""The logs of what ApprovalTests has compared. Scripts approve what is in one, or delete files that are not in one."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -62,7 +62,7 @@ def _fits() -> bool:
 
 
 class _InRank(RankFiles):
-    """Verifies the running test's files, and collects what is to be written."""
+    """Verifies copies of the running test's files, and collects the changes."""
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(_KEY, config)
@@ -70,10 +70,10 @@ class _InRank(RankFiles):
         approver = _approver()
         approver.verify = staticmethod(self._verify)
         for name in _LOGS:
-            _log(name).log = staticmethod(_nothing)  # It is told the names of copies.
+            _log(name).log = staticmethod(_nothing)  # It would get the names of copies.
         factory: Any = import_module("approvaltests.reporters.default_reporter_factory")
         if getattr(factory.DEFAULT_REPORTER, "instance", None) is None:
-            # The default opens a program to compare files, if there is one: as many as there are ranks.
+            # The default reporter opens a program to compare files, if one is installed: here, one for each rank.
             native: Any = import_module("approvaltests.reporters.python_native_reporter")
             factory.set_default_reporter(native.PythonNativeReporter())
 
@@ -129,7 +129,7 @@ class _InDriver(WrittenFiles):
         super().__init__(key, config)
         self._log = {name: _log(name).log for name in _LOGS}
         self._lines: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in _LOGS}
-        """All that has been noted in this session, in order."""
+        """The lines that this session has logged, in order, without repetition."""
         for name in _LOGS:
             _log(name).log = staticmethod(partial(self._note, name))
 
@@ -144,7 +144,7 @@ class _InDriver(WrittenFiles):
         return super()._merge(report, sent, complete=complete)
 
     def pytest_sessionfinish(self) -> None:
-        """Note again what is lost: a process that imports ApprovalTests empties the logs, the fork server too."""
+        """Log lost lines again: any process that imports ApprovalTests, such as the fork server, empties the logs."""
         for name, (_, _, path) in _LOGS.items():
             noted = set(getattr(_log(name), path)().read_text().splitlines())
             for line in self._lines[name]:

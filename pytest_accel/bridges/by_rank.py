@@ -15,7 +15,7 @@ from pytest_accel.stash import MARKED
 Entry = TypeVar("Entry")
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _MOST_LINES = 200
-"""The lines that are shown of one difference: the rest of a large snapshot tells nothing new."""
+"""Lines of one difference in a report: more would bury the other failures."""
 
 
 def plain(value: object) -> object:
@@ -85,9 +85,9 @@ def _equal(left: object, right: object) -> bool:
 
 
 def difference(values: Mapping[int, Any], same: Callable[[Any, Any], bool] = _equal) -> str | None:
-    """Return a text that shows how the `values`, by rank, differ; None: they are the `same`.
+    """Return a text that shows how the `values`, by rank, differ, or None if `same` holds for all of them.
 
-    A value is str, bytes or None, which stands for no value (no file).
+    A value is str, bytes, or None if the rank has no value (no file).
     """
     groups: list[list[int]] = []
     for rank in sorted(values):
@@ -103,7 +103,7 @@ def difference(values: Mapping[int, Any], same: Callable[[Any, Any], bool] = _eq
 
 
 def fail(report: pytest.TestReport, title: str, text: str) -> None:
-    """Fail `report` with `text`; one that has failed already gets a section with this `title`."""
+    """Fail `report` with `text`. If it has failed already, add a section called `title` instead."""
     if report.failed:
         report.sections.append((title, text))
     else:

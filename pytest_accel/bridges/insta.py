@@ -1,4 +1,4 @@
-"""pytest-insta in ranks: each compares with the stored files; the driver writes, records and deletes them, once."""
+"""pytest-insta in ranks: each rank compares with the stored files; the driver writes, records and deletes them once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _InRank(RankFiles):
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(_KEY, config)
         self._listed: dict[str, list[str]] = {name: [] for name in _CHANGES}
-        """The files that pytest-insta would list as changed, and that have not been sent."""
+        """The files that this phase would change, by the attribute of pytest-insta's session that lists them."""
         _module().remove_path = self._remove
         context = _module().SnapshotContext
         context.flush = self._collecting(context.flush)
@@ -58,6 +58,8 @@ class _InRank(RankFiles):
         self.delete(path)
 
     def _collecting(self, flush: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """Return `SnapshotContext.flush` for a rank: it collects what the original would write."""
+
         def collect(context: Any, session: Any) -> None:
             for path in context.matching:
                 self.keep(path)
@@ -74,6 +76,8 @@ class _InRank(RankFiles):
         return collect
 
     def _dumping(self, form: Any) -> Callable[[Path, Any], None]:
+        """Return the method `dump` of the format `form` for a rank."""
+
         def dump(path: Path, value: Any) -> None:
             with self.staged(path.parent) as stage:
                 form.dump(stage / path.name, value)
@@ -87,7 +91,7 @@ class _InRank(RankFiles):
 
 
 class _InDriver(WrittenFiles):
-    """Changes snapshots as all ranks of a test would, and has pytest-insta list them."""
+    """Makes the changes on which the ranks of a test agree, and has pytest-insta list them."""
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(_KEY, config)

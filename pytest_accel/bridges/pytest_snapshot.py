@@ -1,4 +1,4 @@
-"""pytest-snapshot in ranks: each compares with the stored files; new ones are written once, by the driver."""
+"""pytest-snapshot in ranks: each rank compares with the stored files; new ones are written once, by the driver."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _class() -> Any:
 
 
 def _path_class(files: RankFiles) -> Any:
-    """Return a class of paths that give to `files` what is written, and show it as written."""
+    """Return a class of paths that hand changes to `files`, and read as if these had been made."""
     base: Any = type(Path())
 
     def is_file(path: Any) -> bool:
@@ -55,12 +55,12 @@ def _path_class(files: RankFiles) -> Any:
     def read_bytes(path: Any) -> bytes | None:
         if files.is_changed(path):
             return files.changed(path)
-        files.keep(path)  # Until it is written, which the caller does where it differs.
+        files.keep(path)  # If the content differs, the caller writes the file next, which counts.
         data: bytes = base.read_bytes(path)
         return data
 
     def mkdir(path: Any, *args: Any, **options: Any) -> None:
-        """Leave it to the driver."""
+        """Do nothing: the driver makes the folders of the files that it writes."""
 
     members = {
         "exists": exists,

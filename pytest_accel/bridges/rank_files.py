@@ -1,6 +1,6 @@
-"""Files of the suite that a plugin would write in each rank, and that the driver writes once: if all ranks agree.
+"""Files of the suite that a plugin would write in each rank. The driver writes them once, if all ranks agree.
 
-A bridge has the plugin give its changes to a `RankFiles`, in a rank, and registers a `WrittenFiles` in the driver.
+In a rank, a bridge has the plugin hand its changes to a `RankFiles`. In the driver it registers a `WrittenFiles`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_accel.shims import base_temporary_directory
 
 
 class RankFiles:
-    """What the running test would do to files of the suite in this rank. A plugin of the rank's session."""
+    """The changes to files of the suite that the running test would make. A plugin of the rank's session."""
 
     def __init__(self, key: str, config: pytest.Config) -> None:
         """`key` names the data in what ranks send."""
@@ -55,7 +55,7 @@ class RankFiles:
 
     @contextmanager
     def staged(self, folder: Path) -> Iterator[Path]:
-        """Give an empty folder; what is in it in the end is written to `folder` by the driver."""
+        """Give an empty folder. Have the driver write to `folder` the files that are in it at the end."""
         with TemporaryDirectory(dir=self.temporary) as name:
             stage = Path(name)
             yield stage
@@ -65,9 +65,9 @@ class RankFiles:
 
     @property
     def temporary(self) -> Path:
-        """The folder in which this rank may write what it likes."""
+        """The temporary folder of this rank."""
         temporary = base_temporary_directory(self._config)
-        assert temporary is not None  # Ranks are given one by name.
+        assert temporary is not None  # Ranks are started with --basetemp.
         return temporary
 
     def _change(self, path: Path, data: bytes | None) -> None:
@@ -76,7 +76,7 @@ class RankFiles:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self._written.clear()  # A test that begins again finds what the driver has written.
+        self._written.clear()  # In a rerun the files are as the driver has left them.
         self._unsent.clear()
         self._kept.clear()
 
@@ -89,7 +89,7 @@ class RankFiles:
 
 
 class WrittenFiles:
-    """Does to files of the suite what all ranks of a test would do. A plugin of the driver's session."""
+    """Makes the changes to files of the suite on which the ranks of a test agree. A plugin of the driver's session."""
 
     def __init__(self, key: str, config: pytest.Config) -> None:
         """`key` names the data in what ranks send."""

@@ -1,4 +1,4 @@
-"""pytest-regressions in ranks: each compares with the expected files; new ones are written once, by the driver."""
+"""pytest-regressions in ranks: each rank compares with the expected files; new ones are written once, by the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 _KEY = "regressions"
 _CHECK = "perform_regression_check"
 _PARAMETERS = ("datadir", "original_datadir", "check_fn", "dump_fn", "fullpath")
-"""What this module takes of the parameters of pytest-regressions' function `perform_regression_check`."""
+"""The parameters of `perform_regression_check` that this module uses."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -27,7 +27,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
         return None
     files = RankFiles(_KEY, config)
     check = _collecting(original, files)
-    for module in list(sys.modules.values()):  # Each has imported the function by its name.
+    for module in list(sys.modules.values()):  # The modules of fixtures have imported the function by name.
         if getattr(module, "__dict__", {}).get(_CHECK) is original:
             setattr(module, _CHECK, check)
     return files
@@ -52,7 +52,7 @@ def _fits(function: Any) -> bool:
 
 
 def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[..., None]:
-    """Return `original` for a rank: it gives to `files` what it would write beside the tests."""
+    """Return `original` for a rank: it hands to `files` what it would write beside the tests."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -40,7 +40,7 @@ _USED = {
     "exceptions.TaintedSnapshotError": (),
     "extensions.base.AbstractSyrupyExtension": ("get_location", "get_snapshot_name", "matches"),
 }
-"""What this module takes of syrupy: the attributes of its classes."""
+"""The classes of syrupy that this module uses, with the attributes that it needs."""
 _Change = Literal["created", "updated", "none", "failed"]
 """How an assertion changes a snapshot; none: the stored value is the same."""
 _RESULT = {
@@ -105,12 +105,12 @@ class _InRank:
         self._assertions: list[Any] = []
         """All `SnapshotAssertion` of the running test."""
         self._sent: list[int] = []
-        """How many executions of each have been sent; those that have not been sent at all have no number."""
+        """The number of executions sent of each assertion. Shorter than `_assertions` if some are new."""
         self._written: dict[tuple[type, str, object], Any] = {}
-        """What the running test has written, which it reads back: by extension, location and index."""
+        """The values that the running test would write, and reads back: by extension, location and index."""
         self._writes: dict[tuple[str, str], tuple[type, object]] = {}
-        """With which extension and index that was: by location and name."""
-        # syrupy makes its session when pytest's starts, which it does not hear of in a rank: it is a reporter.
+        """The extension and the index of each of these values: by location and name."""
+        # syrupy listens to reports, so a rank does not call its pytest_sessionstart, which makes its session.
         plugin: Any = config.pluginmanager.get_plugin("syrupy")
         plugin.pytest_sessionstart(SimpleNamespace(config=config))
         self._take_over()
@@ -139,14 +139,14 @@ class _InRank:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         if self._config._syrupy is not self._session:
-            self._take_over()  # A rank that calls all of syrupy's hooks has made another one.
+            self._take_over()  # `accel_rank_plugins` may have a rank call all hooks of syrupy, which makes another.
         self._assertions.clear()
         self._sent.clear()
         self._writes.clear()
         self._written.clear()
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
-        """Return what this phase has asserted, also if that is nothing: a rank that is silent may use any snapshot."""
+        """Return what this phase has asserted, also if that is nothing: an absent rank may use any snapshot."""
         results = list(self._new_results())
         requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
         self._sent[:] = [each.num_executions for each in self._assertions]
@@ -167,10 +167,8 @@ class _InRank:
             "extension": self._reference(type(assertion.extension)),
             "location": result.snapshot_location,
             "name": result.snapshot_name,
-            # One that matches is the stored one, which the driver has no use for, unless other ranks change it.
+            # The driver needs a value that matches the stored one only if other ranks may change it.
             "data": _plain(result.asserted_data) if self._updates or not result.success else None,
-            "created": result.created,
-            "updated": result.updated,
             "success": result.success,
             "write": write,
         }
@@ -189,30 +187,30 @@ class _InDriver:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config: Any = config
-        self._untold: set[str] = set()
-        """Tests of which some rank has not said which snapshots it has used."""
+        self._incomplete: set[str] = set()
+        """The ids of tests that have begun, until all ranks have reported the snapshots that they use."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if MARKED in item.stash:
-            self._untold.add(item.nodeid)
+            self._incomplete.add(item.nodeid)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the snapshots of a test whose ranks have not all said what they used: syrupy does for skipped tests."""
-        if report.failed and report.when != "teardown" and report.nodeid in self._untold:
+        """Keep the snapshots of a test that some rank has not reported, as syrupy does for skipped tests."""
+        if report.failed and report.when != "teardown" and report.nodeid in self._incomplete:
             self._config._syrupy.ran_item(report.nodeid, "skipped")
 
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
-        words = {rank: data[_KEY] for rank, data in rank_data.items() if _KEY in data}
-        if not words:
+        sent = {rank: data[_KEY] for rank, data in rank_data.items() if _KEY in data}
+        if not sent:
             return
-        complete = len(words) == number_of_ranks(item)
-        if complete and (report.when == "call" or all(word["failed"] for word in words.values())):
-            self._untold.discard(item.nodeid)
-        _Merge(self._config, item, report, words, complete).run()
+        complete = len(sent) == number_of_ranks(item)
+        if complete and (report.when == "call" or all(one["failed"] for one in sent.values())):
+            self._incomplete.discard(item.nodeid)
+        _Merge(self._config, item, report, sent, complete).run()
 
 
 class _Merge:
@@ -223,29 +221,31 @@ class _Merge:
         config: Any,
         item: pytest.Item,
         report: pytest.TestReport,
-        words: dict[int, dict[str, Any]],
+        sent: dict[int, dict[str, Any]],
         complete: bool,
     ) -> None:
+        """`sent` has what each rank has sent; `complete` tells whether that is all ranks of the test."""
         self._config = config
         self._session = config._syrupy
         self._item = item
         self._report = report
-        self._words = words
+        self._sent = sent
         self._complete = complete
         self._assertions: dict[type, Any] = {}
 
     @cached_property
     def _test_location(self) -> Any:
-        return _module("location").PyTestLocation(self._item)  # Not all items have one: only tests with snapshots need.
+        """syrupy's place of the test; made when needed, since only functions and doctests have one."""
+        return _module("location").PyTestLocation(self._item)
 
     def run(self) -> None:
-        for word in self._words.values():
-            for reference in word["extensions"]:
+        for one in self._sent.values():
+            for reference in one["extensions"]:
                 self._assertion(reference)
         results: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = {}
-        for rank, word in sorted(self._words.items()):
+        for rank, one in sorted(self._sent.items()):
             times: dict[tuple[str, str], int] = {}
-            for result in word["results"]:
+            for result in one["results"]:
                 place = result["location"], result["name"]
                 times[place] = times.get(place, 0) + 1
                 results.setdefault((*place, times[place]), {})[rank] = result
@@ -295,7 +295,7 @@ class _Merge:
         Ranks do not know what this session is about to write: an earlier run of the test may have had the same value.
         """
         if not self._complete:
-            who = ranks_text(list(self._words))
+            who = ranks_text(list(self._sent))
             return self._left(location, name, f"only {who} reported")
         reference, index = result["write"]
         extension = self._extension(reference)()
@@ -335,7 +335,7 @@ class _Merge:
         return "failed"
 
     def _shown(self, location: str) -> str:
-        """Return a snapshot file as a person would type it."""
+        """Return the path of a snapshot file as reports show it: relative to the invocation folder, if it is below."""
         here = self._config.invocation_params.dir
         return os.path.relpath(location, here) if Path(location).is_relative_to(here) else location
 
@@ -343,7 +343,7 @@ class _Merge:
         fail(self._report, "syrupy", text)
 
     def _assertion(self, reference: tuple[str, str, str | None]) -> Any:
-        """Return an assertion of this session with the extension `reference`: by it syrupy looks for snapshots."""
+        """Return an assertion of this session with the extension `reference`: it has syrupy look for snapshots."""
         extension = self._extension(reference)
         if extension not in self._assertions:
             self._assertions[extension] = _module("assertion").SnapshotAssertion(
@@ -358,7 +358,7 @@ class _Merge:
         module, name, file = reference
         if file is not None:
             with suppress(ImportError):
-                import_module(module)  # Tests may import one where they use it.
+                import_module(module)  # A test may have imported it in the ranks only.
             for candidate in _modules(self._config, module):
                 found = _member(candidate, name)
                 if isinstance(found, type) and getattr(candidate, "__file__", None) == file:
@@ -370,7 +370,7 @@ class _Merge:
 
 
 def _modules(config: pytest.Config, name: str) -> Iterator[object]:
-    """Give the modules of that `name`: conftests of several folders may share one."""
+    """Give the modules called `name`. Conftests of several folders may have the same name."""
     if name in sys.modules:
         yield sys.modules[name]
     for plugin in config.pluginmanager.get_plugins():
@@ -386,7 +386,7 @@ def _member(module: object, name: str) -> object:
 
 
 def _plain(data: Any) -> Any:
-    """Return what syrupy calls serialized data without the type that an extension may have given to it."""
+    """Return serialized data as plain str or bytes, whatever subclass an extension has made."""
     return str(data) if isinstance(data, str) else bytes(data) if isinstance(data, (bytearray, bytes)) else data
 
 
