@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json.decoder
+from importlib.metadata import version
 
 import pytest
 
@@ -19,3 +20,10 @@ def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
         require("plugin", json.decoder, "JSONDecoder", "Lost")
     with pytest.raises(pytest.UsageError, match=text):
         take("plugin", "json.absent", "Lost")
+
+
+def test_the_refused_release_is_named() -> None:
+    with pytest.raises(
+        pytest.UsageError, match=f"does not know release {version('pluggy')} of pluggy, which has no Lost"
+    ):
+        require("pluggy", pytest, "Lost")

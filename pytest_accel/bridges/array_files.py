@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.bridges.reference_files import Sender, Writer
 from pytest_accel.stash import RANK
 
-_KEY = "pytest_arraydiff"
+_NAME = "pytest-arraydiff"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -18,7 +18,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     plugin = _comparison(config)
     if plugin is None or plugin.generate_dir is None:
         return None
-    sender = Sender(config.stash[RANK].rank, _KEY)
+    sender = Sender(config.stash[RANK].rank, _NAME)
     plugin.generate_dir = str(sender.folder)
     return sender
 
@@ -28,11 +28,10 @@ def driver_plugin(config: pytest.Config) -> object | None:
     plugin = _comparison(config)
     if plugin is None:
         return None
-    require("pytest-arraydiff", plugin, "generate_dir")
-    return None if plugin.generate_dir is None else Writer(plugin.generate_dir, _KEY)
+    require(_NAME, plugin, "generate_dir")
+    return None if plugin.generate_dir is None else Writer(plugin.generate_dir, _NAME)
 
 
 def _comparison(config: pytest.Config) -> Any:
-    """Return the plugin's object that compares and generates; None where the session does neither."""
-    plugins = config.pluginmanager.get_plugins()
-    return next((one for one in plugins if type(one).__name__ == "ArrayComparison"), None)
+    """Return the plugin's object that compares and generates; None if the session does neither."""
+    return of_class(config, _NAME, "pytest_arraydiff.plugin", "ArrayComparison")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.bridges.internals import of_class, require, take
 
 _NAME = "pytest-durations"
 _PHASES = {"setup": "TEST_SETUP", "call": "TEST_CALL", "teardown": "TEST_TEARDOWN"}
@@ -33,10 +33,10 @@ def driver_plugin(config: pytest.Config) -> object | None:
 def _plugin(config: pytest.Config) -> Any:
     if not (config.getoption("--pytest-durations") or config.getoption("--pytest-durations-json")):
         return None
-    found = [one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "PytestDurationPlugin"]
-    require(_NAME, found[0] if found else None, "measurements")
+    plugin = of_class(config, _NAME, "pytest_durations.plugin", "PytestDurationPlugin")
+    require(_NAME, plugin, "measurements")
     require(_NAME, _categories(), *_PHASES.values())
-    return found[0]
+    return plugin
 
 
 def _categories() -> Any:

@@ -1,21 +1,27 @@
-"""pytest-mpl: its baseline images, hashes and results, which are those of rank 0.
+"""pytest-mpl: the driver writes baseline images, hashes and results of marked tests, once for all ranks.
 
-The other ranks compare too, and keep the images of a failure in folders of their own below the one for results.
+Each rank compares its image. Ranks other than 0 keep images of failures in folders of their own, below the folder
+for results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.bridges.own_keys import with_own_keys
-from pytest_accel.bridges.reference_files import Sender, Writer, fail_for_difference
+from pytest_accel.bridges.reference_files import Sender, Writer, all_agree
 from pytest_accel.stash import RANK
 
-_KEY = "pytest_mpl"
+_NAME = "pytest-mpl"
+_KEPT = f"{_NAME}.kept"
+"""The name of what `_InRank` sends."""
+Results = Mapping[str, Mapping[str, Any]]
+"""pytest-mpl's results, by the names that it gives to tests."""
 _ATTRIBUTES = (
     "generate_dir",
     "generate_hash_library",
@@ -27,19 +33,18 @@ _ATTRIBUTES = (
 
 
 class _InRank:
-    """Sends what the plugin has noted of a test."""
+    """Sends the results and hashes that pytest-mpl keeps of a test."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
 
-    @pytest.hookimpl
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "call":
             return None
-        noted = dict(self._plugin._test_results), dict(self._plugin._generated_hash_library)
+        kept = {"results": dict(self._plugin._test_results), "hashes": dict(self._plugin._generated_hash_library)}
         self._plugin._test_results.clear()
         self._plugin._generated_hash_library.clear()
-        return {f"{_KEY}.noted": noted} if any(noted) else None
+        return {_KEPT: kept} if any(kept.values()) else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -49,57 +54,81 @@ class _InRank:
 
 
 class _InDriver:
-    """Notes what rank 0 has noted, in place of what the driver has, which has not run the test."""
+    """Replaces the driver's results of marked tests, which say that these have failed, by those of a rank."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
 
-    @pytest.hookimpl
-    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
-        noted = {rank: data[f"{_KEY}.noted"] for rank, data in rank_data.items() if f"{_KEY}.noted" in data}
-        if 0 not in noted:
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
+        """Keep the results of the first rank whose image failed, or those of rank 0 if all ranks agree."""
+        kept = {rank: data[_KEPT] for rank, data in sorted(rank_data.items()) if _KEPT in data}
+        if not kept:
             return
-        results, hashes = noted[0]
-        self._plugin._test_results.update(results)
-        different = [rank for rank, (_, others) in noted.items() if others != hashes]
-        if different and not report.failed:
-            fail_for_difference(report, different, ["hash of its image"])
-        elif not different:
-            self._plugin._generated_hash_library.update(hashes)
+        failed = [rank for rank, one in kept.items() if _has_failed(one["results"])]
+        agree = all_agree(item, report, {rank: _hashes(**one) for rank, one in kept.items()})
+        if agree:
+            self._plugin._generated_hash_library.update(kept[0]["hashes"])
+        if agree or failed:
+            rank = failed[0] if failed else 0
+            results = kept[rank]["results"]
+            self._plugin._test_results.update({test: _below(rank, of_test) for test, of_test in results.items()})
+
+
+def _has_failed(results: Results) -> bool:
+    return any(result["status"] == "failed" for result in results.values())
+
+
+def _hashes(results: Results, hashes: Mapping[str, str]) -> dict[str, str]:
+    """Return the hash of each image; "" if pytest-mpl makes none."""
+    return {f"image of {test}": hashes.get(test, "") for test in results}
+
+
+def _below(rank: int, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `result` of `rank` with the paths of its images relative to the folder of rank 0's results."""
+    return {
+        name: f"{_folder(rank)}/{value}" if rank and value and name.endswith("_image") else value
+        for name, value in result.items()
+    }
+
+
+def _folder(rank: int) -> str:
+    """Return the name of the folder for the results of a `rank` other than 0, below that of rank 0."""
+    return f"rank-{rank}"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Keep a rank from writing where another writes."""
+    """Have a rank write its images where no other rank writes."""
     plugin, rank = _comparison(config), config.stash[RANK].rank
     if plugin is None:
         return None
     if rank:
         own: Any = config
-        own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / f"rank-{rank}")
+        own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / _folder(rank))
     if plugin.generate_dir is not None:
-        sender = Sender(rank, _KEY)
+        sender = Sender(config, _NAME)
         config.pluginmanager.register(with_own_keys(sender))
         plugin.generate_dir = sender.folder
     return _InRank(plugin)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Write and note what the ranks have generated and found."""
+    """Write what ranks have generated, and keep their results."""
     plugin = _comparison(config)
     if plugin is None:
         return None
-    require("pytest-mpl", plugin, *_ATTRIBUTES)
+    require(_NAME, plugin, *_ATTRIBUTES)
     results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
     if plugin.generate_summary and not results:
         raise pytest.UsageError(
             "--mpl-generate-summary needs --mpl-results-path where tests run in ranks, which write their images there"
         )
     if plugin.generate_dir is not None:
-        config.pluginmanager.register(with_own_keys(Writer(plugin.generate_dir, _KEY)))
+        config.pluginmanager.register(with_own_keys(Writer(plugin.generate_dir, _NAME)))
     return _InDriver(plugin)
 
 
 def _comparison(config: pytest.Config) -> Any:
-    """Return the plugin's object that compares and generates; None where the session does neither."""
-    plugins = config.pluginmanager.get_plugins()
-    return next((one for one in plugins if type(one).__name__ == "ImageComparison"), None)
+    """Return the plugin's object that compares and generates; None if the session does neither."""
+    return of_class(config, _NAME, "pytest_mpl.plugin", "ImageComparison")

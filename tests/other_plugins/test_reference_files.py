@@ -73,6 +73,18 @@ _ARRAYS = """
     def test_unmarked():
         return np.arange(4.0)
     """
+_UNHASHABLE = """
+    import dataclasses
+
+
+    @dataclasses.dataclass
+    class Plugin:
+        number: int = 1
+
+
+    def pytest_configure(config):
+        config.pluginmanager.register(Plugin())
+    """
 _DIFFERS = """
 
     @ranks
@@ -123,6 +135,7 @@ def test_images(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wor
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
 def test_arrays(pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_arraydiff.plugin")
+    pair.write("conftest.py", _UNHASHABLE)
     pair.write("test_it.py", _ARRAYS)
     pair.marked.write("test_it.py", _ARRAYS + _DIFFERS)
     generate = ("--arraydiff-generate-path=reference", "-Wdefault", *workers)
