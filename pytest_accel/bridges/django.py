@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import take
 from pytest_accel.stash import RANK
 
 
 def rank_plugin(config: pytest.Config) -> object:
+    """Return what creates the databases of a rank."""
     return _Rank(config)
+
+
+def driver_plugin(config: pytest.Config) -> None:
+    """Refuse a release whose databases ranks cannot name."""
+    _rename()
 
 
 class _Rank:
@@ -25,27 +32,28 @@ class _Rank:
     ) -> Generator[None, object, object]:
         if fixturedef.argname == "django_db_modify_db_settings_xdist_suffix":
             result = yield
-            self._name_databases()
+            _rename()(suffix=self._suffix)  # As pytest-django names databases by xdist's worker.
             return result
         if fixturedef.argname != "django_db_setup":
             return (yield)
-        # The plugin makes the databases that the collected tests use, and of these a rank knows one at a time.
+        # pytest-django creates the databases that `session.items` use; a rank has only some of the session's tests.
         items = request.session.items
-        request.session.items = [*items, _UsesAllDatabases()]  # type: ignore[list-item]
+        request.session.items = [*items, _UsesEverything()]  # type: ignore[list-item]
         try:
             return (yield)
         finally:
             request.session.items = items
 
-    def _name_databases(self) -> None:
-        """Name the test databases by world and rank, as the plugin names them by xdist's worker."""
-        from pytest_django import fixtures
 
-        fixtures._set_suffix_to_test_databases(suffix=self._suffix)
+def _rename() -> Any:
+    """Return pytest-django's function that appends a suffix to the names of the test databases."""
+    return take("pytest-django", "pytest_django.fixtures", "_set_suffix_to_test_databases")
 
 
-class _UsesAllDatabases:
-    """Stands for a test that uses all databases."""
+class _UsesEverything:
+    """Stands for a test that uses all databases, with all that pytest-django prepares when it creates them."""
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return pytest.mark.django_db(databases="__all__").mark if name == "django_db" else None
+        return (
+            pytest.mark.django_db(databases="__all__", serialized_rollback=True).mark if name == "django_db" else None
+        )

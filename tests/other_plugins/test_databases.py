@@ -45,6 +45,35 @@ def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
 
         class Book(models.Model):
             title = models.CharField(max_length=100)
+
+
+        class Publisher(models.Model):
+            name = models.CharField(max_length=100)
+        """,
+    )
+    pair.write("shop/migrations/__init__.py", "")
+    pair.write(
+        "shop/migrations/0001_initial.py",
+        """
+        from django.db import migrations, models
+
+
+        def add_publisher(apps, schema_editor):
+            apps.get_model("shop", "Publisher").objects.using(schema_editor.connection.alias).create(name="First")
+
+
+        def fields(name):
+            return [("id", models.AutoField(primary_key=True)), (name, models.CharField(max_length=100))]
+
+
+        class Migration(migrations.Migration):
+            initial = True
+            dependencies = []
+            operations = [
+                migrations.CreateModel("Book", fields("title")),
+                migrations.CreateModel("Publisher", fields("name")),
+                migrations.RunPython(add_publisher),
+            ]
         """,
     )
     pair.write(
@@ -54,7 +83,7 @@ def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
 
         import pytest
         from django.db import connections
-        from shop.models import Book
+        from shop.models import Book, Publisher
 
         LAST = os.environ.get("RANK", "1") == "1"
         two = pytest.mark.distributed(2, device="cpu")
@@ -100,6 +129,13 @@ def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
             assert Book.objects.using("other").count() == 1
 
 
+        @two
+        @pytest.mark.django_db(transaction=True, serialized_rollback=True)
+        def test_rows_of_migrations():
+            in_ranks()
+            assert [publisher.name for publisher in Publisher.objects.all()] == ["First"]
+
+
         @pytest.mark.distributed(3, device="cpu")
         @pytest.mark.django_db
         def test_in_another_world():
@@ -121,6 +157,6 @@ def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
         """,
     )
     _, marked = pair.agree(*how)
-    assert marked.count() == {"PASSED": 6, "FAILED": 1}
+    assert marked.count() == {"PASSED": 7, "FAILED": 1}
     for one in (pair.plain, pair.marked):
         assert not list(one.path.glob("*.sqlite3*"))
