@@ -1,22 +1,38 @@
-"""pytest-dependency: the driver, which has seen how all tests ended, judges; ranks do not."""
+"""pytest-dependency: the driver, which knows the outcomes of all tests, skips; ranks do not."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NoReturn
 
 import pytest
 
+from pytest_accel.bridges.internals import require, take
+
+_NAME = "pytest-dependency"
+_MODULE = "pytest_dependency"
+
 
 def rank_plugin(config: pytest.Config) -> None:
-    import pytest_dependency
+    """Remove the plugin's hooks, and have `pytest_dependency.depends` fail."""
+    config.pluginmanager.unregister(import_module(_MODULE))
+    _manager().checkDepend = _refuse
 
-    config.pluginmanager.unregister(pytest_dependency)
-    manager: Any = pytest_dependency.DependencyManager
-    manager.checkDepend = _refuse
+
+def driver_plugin(config: pytest.Config) -> None:
+    """Refuse a release whose `depends` cannot be made to fail in ranks."""
+    _manager()
+
+
+def _manager() -> Any:
+    """Return pytest-dependency's class that `depends` calls."""
+    manager = take(_NAME, _MODULE, "DependencyManager")
+    require(_NAME, manager, "checkDepend")
+    return manager
 
 
 def _refuse(self: object, depends: object, item: pytest.Item) -> NoReturn:
-    """Fail a test that calls `pytest_dependency.depends`: a rank does not know how other tests ended."""
+    """Fail a test that calls `pytest_dependency.depends`: a rank does not know the outcomes of other tests."""
     __tracebackhide__ = True
     pytest.fail(
         "pytest_dependency.depends() does not work in a rank, which does not know how other tests ended: "

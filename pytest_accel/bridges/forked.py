@@ -1,27 +1,35 @@
-"""pytest-forked: a marked test runs in processes of its own as it is, so the driver is not forked for it.
+"""pytest-forked: the driver is not forked for a marked test, which runs in other processes anyway.
 
-Such a test has a fresh world (`pytest_accel.session`).
+A marked test that is to be forked has a fresh world (`pytest_accel.session`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+
 import pytest
 
+from pytest_accel.bridges.internals import take
 from pytest_accel.stash import MARKED
+
+_MODULE = "pytest_forked"
+
+Protocol = Callable[[pytest.Item, "pytest.Item | None"], object]
+"""Runs a test: a `pytest_runtest_protocol`."""
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    import pytest_forked
-
-    config.pluginmanager.unregister(pytest_forked)
-    return _Driver()
+    """Replace the plugin, all of whose other hooks have been called already."""
+    protocol = take("pytest-forked", _MODULE, "pytest_runtest_protocol")
+    config.pluginmanager.unregister(import_module(_MODULE))
+    return _Driver(protocol)
 
 
 class _Driver:
-    """Stands in for the plugin, all of whose other hooks have been called by now."""
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        import pytest_forked
-
-        return None if MARKED in item.stash else pytest_forked.pytest_runtest_protocol(item, nextitem)
+        return None if MARKED in item.stash else self._protocol(item, nextitem)

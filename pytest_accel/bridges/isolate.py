@@ -1,27 +1,39 @@
-"""pytest-isolate: it forks the driver, and its limits hold for that fork. Refused for marked tests."""
+"""pytest-isolate: refused for marked tests, because it forks the driver, and its limits hold for that fork only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from pytest_accel.bridges.internals import require, take
 from pytest_accel.stash import MARKED, SESSION
+
+_NAME = "pytest-isolate"
+
+Options = tuple[object, ...]
+"""What pytest-isolate is to do with a test. None, False and an empty dict stand for nothing."""
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    # The plugin itself does nothing then.
+    """Return what refuses marked tests that are to be isolated; None if pytest-isolate is off."""
+    require(_NAME, config.option, "noisolate")
+    options_of = take(_NAME, "pytest_isolate.plugin", "get_isolation_options")
     plugins = config.pluginmanager
-    if config.getoption("noisolate") or plugins.has_plugin("forked") or plugins.has_plugin("timeout"):
+    # pytest-isolate turns itself off next to these two plugins.
+    if config.option.noisolate or plugins.has_plugin("forked") or plugins.has_plugin("timeout"):
         return None
-    return _Driver()
+    return _Driver(options_of)
 
 
 class _Driver:
+    def __init__(self, options_of: Callable[[pytest.Item], Options]) -> None:
+        self._options_of = options_of
+
     @pytest.hookimpl(tryfirst=True)  # Before xdist tells the main process that this worker has collected.
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        from pytest_isolate.plugin import get_isolation_options
-
         for item in session.items:
-            if MARKED in item.stash and any(asked not in (None, False, {}) for asked in get_isolation_options(item)):
+            if MARKED in item.stash and any(asked not in (None, False, {}) for asked in self._options_of(item)):
                 session.config.stash[SESSION].port.usage_error(
                     f"{item.nodeid}: pytest-isolate runs a test in a fork of the pytest process, and limits that fork; "
                     "the ranks of a marked test are out of its reach. Run marked tests with --no-isolate; `fresh=True` "

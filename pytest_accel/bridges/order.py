@@ -1,32 +1,37 @@
-"""pytest-order: the driver orders the session's tests, and fails those that it cannot order if that is asked for."""
+"""pytest-order: the driver orders the tests, and fails those that it cannot order (``--error-on-failed-ordering``)."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import of_class, take
 from pytest_accel.stash import MARKED
 
-_SORTER = "orderingplugin"
-"""The name of the object that sorts the tests."""
+_NAME = "pytest-order"
+_MODULE = "pytest_order.plugin"
 _FIXTURE = "fail_after_cannot_order"
-"""The fixture that the sorter gives to a test which it cannot order (``--error-on-failed-ordering``)."""
+"""The fixture that pytest-order adds to a test which it cannot order (``--error-on-failed-ordering``)."""
 
 
 def rank_plugin(config: pytest.Config) -> None:
-    """Keep the rank from sorting: it knows some files only, and relations to tests of others would count as errors."""
-    config.pluginmanager.unregister(name=_SORTER)
+    """Keep the rank from sorting: it collects some files only, and relations to tests of others would be errors."""
+    sorter = _sorter(config)
+    if sorter is not None:
+        config.pluginmanager.unregister(sorter)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what fails tests in the place of the fixture, which is set up in no process."""
-    if not (config.pluginmanager.has_plugin(_SORTER) and hasattr(import_module("pytest_order.plugin"), _FIXTURE)):
-        raise pytest.UsageError(
-            f"pytest-order: this release has no {_SORTER} or {_FIXTURE}, and cannot order marked tests; "
-            "use pytest-order 1.5, or leave it out with -p no:pytest_order"
-        )
-    return _FailUnordered() if config.getoption("error_on_failed_ordering") else None
+    """Return what fails tests instead of the fixture, which no process sets up; None if nothing is to fail."""
+    _sorter(config)
+    take(_NAME, _MODULE, _FIXTURE)
+    return _FailUnordered() if config.getoption("--error-on-failed-ordering") else None
+
+
+def _sorter(config: pytest.Config) -> Any:
+    """Return the plugin's object that sorts tests; None if ``-p no:`` keeps it out."""
+    return of_class(config, _NAME, _MODULE, "OrderingPlugin")
 
 
 class _FailUnordered:

@@ -6,37 +6,49 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import take
 from pytest_accel.stash import RANK
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
-    from pytest_recording import _vcr
+def rank_plugin(config: pytest.Config) -> object:
+    """Return what keeps ranks from changing cassettes that others use."""
+    return _Rank(config.stash[RANK].rank)
 
-    original = _vcr.use_cassette
 
-    def use_cassette(
-        default_cassette: str, directory: str, record_mode: str, markers: Any, vcr_config: Any, pytestconfig: Any
-    ) -> Any:
+def driver_plugin(config: pytest.Config) -> None:
+    """Refuse a release whose record mode cannot be determined in ranks."""
+    _merge()
+
+
+def _merge() -> Any:
+    """Return pytest-recording's function that merges the configuration of a test with its marks."""
+    return take("pytest-recording", "pytest_recording.utils", "merge_kwargs")
+
+
+class _Rank:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+        """Fail a test that would remove its cassette, which another rank may have recorded by then."""
         __tracebackhide__ = True
-        if _vcr.merge_kwargs(vcr_config, markers).get("record_mode", record_mode) == "rewrite":
+        markers = list(request.node.iter_markers("vcr")) if fixturedef.argname == "vcr" else []
+        if not markers or request.getfixturevalue("disable_recording"):
+            return
+        configuration = _merge()(request.getfixturevalue("vcr_config"), markers)
+        if configuration.get("record_mode", request.getfixturevalue("record_mode")) == "rewrite":
             pytest.fail(
                 "pytest-recording's record mode `rewrite` does not work in ranks, which would remove what another has "
                 "recorded: remove the cassettes, and record with --record-mode=once",
                 pytrace=False,
             )
-        return original(default_cassette, directory, record_mode, markers, vcr_config, pytestconfig)
 
-    _vcr.use_cassette = use_cassette
-    return _Reader() if config.stash[RANK].rank else None
-
-
-class _Reader:
-    """Keeps a rank from writing cassettes."""
-
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(trylast=True, optionalhook=True)
     def pytest_recording_configure(self, vcr: Any) -> None:
-        vcr.persister.save_cassette = _save_nothing
+        if self._rank:
+            vcr.persister.save_cassette = _save_nothing
 
 
 def _save_nothing(*args: object, **kwargs: object) -> None:
-    pass
+    """Stand in for the function of a persister that writes a cassette."""

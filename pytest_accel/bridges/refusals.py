@@ -1,4 +1,4 @@
-"""Plugins that cannot run marked tests, or not with some of their options, and have no bridge."""
+"""Plugins, or options of plugins, that are refused in a session with marked tests, and have no bridge."""
 
 from __future__ import annotations
 
@@ -7,51 +7,68 @@ from typing import NamedTuple
 
 import pytest
 
+from pytest_accel.bridges.internals import require
+
 
 class Refusal(NamedTuple):
     """A use of a plugin that is refused in a session with marked tests."""
 
     plugin: str
-    """Its name (`is_loaded`)."""
+    """The plugin's name (`is_loaded`)."""
     applies: Callable[[pytest.Config], bool]
-    """Tells from the options whether the session uses what is refused."""
+    """Return whether the session uses the plugin in the refused way."""
     text: str
-    """One line: what cannot work, and what to do."""
+    """The error, one line: what does not work, and what to do instead."""
 
 
-def _compares_fixtures(config: pytest.Config) -> bool:
-    return bool(config.getoption("showrepeated", False))
+def _option(plugin: str, name: str) -> Callable[[pytest.Config], bool]:
+    """Return a function that returns whether the session has the option `name` (argparse's `dest`) of `plugin`."""
+
+    def is_set(config: pytest.Config) -> bool:
+        require(plugin, config.option, name)
+        return bool(getattr(config.option, name))
+
+    return is_set
 
 
-def _updates_examples(config: pytest.Config) -> bool:
-    return bool(config.getoption("update_examples", False))
+def _measures_with_codspeed(config: pytest.Config) -> bool:
+    plugin = config.pluginmanager.get_plugin("codspeed_plugin")
+    require("pytest-codspeed", plugin, "is_codspeed_enabled")
+    return bool(getattr(plugin, "is_codspeed_enabled", True))
 
 
-_DUPLICATES = "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out"
-_EXAMPLES = "--update-examples would have each rank of a marked test change the files: leave it out, or use -p no:accel"
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "codspeed_plugin",
-        lambda config: bool(getattr(config.pluginmanager.get_plugin("codspeed_plugin"), "is_codspeed_enabled", True)),
+        _measures_with_codspeed,
         "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a time, and so "
         "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
     ),
-    Refusal("pytest_deadfixtures", _compares_fixtures, _DUPLICATES),
+    Refusal(
+        "pytest_deadfixtures",
+        _option("pytest-deadfixtures", "showrepeated"),
+        "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out",
+    ),
     Refusal(
         "pytest_reportportal.plugin",
         # Each rank would start a launch of its own, and a rank that does not would lack the plugin's loggers.
-        lambda config: bool(config.option.rp_enabled),
+        _option("pytest-reportportal", "rp_enabled"),
         "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
         "leave the option out, and import the file of --junitxml into ReportPortal",
     ),
-    Refusal("pytest_examples", _updates_examples, _EXAMPLES),
+    Refusal(
+        "pytest_examples",
+        _option("pytest-examples", "update_examples"),
+        "--update-examples would have each rank of a marked test change the files: leave it out, or use -p no:accel",
+    ),
 )
 
 
 def is_loaded(config: pytest.Config, plugin: str) -> bool:
-    """Return whether the session has `plugin`: the name under which it is registered, or that of its module.
+    """Return whether the session has `plugin`, which is a name of a registered plugin or of its module.
 
-    The first is that of an entry point, unless ``-p`` has named the module. Two plugins may have the same.
+    A plugin is registered under the name of its entry point, or, if ``-p`` has named it, of its module. Two plugins
+    may have entry points of one name.
     """
     loaded = config.pluginmanager.list_name_plugin()  # Not `get_plugins`, which fails if one cannot be hashed.
     return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in loaded)

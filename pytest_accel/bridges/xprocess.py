@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import take
 from pytest_accel.stash import RANK
+
+_MODULE = "xprocess.pytest_xprocess"
 
 
 def rank_plugin(config: pytest.Config) -> None:
-    from xprocess import pytest_xprocess
-
+    """Have a rank keep the processes' files in a folder of its own, instead of the one in pytest's cache."""
     context = config.stash[RANK]
-    shared = pytest_xprocess.getrootdir
+    shared = _getrootdir()
 
     def getrootdir(config: pytest.Config) -> Any:
-        """Return the folder for the processes' files, in place of the one in pytest's cache that all would share."""
+        """Return the rank's folder, as a path of the type that pytest-xprocess uses."""
         folder = os.path.join(context.session.basetemp, f"w{context.spec.world}r{context.rank}-xprocess")
         os.makedirs(folder, exist_ok=True)
-        return type(shared(config))(folder)  # A path of the kind that pytest's cache gives.
+        return type(shared(config))(folder)
 
-    pytest_xprocess.getrootdir = getrootdir
+    module: Any = import_module(_MODULE)
+    module.getrootdir = getrootdir
+
+
+def driver_plugin(config: pytest.Config) -> None:
+    """Refuse a release in which the processes' folder cannot be replaced."""
+    _getrootdir()
+
+
+def _getrootdir() -> Any:
+    """Return pytest-xprocess's function that returns the folder of the processes' files."""
+    return take("pytest-xprocess", _MODULE, "getrootdir")

@@ -111,3 +111,28 @@ def test_cassettes(pair: Pair) -> None:
     run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")
     assert "record with --record-mode=once" in run.failure("test_passes")
     assert _cassettes(pair)[1] == recorded
+
+
+def test_ranks_import_vcr_with_the_first_test_that_uses_it(pair: Pair) -> None:
+    pair.plugin("pytest_recording.plugin")
+    pair.write(
+        "test_web.py",
+        """
+        import sys
+
+        import pytest
+
+        pytestmark = pytest.mark.distributed(2, device="cpu")
+
+
+        def test_without():
+            assert "vcr" not in sys.modules
+
+
+        @pytest.mark.vcr
+        def test_with(vcr):
+            assert "vcr" in sys.modules
+        """,
+    )
+    _, marked = pair.agree()
+    assert marked.count() == {"PASSED": 2}

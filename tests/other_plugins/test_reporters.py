@@ -559,8 +559,9 @@ class _Portal(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-@needs("pytest_reportportal")
+@needs("pytest_bdd", "pytest_reportportal")
 def test_report_portal_is_refused(suite: Suite) -> None:
+    suite.plugin("pytest_bdd.plugin")  # pytest-reportportal implements its hooks where it is installed.
     suite.plugin("pytest_reportportal")
     suite.write(
         "test_it.py",

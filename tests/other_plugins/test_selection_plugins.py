@@ -169,26 +169,6 @@ def test_the_same_tests_run_in_the_same_order(
     assert marked[2]
 
 
-@needs("pytest_order")
-def test_an_unknown_release_of_pytest_order_is_refused(pair: Pair) -> None:
-    pair.plugin("pytest_order")
-    pair.write(
-        "conftest.py",
-        """
-        import pytest
-
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_configure(config):
-            config.pluginmanager.unregister(name="orderingplugin")
-        """,
-    )
-    pair.write("test_a.py", _TESTS.replace("@pytest.mark.slow", "").replace("@pytest.mark.second", ""))
-    run = pair.marked.run("-Wdefault")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    assert "pytest-order: this release has no orderingplugin" in run.text + run.errors
-
-
 _PASSING = """
     import time
 
