@@ -8,7 +8,6 @@ import pytest
 
 from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.bridges.reference_files import Sender, Writer
-from pytest_accel.stash import RANK
 
 _NAME = "pytest-arraydiff"
 
@@ -18,7 +17,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     plugin = _comparison(config)
     if plugin is None or plugin.generate_dir is None:
         return None
-    sender = Sender(config.stash[RANK].rank, _NAME)
+    sender = Sender(config, _NAME)
     plugin.generate_dir = str(sender.folder)
     return sender
 

@@ -1,11 +1,11 @@
-"""Reference files that a plugin generates from what tests return: the driver writes them, from what rank 0 has made.
+"""Reference files that a plugin generates from what tests return: the driver writes them, if all ranks agree.
 
 Each rank generates into a folder of its own, so that no two processes write one file, and ranks can be compared.
 """
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,26 @@ from typing import Any
 import pytest
 
 from pytest_accel.accounts import ranks_text
+from pytest_accel.bridges.by_rank import number_of_ranks
+from pytest_accel.stash import RANK
 
 _EXACT = (".png", ".txt")
-"""Suffixes of files whose bytes are alike if their content is: others may hold the time at which they were made."""
+"""Suffixes of files that have the same bytes if their content is the same; others may contain their creation time."""
 
 
 class Sender:
-    """Sends what a rank has generated for a test: rank 0 the files, the others their hashes."""
+    """Sends what a rank has generated for a test: rank 0 the files, the others their hashes. A plugin of the rank."""
 
-    def __init__(self, rank: int, key: str) -> None:
-        self._rank = rank
+    def __init__(self, config: pytest.Config, key: str) -> None:
+        """`key` names the data in what ranks send."""
+        context = config.stash[RANK]
+        self._rank = context.rank
         self._key = key
-        self._folder = tempfile.TemporaryDirectory(prefix="accel-references-")
-        self.folder = Path(self._folder.name)
+        # Below the session's private folder, which is deleted even if this rank is killed.
+        self.folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.{key}")
         """Where this rank is to generate files."""
+        self.folder.mkdir()
 
-    @pytest.hookimpl
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "call":
             return None
@@ -39,28 +43,22 @@ class Sender:
             path.unlink()
         return {self._key: found} if found else None
 
-    @pytest.hookimpl
-    def pytest_sessionfinish(self) -> None:
-        self._folder.cleanup()
-
 
 class Writer:
-    """Writes what rank 0 has generated, if all ranks have generated the same."""
+    """Writes what rank 0 has generated, if all ranks have generated the same. A plugin of the driver."""
 
     def __init__(self, folder: str | Path, key: str) -> None:
+        """`folder` is the one for the reference files; `key` names the data in what ranks send."""
         self._folder = Path(folder).absolute()
         self._key = key
 
-    @pytest.hookimpl
-    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
         sent = {rank: data[self._key] for rank, data in rank_data.items() if self._key in data}
         files = sent.get(0, {})
-        if report.failed or not sent:
-            return
-        wanted = {name: _digest(name, data) for name, data in files.items()}
-        different = [rank for rank, found in sent.items() if rank and found != wanted]
-        if different:
-            fail_for_difference(report, different, sorted({name for found in sent.values() for name in found}))
+        hashes = {**sent, 0: {name: _digest(name, data) for name, data in files.items()}} if files else sent
+        if not sent or not all_agree(item, report, hashes):
             return
         for name, data in files.items():
             path = self._folder / name
@@ -68,11 +66,25 @@ class Writer:
             path.write_bytes(data)
 
 
-def fail_for_difference(report: pytest.TestReport, ranks: list[int], names: list[str]) -> None:
-    """Fail a test whose `ranks` have generated something else than rank 0."""
-    what = ", ".join(names)
-    report.outcome = "failed"
-    report.longrepr = f"{ranks_text(ranks)} generated another {what} than rank 0: nothing has been written"
+def all_agree(item: pytest.Item, report: pytest.TestReport, made: Mapping[int, Mapping[str, str]]) -> bool:
+    """Return whether the test has not failed, and all its ranks have made the same. Fail `report` if they have not.
+
+    `made` has the hashes of what each rank has made, by name.
+    """
+    if report.failed:
+        return False
+    first = min(made)
+    different = [rank for rank in made if made[rank] != made[first]]
+    complete = len(made) == number_of_ranks(item)
+    if complete and not different:
+        return True
+    names = ", ".join(sorted({name for hashes in made.values() for name in hashes}))
+    if different:
+        text = f"{ranks_text(different)} generated another {names} than rank {first}"
+    else:
+        text = f"only {ranks_text(list(made))} generated {names}"
+    report.outcome, report.longrepr = "failed", f"{text}: nothing has been written"
+    return False
 
 
 def _digest(name: str, data: bytes) -> str:

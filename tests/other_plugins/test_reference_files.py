@@ -73,6 +73,40 @@ _ARRAYS = """
     def test_unmarked():
         return np.arange(4.0)
     """
+_ON_ONE_RANK = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def on_rank_0():
+        if os.environ.get("RANK", "0") != "0":
+            pytest.skip("not here")
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.{mark}
+    def test_set_up_on_one(on_rank_0):
+        return {value}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.{mark}
+    def test_made_on_one():
+        if os.environ.get("RANK", "0") != "0":
+            pytest.skip("not here")
+        return {value}
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    @pytest.mark.{mark}
+    def test_dies():
+        if os.environ.get("RANK", "0") != "0":
+            os._exit(3)
+        return {value}
+    """
+_OUTCOMES_ON_ONE_RANK = {"test_set_up_on_one": "ERROR", "test_made_on_one": "FAILED", "test_dies": "FAILED"}
 _UNHASHABLE = """
     import dataclasses
 
@@ -151,6 +185,57 @@ def test_arrays(pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str,
     plain, marked = (one.run("--arraydiff", "-Wdefault", *workers) for one in (pair.plain, pair.marked))
     assert marked.outcomes() == plain.outcomes()
     assert marked.outcomes()["test_changes"] == "FAILED"
+
+
+@needs("pytest_arraydiff")
+def test_arrays_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    pair.plugin("pytest_arraydiff.plugin")
+    pair.write("test_it.py", _ON_ONE_RANK.format(mark="array_compare", value="__import__('numpy').arange(3.0)"))
+    run = pair.marked.run("--arraydiff-generate-path=reference", "-Wdefault")
+    assert run.outcomes() == _OUTCOMES_ON_ONE_RANK
+    assert "only rank 0 generated test_made_on_one.txt: nothing has been written" in run.failure("test_made_on_one")
+    assert not (pair.marked.path / "reference").exists()
+    assert [path.name for path in temporary.iterdir() if path.is_dir()] == []
+
+
+@needs("pytest_mpl")
+def test_images_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    pair.plugin("pytest_mpl.plugin")
+    figure = "__import__('matplotlib.figure').figure.Figure()"
+    pair.write("test_it.py", _ON_ONE_RANK.format(mark="mpl_image_compare", value=figure))
+    for options in (("--mpl-generate-path=baseline",), ("--mpl-generate-hash-library=hashes.json",)):
+        reports = ("--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
+        run = pair.marked.run("--mpl", *options, *reports)
+        assert run.outcomes() == _OUTCOMES_ON_ONE_RANK
+        results = json.loads((pair.marked.path / "results/results.json").read_text())
+        assert {result["status"] for result in results.values()} == {"failed"}
+    assert not (pair.marked.path / "baseline").exists()
+    assert json.loads((pair.marked.path / "hashes.json").read_text()) == {}
+
+
+@needs("pytest_mpl")
+def test_the_results_of_images_are_those_of_a_rank_that_failed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+    pair.plugin("pytest_mpl.plugin")
+    pair.write("test_it.py", _IMAGES)
+    for one in (pair.plain, pair.marked):
+        one.run("--mpl-generate-path=baseline", "-Wdefault")
+    pair.write("test_it.py", _IMAGES.replace("draw(3)", 'draw(3 + int(os.environ.get("RANK", "1")))'))
+    pair.agree("--mpl", "--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
+    plain, marked = (
+        json.loads((one.path / "results/results.json").read_text())["test_it.test_same"]
+        for one in (pair.plain, pair.marked)
+    )
+    assert marked["rms"] == plain["rms"]
+    for name in ("baseline_image", "diff_image", "result_image"):
+        assert marked[name] == f"rank-1/{plain[name]}"
+        assert (pair.marked.path / "results" / marked[name]).is_file()
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
