@@ -19,11 +19,21 @@ _MOST_LINES = 200
 
 
 def plain(value: object) -> object:
-    """Return `value` in a form that a rank may send: the text of what is not plain data."""
-    if type(value) in (list, tuple):
-        return [plain(part) for part in value]  # type: ignore[attr-defined]
+    """Return `value` in a form that a rank may send: numbers and containers stay such, anything else is text."""
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
     if isinstance(value, dict):
-        return {key if type(key) in _PLAIN else str(key): plain(part) for key, part in value.items()}
+        return {_scalar(key): plain(part) for key, part in value.items()}
+    return _scalar(value)
+
+
+def _scalar(value: object) -> object:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()  # type: ignore[attr-defined]
     return value if type(value) in _PLAIN else str(value)
 
 

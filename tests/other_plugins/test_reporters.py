@@ -559,6 +559,37 @@ class _Portal(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+@needs("pytest_jsonreport")
+def test_metadata_keep_their_numbers(pair: Pair) -> None:
+    pair.plugin("pytest_metadata.plugin", "pytest_jsonreport.plugin")
+    pair.write(
+        "test_it.py",
+        """
+        import enum
+        from collections import namedtuple
+
+        import numpy as np
+        import pytest
+
+        Size = namedtuple("Size", "width height")
+
+
+        class Level(enum.IntEnum):
+            HIGH = 3
+
+
+        @pytest.mark.distributed(2, device="cpu")
+        def test_numbers(json_metadata):
+            json_metadata.update(loss=np.float64(0.5), size=Size(4, np.float64(5)), level=Level.HIGH)
+        """,
+    )
+    pair.agree("--json-report", "-Wdefault")
+    plain, marked = (
+        json.loads((one.path / ".report.json").read_text())["tests"][0]["metadata"] for one in (pair.plain, pair.marked)
+    )
+    assert marked == plain == {"loss": 0.5, "size": [4, 5.0], "level": 3}
+
+
 @needs("pytest_bdd", "pytest_reportportal")
 def test_report_portal_is_refused(suite: Suite) -> None:
     suite.plugin("pytest_bdd.plugin")  # pytest-reportportal implements its hooks where it is installed.

@@ -1,0 +1,43 @@
+"""Values of a rank are sent as plain data."""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from pytest_accel.bridges.by_rank import plain
+
+
+class Size(NamedTuple):
+    width: int
+    height: object
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (np.int64(7), 7),
+        (np.float32(0.25), 0.25),
+        (np.float64(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (Level.HIGH, 3),
+        (True, True),
+        (Size(4, np.int8(5)), [4, 5]),
+        (OrderedDict({np.int64(1): (2, None)}), {1: [2, None]}),
+        (PurePosixPath("a/b"), "a/b"),
+        (np.arange(2), "[0 1]"),
+    ],
+)
+def test_numbers_and_containers_stay_such(value: object, sent: object) -> None:
+    found = plain(value)
+    assert (found, type(found)) == (sent, type(sent))
