@@ -1,4 +1,4 @@
-"""pytest-durations: the times of a marked test and of its fixtures, as the slowest rank has measured them."""
+"""pytest-durations: the times of a marked test and of its fixtures are those of the slowest rank."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Times = Mapping[str, Mapping[str, list[float]]]
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what sends the times that a rank has measured; None if pytest-durations measures nothing."""
+    """Return what sends the times of a rank; None if pytest-durations is off."""
     plugin = _plugin(config)
     return _InRank(plugin) if plugin is not None else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what puts the ranks' times in the place of the driver's, which waits for all phases in the first one."""
+    """Return what replaces the driver's times, which have the wait for all phases in the first one, by the ranks'."""
     plugin = _plugin(config)
     return _InDriver(plugin) if plugin is not None else None
 
 
 def _plugin(config: pytest.Config) -> Any:
+    """Return pytest-durations' object that measures; None if neither of its reports is asked for."""
     if not (config.getoption("--pytest-durations") or config.getoption("--pytest-durations-json")):
         return None
     plugin = of_class(config, _NAME, "pytest_durations.plugin", "PytestDurationPlugin")
@@ -72,7 +73,7 @@ class _InDriver:
 
 
 def _slowest(sent: list[Times]) -> dict[str, dict[str, list[float]]]:
-    """Return each time of the rank in which it was the longest."""
+    """Return the longest of the ranks' times, for each measurement."""
     merged: dict[str, dict[str, list[float]]] = {}
     for times in sent:
         for category, of_category in times.items():

@@ -1,6 +1,6 @@
-"""pytest-run-parallel: a marked test has one thread in each rank, and the plugin's report says so.
+"""pytest-run-parallel: a marked test runs in one thread of each rank, and the plugin reports it as thread-unsafe.
 
-Threads of a rank would issue the collectives of one process group in an order that differs from rank to rank.
+Several threads would issue the collectives of one process group in an order that differs between ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from pytest_accel.stash import MARKED
 
 
 def rank_plugin(config: pytest.Config) -> object:
+    """Return what marks all tests of a rank as thread-unsafe."""
     return _Rank()
 
 
 def driver_plugin(config: pytest.Config) -> object:
+    """Return what marks the tests for ranks as thread-unsafe, for pytest-run-parallel's report."""
     return _Driver()
 
 
