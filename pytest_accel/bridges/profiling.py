@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges import profiles
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.stash import MARKED, RANK
 
 _NAME = "pytest-profiling"
@@ -40,9 +40,9 @@ def driver_plugin(config: pytest.Config) -> object | None:
 def _plugin(config: pytest.Config) -> Any:
     if not (config.getoption("profile") or config.getoption("profile_svg")):
         return None
-    found = [one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "Profiling"]
-    require(_NAME, found[0] if found else None, "profs", "dir")
-    return found[0]
+    plugin = of_class(config, _NAME, "pytest_profiling", "Profiling")
+    require(_NAME, plugin, "profs", "dir")
+    return plugin
 
 
 class _InRank:

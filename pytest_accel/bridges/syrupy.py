@@ -23,6 +23,7 @@ import pytest
 
 from pytest_accel.accounts import ranks_text
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
+from pytest_accel.bridges.internals import plugins
 from pytest_accel.stash import MARKED
 
 _KEY = "syrupy"
@@ -373,7 +374,7 @@ def _modules(config: pytest.Config, name: str) -> Iterator[object]:
     """Give the modules called `name`. Conftests of several folders may have the same name."""
     if name in sys.modules:
         yield sys.modules[name]
-    for plugin in config.pluginmanager.get_plugins():
+    for plugin in plugins(config):
         if ismodule(plugin) and plugin.__name__ == name:
             yield plugin
 
