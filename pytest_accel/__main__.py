@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel import config as options
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.session import machine_for
+from pytest_accel.machine import machine_for
 
 _COMMANDS = ("info", "doctor")
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.consequences import consequence
-from pytest_accel.worlds.autopsy import LOST_WITH_JOB, PACKAGE, is_library, where
+from pytest_accel.rank_names import ranks_text
+from pytest_accel.worlds.autopsy import LOST_WITH_JOB, where
 from pytest_accel.worlds.examine import Findings, Interrupted
+from pytest_accel.worlds.frames import PACKAGE, is_library
 from pytest_accel.worlds.messages import ExceptionSketch, When
 from pytest_accel.worlds.outcome import RankOutcome
 
@@ -18,18 +20,6 @@ SILENT = "; does not respond to signals"
 _EXPLANATION = 6
 """Lines of another rank's failure that are shown behind its first."""
 _IDENTITY = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0-3``, ``ranks 0, 2, 5-7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.hardware.cpu import cpu_slots
 from pytest_accel.hardware.mask import partition, rotate
-from pytest_accel.session import AccelSession, cpu_slots
+from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
     from pytest_accel.schedule.controller import Dispatch

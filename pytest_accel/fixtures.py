@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.stash import RANK
-
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
     from pytest_accel.hardware.device import Device
-    from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.context import RankContext
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class Accel:
 
 
 def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
+    from pytest_accel.worlds.context import RANK
+
     context = request.config.stash.get(RANK, None)
     if context is None:
         mark = "@pytest.mark.distributed" if grouped else "@pytest.mark.devices or @pytest.mark.distributed"

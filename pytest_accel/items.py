@@ -6,17 +6,18 @@ from collections import Counter
 from copy import deepcopy
 from functools import cached_property, partial
 from traceback import format_exc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from pytest_accel import echo, rerun, verdict
-from pytest_accel.accounts import ranks_text
 from pytest_accel.clock import monotonic
-from pytest_accel.markers import Requirement
 from pytest_accel.outside import outside_cause
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.relay import without_ranks_hooks
+from pytest_accel.requirement import Requirement
 from pytest_accel.shims import leave_fixtures_to_ranks
+from pytest_accel.stash import MARKED
 from pytest_accel.verdict import RankError, Verdict
 from pytest_accel.worlds import rank_data
 from pytest_accel.worlds.catalogue import names_of
@@ -26,8 +27,7 @@ from pytest_accel.worlds.shape import WorldShape
 from pytest_accel.worlds.world import World
 
 if TYPE_CHECKING:
-    from pytest_accel.driver import Driver
-
+    from pytest_accel.config import Settings
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
 """Marks by which the driver may decide not to run a test (`dependency` is pytest-dependency's), or to run it again."""
@@ -35,11 +35,38 @@ RETRIED = "accel_retried"
 """The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
 
 
+class Runner(Protocol):
+    """What begins tests in worlds, for all marked items of this process."""
+
+    @property
+    def settings(self) -> Settings:
+        """The session's settings."""
+
+    @property
+    def session_kind(self) -> str | None:
+        """The kind of the session's devices; None where it has none."""
+
+    def begin(self, marked: MarkedItem) -> World:
+        """Begin the test of `marked`, and return its world."""
+
+    def look_at_interrupted(self, marked: MarkedItem) -> None:
+        """Note where the ranks of `marked` are."""
+
+    def end_world(self, reason: str) -> None:
+        """End the world of the running test."""
+
+
+def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
+    """Return what the plugin knows of `item`; None if it has no marks."""
+    marked: MarkedItem | None = item.stash.get(MARKED, None)
+    return marked
+
+
 class MarkedItem:
     """What the plugin knows of an item with marks, and the phases that stand in for the item's own."""
 
     def __init__(
-        self, item: pytest.Item, requirement: Requirement, shape: WorldShape, missing: str | None, driver: Driver
+        self, item: pytest.Item, requirement: Requirement, shape: WorldShape, missing: str | None, driver: Runner
     ) -> None:
         """`missing` says why the test cannot run on this machine; None: it can."""
         self.item = item

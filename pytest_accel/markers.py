@@ -5,52 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
 from pytest_accel.hardware.device import DeviceNeed, Near, Share
 from pytest_accel.hardware.registry import ALL_KINDS, check_kind, name_kinds
 from pytest_accel.hardware.units import parse_capability, parse_memory
+from pytest_accel.requirement import RankNeed, Requirement
 
 
 class MarkError(Exception):
     """A mark with an argument that is not allowed; the message names all but the test."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankNeed:
-    """What ``@pytest.mark.distributed`` asks for."""
-
-    world_size: int
-    nodes: int = 1
-    """On how many machines the ranks must be, at least."""
-    backend: str | None = None
-    """None: torch's default for the ranks' device."""
-    device: str | None = None
-    """The kind that the ranks run on; None: the session's accelerators when it has any, else ``cpu``."""
-    devices_per_rank: int = 1
-    init: bool = True
-    visible: Literal["world", "rank"] = "world"
-    env: tuple[tuple[str, str], ...] = ()
-    launcher: str | None = None
-    """The program that starts the ranks' processes; None: the plugin does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """Everything that a test's marks ask for.
-
-    `devices` describes the devices of one process (of each rank, where `ranks` is set too); None: the marks name no
-    device. `ranks` is None for a test that one process runs.
-    """
-
-    devices: DeviceNeed | None
-    ranks: RankNeed | None
-    timeout: float | None = None
-    """Seconds for each phase; None: the session's."""
-    fresh: bool = False
 
 
 class Marks(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -10,52 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.registry import ALL_KINDS, name_kinds
-from pytest_accel.stash import MARKED
+from pytest_accel import plan_option
+from pytest_accel.items import marked_of
 
 if TYPE_CHECKING:
     from pytest_accel.schedule.forecast import Suite
     from pytest_accel.session import AccelSession
-
-PLAN = "accel_plan"
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Add the option to `parser`."""
-    parser.getgroup("accel").addoption(
-        "--accel-plan",
-        dest=PLAN,
-        nargs="?",
-        type=_machine,
-        const=True,
-        default=None,
-        metavar="NxKIND",
-        help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
-        "how many workers, then stop",
-    )
-
-
-def asked(config: pytest.Config) -> bool:
-    """Whether the session is to show a plan."""
-    return config.getoption(PLAN) is not None
-
-
-def pretended(config: pytest.Config) -> tuple[int, str] | None:
-    """The machine that the plan is for, a number of devices and their kind; None: this one, or there is no plan."""
-    value = config.getoption(PLAN, None)
-    return value if isinstance(value, tuple) else None
-
-
-def _machine(text: str) -> tuple[int, str]:
-    from pytest_accel.hardware.pretend import MOST, parse_machine
-
-    try:
-        return parse_machine(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
-            f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
-        ) from None
 
 
 class PlanHooks:
@@ -73,7 +32,7 @@ class PlanHooks:
         finally:
             session.items = items
         if items and (not session.testsfailed or session.config.option.continue_on_collection_errors):
-            from pytest_accel.report import write_section
+            from pytest_accel.terminal_lines import write_section
 
             write_section(session.config, "accel: plan", self._lines(items))
         return result
@@ -92,7 +51,7 @@ class PlanHooks:
             return
         suite = self._suite(tests)
         yield from tell.plain(tell.about_times(suite.times))
-        if pretended(config) is not None:
+        if plan_option.pretended(config) is not None:
             yield "memory, capability and name that a test asks for count as there", False
         plays = list(suite.plays())
         chosen = best(plays)
@@ -104,13 +63,13 @@ class PlanHooks:
         yield from tell.plain(tell.about(chosen, suite, shutil.get_terminal_size().columns))
 
     def _suite(self, tests: Sequence[pytest.Item]) -> Suite:
+        from pytest_accel.hardware.cpu import cpu_slots
         from pytest_accel.schedule.demand import Demand
         from pytest_accel.schedule.forecast import Suite, times
         from pytest_accel.schedule.history import recall
-        from pytest_accel.session import cpu_slots
 
         session = self._session
-        marked = ((index, item.stash.get(MARKED, None)) for index, item in enumerate(tests))
+        marked = ((index, marked_of(item)) for index, item in enumerate(tests))
         demand = Demand.of((index, one.shape) for index, one in marked if one is not None)
         names = [item.nodeid for item in tests]
         kinds = demand.kinds_of_tests(len(names))
@@ -120,7 +79,7 @@ class PlanHooks:
 
 def _why_skipped(item: pytest.Item) -> str | None:
     """Why it is certain that a test is skipped; None where it may run."""
-    marked = item.stash.get(MARKED, None)
+    marked = marked_of(item)
     if marked is not None and marked.missing is not None:
         return marked.missing
     return "marked skip" if any(item.iter_markers("skip")) else None

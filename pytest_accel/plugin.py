@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import adoption, hooks, planning, preload
+from pytest_accel import adoption, hooks, plan_option, preload
 from pytest_accel import config as options
 from pytest_accel.fixtures import (
     accel,
@@ -32,7 +32,7 @@ from pytest_accel.launch import outer
 from pytest_accel.launch.fixture import launch
 from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.stash import OUTER, RANK, RANK_PLUGIN, SESSION
+from pytest_accel.stash import OUTER, RANK_PLUGIN, SESSION
 
 if TYPE_CHECKING:
     from pytest_accel.items import MarkedItem
@@ -67,7 +67,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
     adoption.add_options(parser)
-    planning.add_options(parser)
+    plan_option.add_options(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -91,7 +91,7 @@ def pytest_load_initial_conftests(
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """A plan collects and runs nothing: xdist starts no workers then."""
-    if planning.asked(config):
+    if plan_option.asked(config):
         config.option.collectonly = True
 
 
@@ -99,8 +99,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in MARKER_LINES:
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
-    if RANK in config.stash:
+    if config.pluginmanager.has_plugin(RANK_PLUGIN):
         from pytest_accel.worlds.adopted import HarnessInRank
+        from pytest_accel.worlds.context import RANK
 
         harness = HarnessInRank(config.stash[RANK])
         adopted = adoption.make(config, lambda: 0, harness.install)
@@ -127,7 +128,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel import report
 
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
-        if planning.asked(config):
+        if plan_option.asked(config):
+            from pytest_accel import planning
+
             config.pluginmanager.register(planning.PlanHooks(session), "accel-plan")
         if config.pluginmanager.hasplugin("xdist"):
             from pytest_accel.distribution import XdistHooks

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.items import MarkedItem
+from pytest_accel.items import MarkedItem, marked_of
 from pytest_accel.schedule.demand import NO_DEVICE, kind_of
 from pytest_accel.schedule.history import Recorder
 from pytest_accel.session import AccelSession
-from pytest_accel.stash import MARKED
 from pytest_accel.worlds.shape import WorldShape
 
 
@@ -37,7 +36,7 @@ class RunningHooks:
 
     @pytest.hookimpl
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        marked = node.stash.get(MARKED, None)
+        marked = marked_of(node)
         if self._post_mortem is not None and (marked is None or not marked.has_begun):
             self._post_mortem.pytest_exception_interact(node, call, report)
 
@@ -45,14 +44,14 @@ class RunningHooks:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is None:
             return (yield)
         if self._session.is_copy:
             pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)
         if nextitem in self._session.held:
             nextitem = None  # It may be another worker's.
-        following = nextitem.stash.get(MARKED, None) if nextitem is not None else None
+        following = marked_of(nextitem) if nextitem is not None else None
         if self._session.is_worker:
             # Only the next test is known, and other workers' tests may come between it and a later one.
             same = following is not None and following.missing is None and following.shape == marked.shape
@@ -68,7 +67,7 @@ class RunningHooks:
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
         """pytest-timeout's limit is kept for a marked item in its own way: its timer would stop, or end, the driver."""
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is None:
             return None
         marked.limit(settings.timeout)
@@ -76,7 +75,7 @@ class RunningHooks:
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is None:
             return None
         marked.limit(None)
@@ -87,7 +86,7 @@ class RunningHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is not None:
             marked.conclude(report, call.excinfo.value if call.excinfo is not None else None)
         return report
@@ -101,7 +100,7 @@ class Graft:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is not None:
             marked.graft(report, call)
         return report
@@ -115,14 +114,14 @@ def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """
     groups: dict[WorldShape | None, list[pytest.Item]] = {}
     for item in items:
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         groups.setdefault(marked.shape if marked is not None and marked.missing is None else None, []).append(item)
     return [item for group in groups.values() for item in group]
 
 
 def _kinds(items: list[pytest.Item]) -> dict[str, str]:
     """The kind of device that each test uses, by node id."""
-    marked = {item.nodeid: item.stash.get(MARKED, None) for item in items}
+    marked = {item.nodeid: marked_of(item) for item in items}
     return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
 
 
@@ -133,7 +132,7 @@ def _link_neighbours(items: list[pytest.Item]) -> None:
     to know which fixtures stay after it. Where the guess is wrong, they end, or are set up, once more.
     """
     for item, later in pairwise(items):
-        marked, following = item.stash.get(MARKED, None), later.stash.get(MARKED, None)
+        marked, following = marked_of(item), marked_of(later)
         if marked is not None and following is not None and following.missing is None:
             same = following.shape == marked.shape and not marked.shape.fresh
             marked.following = following if same else None
@@ -143,7 +142,7 @@ def _link(items: list[pytest.Item]) -> None:
     """Tell each test which one comes next in a world of its shape."""
     later: dict[WorldShape, MarkedItem] = {}
     for item in reversed(items):
-        marked = item.stash.get(MARKED, None)
+        marked = marked_of(item)
         if marked is None or marked.missing is not None:
             continue
         marked.following = None if marked.shape.fresh else later.get(marked.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import pickle
 import sys
@@ -13,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from os import getpid
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import markers, planning
+from pytest_accel import markers, plan_option
 from pytest_accel.config import Settings
 from pytest_accel.launch.outer import without_local_rank
 from pytest_accel.markers import MarkError, MarkFinder
@@ -81,10 +79,12 @@ class AccelSession:
         if self.worker_input is not None:
             given: Machine = pickle.loads(self.worker_input["accel_machine"])
             return given
-        if (pretended := planning.pretended(self.config)) is not None:
+        if (pretended := plan_option.pretended(self.config)) is not None:
             from pytest_accel.hardware.pretend import PretendedMachine
 
             return PretendedMachine(*pretended)
+        from pytest_accel.machine import machine_for
+
         try:
             machine = machine_for(self.settings)
             _ = machine.session
@@ -97,6 +97,7 @@ class AccelSession:
         """The session's pool; only in the controller. The receiver threads of all workers ask for it."""
         with self._making:
             if self._pool is None:
+                from pytest_accel.hardware.cpu import cpu_slots
                 from pytest_accel.shims import base_temporary_directory
                 from pytest_accel.worlds import rank_coverage
                 from pytest_accel.worlds.pool import Pool
@@ -200,7 +201,7 @@ class AccelSession:
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
         requirement = markers.requirement(marks, size)
         assert requirement is not None
-        if requirement.devices is not None and planning.pretended(self.config) is not None:
+        if requirement.devices is not None and plan_option.pretended(self.config) is not None:
             from pytest_accel.hardware.pretend import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
@@ -288,7 +289,7 @@ class AccelSession:
 
     def show(self, line: str) -> None:
         """Write a line for the person at the terminal, in the controller; any thread may call it."""
-        from pytest_accel.report import write_line
+        from pytest_accel.terminal_lines import write_line
 
         with contextlib.suppress(OSError, ValueError):  # A terminal that is gone must not end the session's worlds.
             write_line(self.config, line)
@@ -320,15 +321,6 @@ class AccelSession:
     def notes(self) -> list[str]:
         """What ``-v`` shows of the fork server."""
         return self._pool.notes if self._pool is not None else []
-
-
-def machine_for(settings: Settings) -> Machine:
-    """The machine as `settings` want it looked at; ValueError for a kind or an order that is not allowed."""
-    from pytest_accel.hardware.inventory import Machine, parse_kind
-    from pytest_accel.hardware.order import parse_order
-
-    order = parse_order(settings.order) if settings.order else None
-    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")
 
 
 def _forks(item: pytest.Item) -> bool:
@@ -364,15 +356,6 @@ def _on_wanted(driver: object, world: int) -> None:
 
     assert isinstance(driver, (LocalPort, PoolService))
     driver.on_wanted(world)
-
-
-def cpu_slots() -> int:
-    """How many ranks may run on the CPU at once: the allowed cores, by affinity and cgroup quota."""
-    from pytest_accel.hardware.cpu import affinity, cpu_quota
-
-    quota = cpu_quota(Path("/"))
-    cores = len(affinity())
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

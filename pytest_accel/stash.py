@@ -1,24 +1,19 @@
-"""Where the plugin keeps its things on pytest's objects."""
+"""Where the plugin keeps its things on pytest's objects.
+
+The keys are those of the lowest package, and have no types of the packages above it: who reads one says what it is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pytest_accel.items import MarkedItem
-    from pytest_accel.launch.outer_session import OuterSession
-    from pytest_accel.session import AccelSession
-    from pytest_accel.worlds.rank import RankContext
-
-SESSION: pytest.StashKey[AccelSession] = pytest.StashKey()
-"""On the config of a driver or controller."""
-RANK: pytest.StashKey[RankContext] = pytest.StashKey()
-"""On the config of a rank."""
-OUTER: pytest.StashKey[OuterSession] = pytest.StashKey()
-"""On the config of a driver that a launcher has started as one of many processes."""
+SESSION: pytest.StashKey[Any] = pytest.StashKey()
+"""An `AccelSession`, on the config of a driver or controller."""
+OUTER: pytest.StashKey[Any] = pytest.StashKey()
+"""An `OuterSession`, on the config of a driver that a launcher has started as one of many processes."""
+MARKED: pytest.StashKey[Any] = pytest.StashKey()
+"""A `MarkedItem`, on an item that runs in a world."""
 RANK_PLUGIN = "accel-rank"
 """The name of the plugin by which a rank's session, and no other, is known from its beginning."""
-MARKED: pytest.StashKey[MarkedItem] = pytest.StashKey()
-"""On an item that runs in a world."""

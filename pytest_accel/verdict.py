@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_accel import accounts
-from pytest_accel.accounts import is_consequence, ranks_text
+from pytest_accel.accounts import is_consequence
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.worlds.collectives import group_label
 from pytest_accel.worlds.examine import NOTHING, Findings
 from pytest_accel.worlds.messages import ExceptionSketch, Finished, When

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pytest_accel.leases.folder import VARIABLE
-from pytest_accel.stash import RANK
+from pytest_accel.worlds.context import RANK
 
 with contextlib.suppress(ImportError):  # The tests for GPUs do without it.
     from hypothesis import HealthCheck, settings

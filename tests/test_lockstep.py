@@ -89,14 +89,14 @@ def test_the_worst_of_all_ranks_is_what_all_tell_hypothesis() -> None:
 
 def test_what_the_ranks_do_differently_is_told() -> None:
     assert conclude([end(drawn="6"), end(), end()]).text == (
-        "the ranks drew different examples (rank 0 drew 6; ranks 1, 2 drew 5): "
+        "the ranks drew different examples (rank 0 drew 6; ranks 1-2 drew 5): "
         "what a test draws must not depend on the rank"
     )
     assert "rank 0 drew 5 and draws more; rank 1 drew 5)" in conclude([draw(), end()]).text
     same = [Draw(0.0, digest, "…5") for digest in ("a", "b")]
     assert "rank 0 drew …5 and draws more [a]; rank 1 drew …5 and draws more [b])" in conclude(same).text
     assert conclude([end("skipped"), end(), end()]).text == (
-        "the ranks disagree about an example: rank 0 skipped, ranks 1, 2 ran"
+        "the ranks disagree about an example: rank 0 skipped, ranks 1-2 ran"
     )
 
 

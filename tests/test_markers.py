@@ -13,11 +13,10 @@ from pytest_accel.markers import (
     MarkError,
     MarkFinder,
     Marks,
-    RankNeed,
-    Requirement,
     requirement,
     world_sizes,
 )
+from pytest_accel.requirement import RankNeed, Requirement
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from pytest_accel.hardware.device import Device, DeviceNeed, Share
-from pytest_accel.markers import Marks, Requirement, requirement
+from pytest_accel.markers import Marks, requirement
+from pytest_accel.requirement import Requirement
 from pytest_accel.worlds.shape import Traits, WorldShape, shape_of
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed

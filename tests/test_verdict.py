@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel import accounts
-from pytest_accel.accounts import ranks_text
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.verdict import (
     RankDied,
     RankError,

@@ -23,7 +23,7 @@ import pytest
 
 from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.refusals import is_loaded, refusals
-from pytest_accel.stash import RANK
+from pytest_accel.worlds.context import RANK
 from pytest_accel.worlds.rank_roles import with_default_roles
 
 BRIDGES: Mapping[str, str] = MappingProxyType(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pytest_accel.accounts import ranks_text
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.stash import MARKED
 
 Entry = TypeVar("Entry")
@@ -39,7 +39,8 @@ def _scalar(value: object) -> object:
 
 def number_of_ranks(item: pytest.Item) -> int:
     """Return how many ranks run the marked `item`."""
-    return item.stash[MARKED].shape.ranks
+    ranks: int = item.stash[MARKED].shape.ranks
+    return ranks
 
 
 def groups(said: Mapping[int, Sequence[Entry]], key: Callable[[Entry], str] = repr) -> list[dict[int, Entry]]:

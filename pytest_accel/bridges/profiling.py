@@ -17,7 +17,8 @@ import pytest
 
 from pytest_accel.bridges import profiles
 from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.stash import MARKED, RANK
+from pytest_accel.stash import MARKED
+from pytest_accel.worlds.context import RANK
 
 _NAME = "pytest-profiling"
 

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_accel.accounts import ranks_text
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
 from pytest_accel.bridges.internals import plugins
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.stash import MARKED
 
 _KEY = "syrupy"

@@ -131,5 +131,5 @@ class LinesOfRanks:
         marked = None if self._item is None else self._item.stash.get(MARKED, None)
         if marked is None or self._failed:
             return False
-        may_run = marked.missing is not None or marked.has_begun
-        return may_run and len(self._ranks) < marked.shape.ranks
+        lacks: bool = (marked.missing is not None or marked.has_begun) and len(self._ranks) < marked.shape.ranks
+        return lacks

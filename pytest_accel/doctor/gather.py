@@ -17,6 +17,7 @@ from pytest_accel.config import Settings
 from pytest_accel.doctor.checks import SUPPORTED
 from pytest_accel.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
 from pytest_accel.doctor.forks import try_forks
+from pytest_accel.hardware.cpu import cpu_slots
 from pytest_accel.hardware.cuda_health import condition, driver_installed, optional
 from pytest_accel.hardware.health import HealthVendor, judge
 from pytest_accel.hardware.inventory import grouped
@@ -24,7 +25,7 @@ from pytest_accel.hardware.registry import GROUP, VendorError, describe_kind, ki
 from pytest_accel.hardware.torch_build import versions
 from pytest_accel.leases.folder import default_folder, folder_problem
 from pytest_accel.leases.wishes import wish_files
-from pytest_accel.session import cpu_slots, machine_for
+from pytest_accel.machine import machine_for
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -107,6 +108,13 @@ def affinity() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def cpu_slots() -> int:
+    """Return how many ranks may run on the CPU at once: the allowed cores, by affinity and cgroup quota."""
+    quota = cpu_quota(Path("/"))
+    cores = len(affinity())
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:

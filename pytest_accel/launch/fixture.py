@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel import config as options
-from pytest_accel.stash import RANK
 
 if TYPE_CHECKING:
     from pytest_accel.launch.launching import Launch
@@ -19,6 +18,7 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
     from pytest_accel.launch.launchers import LAUNCHERS
     from pytest_accel.launch.launching import Launch, Lease, missing
+    from pytest_accel.worlds.context import RANK
 
     context = request.config.stash.get(RANK, None)
     lease = Lease()

@@ -15,11 +15,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pytest_accel.config import Settings
-from pytest_accel.hardware.inventory import Machine
 from pytest_accel.launch.outer_keeper import LOST, PATIENCE, changed
 from pytest_accel.launch.outer_machines import Link
 from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
+from pytest_accel.machine import machine_for
 from pytest_accel.worlds import linux, shared_memory, unix_sockets
 from pytest_accel.worlds.autopsy import tail
 from pytest_accel.worlds.bridge import Bridge, Opened
@@ -53,7 +52,7 @@ class _FarKeeper:
         self._number = 0
         self._spec: SessionSpec | None = None
         self._status = LOST
-        self._agent = Agent(self._bridge.send, _machine)
+        self._agent = Agent(self._bridge.send, machine_for)
 
     def obey(self) -> int:
         why = self._bridge.run()
@@ -133,12 +132,6 @@ class _FarKeeper:
             kill_marked(self._spec.directory)
             shared_memory.remove_all(self._spec.directory)
             shutil.rmtree(self._spec.directory, ignore_errors=True)
-
-
-def _machine(settings: Settings) -> Machine:
-    from pytest_accel.session import machine_for
-
-    return machine_for(settings)
 
 
 def _when_ended(server: OwnServer, bridge: Bridge, call: Callable[[], None]) -> None:

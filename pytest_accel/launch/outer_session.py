@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_accel.accounts import ranks_text
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.launch import outer_far_keeper, outer_keeper, outer_machines
 from pytest_accel.launch.outer import Outer, of_a_rank, without_local_rank
@@ -20,6 +19,7 @@ from pytest_accel.launch.outer_kept import Keeper
 from pytest_accel.launch.outer_machines import Far, Rendezvous
 from pytest_accel.launch.outer_meeting import MeetingError, gather, join
 from pytest_accel.launch.outer_messages import Hello
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.worlds.far_supply import FarSupply
 from pytest_accel.worlds.starter import Spawn, spawn_here
 

@@ -22,7 +22,7 @@ import pytest
 from pytest_accel.worlds import group, places
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.context import RankContext
     from pytest_accel.worlds.signed_store import SignedStore
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"

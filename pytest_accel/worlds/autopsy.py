@@ -8,17 +8,15 @@ import re
 import signal
 import time
 from pathlib import Path
-from sys import _current_frames
-from threading import main_thread
 
 from pytest_accel.clock import monotonic
+from pytest_accel.worlds import flight
 from pytest_accel.worlds.files import HEADING
+from pytest_accel.worlds.frames import LIBRARIES
 
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
-PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_LIBRARIES = ("/site-packages/", "/lib/python", PACKAGE)
-_OWN = os.path.join(os.path.dirname(__file__), "flight.py")
+_OWN = flight.__file__
 
 
 SERVER_ENDED = -(1 << 16)
@@ -109,28 +107,12 @@ def _size(path: str) -> int:
         return 0
 
 
-def is_library(path: str) -> bool:
-    """Whether a file is Python's own, an installed package's or this package's."""
-    return any(part in path for part in _LIBRARIES)
-
-
-def place_of_main_thread() -> str:
-    """Return what :func:`where` would say of this process's own main thread; called in another thread."""
-    frame = _current_frames().get(main_thread().ident or 0)
-    while frame is not None:
-        code = frame.f_code
-        if not is_library(code.co_filename) and not code.co_filename.startswith("<"):
-            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    return ""
-
-
 def where(stack: str) -> str:
     """The innermost frame of a stack's main thread that is not a library's, for a one-line account; else empty."""
     # faulthandler begins with the newest thread, and the main thread is the oldest.
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:
-        if not any(part in frame for part in (*_LIBRARIES, '"<frozen ', '"<string>"')):
+        if not any(part in frame for part in (*LIBRARIES, '"<frozen ', '"<string>"')):
             return frame.replace('File "', "").replace('", line ', ":", 1)
     return ""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.shims import rewrite_asserts_of_initial_files, teardown_for
-from pytest_accel.worlds.autopsy import is_library
+from pytest_accel.worlds.frames import is_library
 from pytest_accel.worlds.messages import NodeRef, RunTest
 
 

@@ -53,7 +53,8 @@ from pytest_accel.worlds.messages import (
 )
 from pytest_accel.worlds.places import HOST
 from pytest_accel.worlds.preloading import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
-from pytest_accel.worlds.spares import Role, Sockets, Spares
+from pytest_accel.worlds.role import Role
+from pytest_accel.worlds.spares import Sockets, Spares
 
 _LOOK = 0.5
 """Seconds between two looks at whether the controller is still there, while it cannot be heard."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_accel.hardware import shares
 from pytest_accel.worlds import flight
-from pytest_accel.worlds.autopsy import place_of_main_thread
 from pytest_accel.worlds.collectives import DEFAULT_GROUP, group_label
 from pytest_accel.worlds.files import flight_path
+from pytest_accel.worlds.frames import place_of_main_thread
 from pytest_accel.worlds.places import AGENT_STORE, host_of
 from pytest_accel.worlds.shape import backend_names
 from pytest_accel.worlds.signed_store import SignedStore
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
-    from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.context import RankContext
 
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_accel.worlds import group, manners, rpc, strays
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.context import RankContext
 
 MEMORY = 64 << 20
 """Bytes by which what torch has allocated on a device may grow in a test.

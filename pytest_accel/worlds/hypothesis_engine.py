@@ -32,6 +32,7 @@ from hypothesis.internal.conjecture import data as conjecture
 from hypothesis.internal.conjecture import engine
 
 from pytest_accel.clock import monotonic
+from pytest_accel.rank_names import ranks_text
 from pytest_accel.worlds.exchange import LARGEST, Exchange, ExchangeError, LateRanks
 from pytest_accel.worlds.lockstep import (
     Conclusion,
@@ -45,14 +46,13 @@ from pytest_accel.worlds.lockstep import (
     Step,
     conclude,
     from_record,
-    name_ranks,
     to_record,
 )
-from pytest_accel.worlds.patience import GRACE
 from pytest_accel.worlds.sketches import mark_repeated, stand_in_type
+from pytest_accel.worlds.timeouts import GRACE
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.rank import RankContext
+    from pytest_accel.worlds.context import RankContext
 
 __hypothesistracebackhide__ = True
 """Hypothesis leaves this module's frames out of tracebacks, like its own."""
@@ -208,7 +208,7 @@ class Lockstep:
         try:
             _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), patience)
         except LateRanks as late:
-            text = f"{name_ranks(late.ranks)} did not come to the end of the example within {patience:g} s"
+            text = f"{ranks_text(late.ranks)} did not come to the end of the example within {patience:g} s"
             if outcome != "failed":
                 text = f"rank {self.rank} {outcome} an example, and {text}"
                 hint = "what rejects or skips an example before a collective must do so on all ranks"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pytest_accel.rank_names import ranks_text
+
 Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
 """How an example ended on one rank: ``stopped`` by the generator of examples, ``rejected`` by ``assume``."""
 
@@ -156,7 +158,7 @@ def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclus
         if len(ranks["skipped"]) == len(steps):
             return Conclusion("skipped")
         ran = [rank for rank in range(len(steps)) if rank not in ranks["skipped"]]
-        text = f"the ranks disagree about an example: {name_ranks(ranks['skipped'])} skipped, {name_ranks(ran)} ran"
+        text = f"the ranks disagree about an example: {ranks_text(ranks['skipped'])} skipped, {ranks_text(ran)} ran"
         return Conclusion("broken", text=text)
     if "rejected" in ranks:
         return Conclusion("rejected", ranks["rejected"][0])
@@ -183,7 +185,7 @@ def _differences(steps: Sequence[Step]) -> str:
         ranks.setdefault(_describe(step), []).append(rank)
     if len(ranks) == 1:  # They differ in what is not shown of them.
         ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
-    said = "; ".join(f"{name_ranks(those)} {what}" for what, those in ranks.items())
+    said = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
     return f"the ranks drew different examples ({said}): what a test draws must not depend on the rank"
 
 
@@ -195,8 +197,3 @@ def _describe(step: Step) -> str:
     if isinstance(step, End):
         return f"drew {step.shown}"
     return "read the example database"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return what a message calls `ranks`: ``rank 1``, ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

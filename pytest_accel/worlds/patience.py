@@ -13,13 +13,7 @@ import psutil
 
 from pytest_accel.worlds.messages import When
 from pytest_accel.worlds.outcome import PHASES, RankState
-
-GRACE = 3.0
-"""Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
-AFTER_DEATH = 0.6
-"""As `GRACE`, once one has died and none of the others is at work: nothing is to come of them, and the world ends."""
-START_PATIENCE = 120.0
-"""Seconds that a rank may take to import, configure pytest and join its process group."""
+from pytest_accel.worlds.timeouts import AFTER_DEATH, GRACE
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:

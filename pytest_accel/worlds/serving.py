@@ -23,10 +23,11 @@ import pytest
 from pytest_accel.clock import monotonic
 from pytest_accel.hardware.device import MaskError
 from pytest_accel.shims import forget_sections
-from pytest_accel.stash import RANK, RANK_PLUGIN
+from pytest_accel.stash import RANK_PLUGIN
 from pytest_accel.worlds import group, peers, rank_data, rank_roles, unix_sockets
 from pytest_accel.worlds.captured import Captured
 from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
+from pytest_accel.worlds.context import RANK, RankContext
 from pytest_accel.worlds.cutting import cut, cut_failure
 from pytest_accel.worlds.debugging import Debugging
 from pytest_accel.worlds.files import progress_path
@@ -50,7 +51,6 @@ from pytest_accel.worlds.sketches import plain_properties, sketch, sketch_warnin
 
 if TYPE_CHECKING:
     from pytest_accel.worlds.hypothesis_engine import Lockstep
-    from pytest_accel.worlds.rank import RankContext
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's own options by which a session writes a file, or sends one: the driver's business."""

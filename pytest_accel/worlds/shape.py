@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from pytest_accel.hardware.device import Device, DeviceNeed, Share
-from pytest_accel.markers import RankNeed, Requirement
+from pytest_accel.requirement import RankNeed, Requirement
 from pytest_accel.worlds.messages import WorldSpec
 
 _ON_ONE_DEVICE = {"gloo", "mpi"}

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import _exit
-from typing import NamedTuple
 
 import psutil
 
@@ -25,20 +24,11 @@ from pytest_accel.worlds import descriptors
 from pytest_accel.worlds.group import Meeting
 from pytest_accel.worlds.messages import WorldSpec
 from pytest_accel.worlds.peers import Peers, ends_of, take
+from pytest_accel.worlds.role import Role
 
 _FEWEST, _MOST = 2, 8
 _REST = 0.1
 """Seconds after which spares are made: the ranks of the world that has been started are not kept from the processor."""
-
-
-class Role(NamedTuple):
-    """Who a process is, and how it is reached."""
-
-    spec: WorldSpec
-    rank: int
-    listener: socket.socket
-    peers: Peers
-    meeting: Meeting | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,14 @@ from pytest_accel.worlds.messages import (
     When,
 )
 from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
-from pytest_accel.worlds.patience import GRACE, START_PATIENCE, Grace, beginning, grace
+from pytest_accel.worlds.patience import Grace, beginning, grace
 from pytest_accel.worlds.peers import go_on
 from pytest_accel.worlds.port import Port
 from pytest_accel.worlds.reach import call_rank
 from pytest_accel.worlds.roster import Grant
 from pytest_accel.worlds.scout import Scout, Scouts
 from pytest_accel.worlds.streaming import Streams
+from pytest_accel.worlds.timeouts import GRACE, START_PATIENCE
 
 _STALLED = 30
 """Seconds after which a rank that has sent half a message counts as gone."""

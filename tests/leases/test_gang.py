@@ -15,7 +15,7 @@ from pytest_accel.hardware.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.folder import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
-from pytest_accel.session import machine_for
+from pytest_accel.machine import machine_for
 from pytest_accel.worlds.far_supply import Agent, FarLease, FarSupply, FarSupplyError
 from pytest_accel.worlds.gang import Gang, Part
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.worlds.spares import Role, Spares
+from pytest_accel.worlds.role import Role
+from pytest_accel.worlds.spares import Spares
 from tests.worlds.conftest import Suite
 
 _TEST = """

@@ -1,0 +1,13 @@
+"""The machine as the settings of a session want it looked at."""
+
+from __future__ import annotations
+
+from pytest_accel.config import Settings
+from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.hardware.order import parse_order
+
+
+def machine_for(settings: Settings) -> Machine:
+    """The machine as `settings` want it looked at; ValueError for a kind or an order that is not allowed."""
+    order = parse_order(settings.order) if settings.order else None
+    return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")

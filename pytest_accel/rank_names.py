@@ -1,0 +1,17 @@
+"""How messages name ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 1``, ``ranks 0-3`` or ``ranks 0, 2, 5-7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
