@@ -1,1 +1,0 @@
-"""The processes that run a test."""
