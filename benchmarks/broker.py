@@ -20,7 +20,7 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 UNCONTENDED = 10_000

@@ -16,7 +16,7 @@ _PROCESSES = 5
 _CODE = """
 import json, sys, time
 import pytest, pytest_accel.plugin
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 moments = [time.perf_counter()]
 for vendor in (Cuda(), Cuda()):
     devices = vendor.discover()

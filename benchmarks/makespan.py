@@ -21,9 +21,9 @@ from benchmarks.virtual import Machine, Test
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
 from pytest_accel.schedule.backlog import Backlog, Need, Task
-from pytest_accel.schedule.bounds import lower_bound
+from pytest_accel.schedule.lower_bounds import lower_bound
 from pytest_accel.schedule.scheduler import DeviceScheduling
-from pytest_accel.schedule.virtual import Worker
+from pytest_accel.schedule.simulation import Worker
 
 DEVICES = 8
 WORKERS = 16

@@ -1,4 +1,4 @@
-"""Mixes of tests on devices that are all alike, for the simulator of `pytest_accel.schedule.virtual`."""
+"""Mixes of tests on devices that are all alike, for the simulator of `pytest_accel.schedule.simulation`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule import virtual
+from pytest_accel.schedule import simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Test:
         return Request(0, tuple(devices), self.devices, parts=parts)
 
 
-class Machine(virtual.Machine):
+class Machine(simulation.Machine):
     """Workers, and devices that are all alike."""
 
     def __init__(self, tests: Sequence[Test], devices: int, workers: int) -> None:
         self.tests = tests
         names = [f"sim-{number}" for number in range(devices)]
         jobs = [
-            virtual.Job(f"test_{test.module}.py::test_{number}", test.seconds, test.request(names))
+            simulation.Job(f"test_{test.module}.py::test_{number}", test.seconds, test.request(names))
             for number, test in enumerate(tests)
         ]
         super().__init__(jobs, dict.fromkeys(names, WHOLE), workers)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_accel import config as options
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.machine import machine_for
+from pytest_accel.settings import options
+from pytest_accel.settings.machine import machine_for
 
 _COMMANDS = ("info", "doctor")
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _info(settings: options.Settings, *, as_json: bool) -> int:
-    from pytest_accel import info
+    from pytest_accel.commands import info
 
     facts = info.look(machine_for(settings))
     print(json.dumps(info.as_json(facts), indent=2) if as_json else info.table(facts))
@@ -51,7 +51,7 @@ def _info(settings: options.Settings, *, as_json: bool) -> int:
 
 
 def _doctor(settings: options.Settings, *, as_json: bool) -> int:
-    from pytest_accel import doctor
+    from pytest_accel.commands import doctor
 
     findings = doctor.examine(settings)
     print(json.dumps(doctor.as_json(findings), indent=2) if as_json else doctor.text(findings))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
-    from pytest_accel.hardware.device import Device
-    from pytest_accel.worlds.context import RankContext
+    from pytest_accel.core.device import Device
+    from pytest_accel.rank.context import RankContext
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Accel:
 
 
 def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
-    from pytest_accel.worlds.context import RANK
+    from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
     if context is None:
@@ -68,7 +68,7 @@ def accel(request: pytest.FixtureRequest) -> Accel:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """This rank's device, the first of them if it has several; ``cpu`` for ranks without accelerators."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     return group.torch_devices([_in_rank(request).torch_device])[0]
 
@@ -76,7 +76,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> list[torch.device]:
     """All devices that this process sees, in the session's order."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     return group.torch_devices(_in_rank(request).torch_devices())
 
@@ -127,7 +127,7 @@ def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
 @pytest.fixture(scope="session")
 def device_mesh(request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
     """``device_mesh(shape, names)``: a mesh over all ranks; one of a shape is made once and kept."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     context = _in_rank(request, grouped=True)
     _group(request)
@@ -146,7 +146,7 @@ def device_mesh(request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
 @pytest.fixture
 def dist_store(request: pytest.FixtureRequest) -> Store:
     """A store that the ranks of this test share; it starts empty for each test."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     return group.test_store(_in_rank(request, grouped=True))
 
@@ -154,7 +154,7 @@ def dist_store(request: pytest.FixtureRequest) -> Store:
 @pytest.fixture(scope="session")
 def world_store(request: pytest.FixtureRequest) -> Store:
     """A store that the ranks share as long as their world lives; what a test has set there, the next one finds."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     return group.world_store(_in_rank(request, grouped=True))
 
@@ -196,7 +196,7 @@ def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
     """A port of rank 0's machine, the same on every rank, that nothing else is given as long as the world lives."""
-    from pytest_accel.launch.port import hold
+    from pytest_accel.launch.reserved_port import hold
 
     context = _in_rank(request, grouped=True)
     store = context.signed_store
@@ -213,7 +213,7 @@ def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A folder that is the same on every rank of the test; `tmp_path` is each rank's own."""
-    from pytest_accel.worlds import group
+    from pytest_accel.rank import process_group as group
 
     context = _in_rank(request, grouped=True)
     if apart := group.apart(context):

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from pytest_accel.hardware.device import DeviceNeed, Near, Share
+from pytest_accel.core.device import DeviceNeed, Near, Share
+from pytest_accel.core.requirement import RankNeed, Requirement
+from pytest_accel.core.units import parse_capability, parse_memory
 from pytest_accel.hardware.registry import ALL_KINDS, check_kind, name_kinds
-from pytest_accel.hardware.units import parse_capability, parse_memory
-from pytest_accel.requirement import RankNeed, Requirement
 
 
 class MarkError(Exception):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import plan_option
-from pytest_accel.items import marked_of
+from pytest_accel.driver.items import marked_of
+from pytest_accel.settings import plan_option
 
 if TYPE_CHECKING:
     from pytest_accel.schedule.forecast import Suite
@@ -32,25 +32,25 @@ class PlanHooks:
         finally:
             session.items = items
         if items and (not session.testsfailed or session.config.option.continue_on_collection_errors):
-            from pytest_accel.terminal_lines import write_section
+            from pytest_accel.core.terminal_lines import write_section
 
             write_section(session.config, "accel: plan", self._lines(items))
         return result
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[tuple[str, bool]]:
         """What is shown, and whether it stands out."""
-        from pytest_accel.schedule import tell
+        from pytest_accel.schedule import plan_text
         from pytest_accel.schedule.forecast import best
 
         config = self._session.config
         reasons = {item: _why_skipped(item) for item in items}
         tests = [item for item in items if reasons[item] is None]
         skipped = Counter(reason for reason in reasons.values() if reason is not None)
-        yield from tell.plain(tell.census(len(tests), skipped.most_common()))
+        yield from plan_text.plain(plan_text.census(len(tests), skipped.most_common()))
         if not tests:
             return
         suite = self._suite(tests)
-        yield from tell.plain(tell.about_times(suite.times))
+        yield from plan_text.plain(plan_text.about_times(suite.times))
         if plan_option.pretended(config) is not None:
             yield "memory, capability and name that a test asks for count as there", False
         plays = list(suite.plays())
@@ -59,14 +59,14 @@ class PlanHooks:
         if given:
             chosen = next((play for play in plays if play.workers == given), None) or suite.play(given)
             plays = sorted({play.workers: play for play in (*plays, chosen)}.values(), key=lambda play: play.workers)
-        yield from tell.table(plays, suite.devices)
-        yield from tell.plain(tell.about(chosen, suite, shutil.get_terminal_size().columns))
+        yield from plan_text.table(plays, suite.devices)
+        yield from plan_text.plain(plan_text.about(chosen, suite, shutil.get_terminal_size().columns))
 
     def _suite(self, tests: Sequence[pytest.Item]) -> Suite:
-        from pytest_accel.hardware.cpu import cpu_slots
-        from pytest_accel.schedule.demand import Demand
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
         from pytest_accel.schedule.forecast import Suite, times
         from pytest_accel.schedule.history import recall
+        from pytest_accel.schedule.test_demand import Demand
 
         session = self._session
         marked = ((index, marked_of(item)) for index, item in enumerate(tests))

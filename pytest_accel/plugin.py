@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import adoption, hooks, plan_option, preload
-from pytest_accel import config as options
+from pytest_accel import hooks, suite_adoption
+from pytest_accel.core import launcher_env, preload_discovery
+from pytest_accel.core.stash_keys import OUTER, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -28,14 +29,13 @@ from pytest_accel.fixtures import (
     world_size,
     world_store,
 )
-from pytest_accel.launch import outer
 from pytest_accel.launch.fixture import launch
-from pytest_accel.markers import MARKER_LINES, MarkError, MarkFinder, world_sizes
+from pytest_accel.marks import MARKER_LINES, MarkError, MarkFinder, world_sizes
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.stash import OUTER, RANK_PLUGIN, SESSION
+from pytest_accel.settings import options, plan_option
 
 if TYPE_CHECKING:
-    from pytest_accel.items import MarkedItem
+    from pytest_accel.driver.items import MarkedItem
 
 __all__ = [
     "accel",
@@ -66,7 +66,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
-    adoption.add_options(parser)
+    suite_adoption.add_options(parser)
     plan_option.add_options(parser)
 
 
@@ -75,11 +75,11 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
     """Before anything of the suite is imported, and anything is captured."""
-    world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else outer.find_here()
+    world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
     if world is not None and options.sees_launchers(early_config):
-        from pytest_accel.launch import outer_session
+        from pytest_accel.nodes import launched_session
 
-        early_config.stash[OUTER] = outer_session.enter(early_config, args, world)
+        early_config.stash[OUTER] = launched_session.enter(early_config, args, world)
     try:
         return (yield)
     except BaseException:
@@ -100,28 +100,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(ParametrizeHooks(), "accel-parametrize")
     if config.pluginmanager.has_plugin(RANK_PLUGIN):
-        from pytest_accel.worlds.adopted import HarnessInRank
-        from pytest_accel.worlds.context import RANK
+        from pytest_accel.rank.context import RANK
+        from pytest_accel.rank.torch_harness import HarnessInRank
 
         harness = HarnessInRank(config.stash[RANK])
-        adopted = adoption.make(config, lambda: 0, harness.install)
+        adopted = suite_adoption.make(config, lambda: 0, harness.install)
         if adopted is not None:
             config.pluginmanager.register(harness, "accel-harness")
             config.pluginmanager.register(adopted, "accel-adoption")
         config.pluginmanager.register(RankHooks(), "accel-bridges")
         return
     session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-    adopted = adoption.make(config, lambda: len(session.machine.session.devices))
+    adopted = suite_adoption.make(config, lambda: len(session.machine.session.devices))
     if adopted is not None:
         config.pluginmanager.register(adopted, "accel-adoption")
     config.pluginmanager.register(CollectionHooks(session, adopted), "accel-collection")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
-        from pytest_accel.schedule.worker import WorkerHooks
+        from pytest_accel.worker_hooks import WorkerHooks
 
         hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
         config.pluginmanager.register(hooks, "accel-schedule")
     if OUTER in config.stash:
-        from pytest_accel.launch.outer_hooks import OuterHooks
+        from pytest_accel.nodes.launcher_hooks import OuterHooks
 
         config.pluginmanager.register(OuterHooks(config, config.stash[OUTER]), "accel-outer")
     if not session.is_worker:
@@ -129,11 +129,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
         if plan_option.asked(config):
-            from pytest_accel import planning
+            from pytest_accel import plan_command
 
-            config.pluginmanager.register(planning.PlanHooks(session), "accel-plan")
+            config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
         if config.pluginmanager.hasplugin("xdist"):
-            from pytest_accel.distribution import XdistHooks
+            from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
 
@@ -190,7 +190,7 @@ class RankHooks:
 class CollectionHooks:
     """Finds the marked items of this process. Those that run them are registered only where there are some."""
 
-    def __init__(self, session: AccelSession, adopted: adoption.Adoption | None) -> None:
+    def __init__(self, session: AccelSession, adopted: suite_adoption.Adoption | None) -> None:
         self._session = session
         self._adopted = adopted
         self._auto = "auto" in session.settings.preload
@@ -206,17 +206,17 @@ class CollectionHooks:
     def pytest_collect_file(self, file_path: Path) -> None:
         if not self._runs or file_path.suffix != ".py":
             return
-        marks = preload.marks_in(file_path)
+        marks = preload_discovery.marks_in(file_path)
         modules: set[str] = set()
         if self._adopted is not None:
-            text = preload.text(file_path)
+            text = preload_discovery.text(file_path)
             marks |= self._adopted.marks_in(file_path, text)
             modules = self._adopted.imports(text) - self._considered
         # Without devices in the session, tests that only ask for devices are skipped.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._look_for_hooks(file_path)
             self._session.port.warm()
-            self._preload(preload.imports_of(file_path) | self._imported)
+            self._preload(preload_discovery.imports_of(file_path) | self._imported)
             # It asks torch for devices, which may leave a server with a driver's runtime that no rank can use.
             if self._auto and modules and self._session.session_kind in (None, "cpu", "sim"):
                 self._considered |= modules
@@ -246,7 +246,7 @@ class CollectionHooks:
         if any(one.missing is None for one in marked):
             self._look_for_hooks(*(one.item.path for one in marked), collected=True)
         self._preload(self._imported)
-        from pytest_accel.running import Graft, RunningHooks, by_world
+        from pytest_accel.runtest_hooks import Graft, RunningHooks, by_world
 
         if self._session.settings.reorder and not self._session.is_worker:
             items[:] = by_world(items)
@@ -284,7 +284,7 @@ class CollectionHooks:
 
         `files` are files with tests for ranks; `collected` says that all tests have been collected.
         """
-        from pytest_accel import import_hooks
+        from pytest_accel.core import import_hooks
 
         if self._hooked:
             return
@@ -305,6 +305,6 @@ class CollectionHooks:
         new = names - self._considered
         self._considered |= new
         if self._auto and new:
-            modules = preload.worth_preloading(new, self._session.config.rootpath)
+            modules = preload_discovery.worth_preloading(new, self._session.config.rootpath)
             if modules:
                 self._session.port.preload(modules)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.items import RETRIED
-from pytest_accel.markers import foreign_marks
+from pytest_accel.core.terminal_lines import write_section
+from pytest_accel.driver.items import RETRIED
+from pytest_accel.marks import foreign_marks
 from pytest_accel.session import AccelSession
-from pytest_accel.terminal_lines import write_section
 
 
 class ReportHooks:
@@ -51,7 +51,7 @@ class ReportHooks:
     def pytest_collection(self, session: pytest.Session) -> bool | None:
         if not self._session.settings.info:
             return None
-        from pytest_accel.info import look, table
+        from pytest_accel.commands.info import look, table
 
         write_section(session.config, None, [(table(look(self._session.machine)), False)])
         session.items = []
@@ -115,11 +115,11 @@ class ReportHooks:
             for command in reruns:
                 terminalreporter.write_line(command)
         for interrupted in self._session.interrupted:
-            from pytest_accel import accounts
+            from pytest_accel.verdict import report_text
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in accounts.interrupted_lines(interrupted, str(config.invocation_params.dir)):
+            for line in report_text.interrupted_lines(interrupted, str(config.invocation_params.dir)):
                 terminalreporter.write_line(line)
         if self._session.complaints:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)

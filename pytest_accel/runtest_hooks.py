@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.items import MarkedItem, marked_of
-from pytest_accel.schedule.demand import NO_DEVICE, kind_of
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.driver.items import MarkedItem, marked_of
 from pytest_accel.schedule.history import Recorder
+from pytest_accel.schedule.test_demand import NO_DEVICE, kind_of
 from pytest_accel.session import AccelSession
-from pytest_accel.worlds.shape import WorldShape
 
 
 class RunningHooks:

@@ -17,24 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import markers, plan_option
-from pytest_accel.config import Settings
-from pytest_accel.launch.outer import without_local_rank
-from pytest_accel.markers import MarkError, MarkFinder
-from pytest_accel.preload import installed_plugins
-from pytest_accel.stash import MARKED, OUTER
+from pytest_accel import marks as markers
+from pytest_accel.core.launcher_env import without_local_rank
+from pytest_accel.core.preload_discovery import installed_plugins
+from pytest_accel.core.stash_keys import MARKED, OUTER
+from pytest_accel.marks import MarkError, MarkFinder
+from pytest_accel.settings import plan_option
+from pytest_accel.settings.options import Settings
 
 if TYPE_CHECKING:
-    from pytest_accel.driver import Driver
+    from pytest_accel.core.messages import SessionSpec
+    from pytest_accel.core.world_key import Traits, WorldShape
+    from pytest_accel.diagnostics.diagnosis import Interrupted
+    from pytest_accel.driver.driver import Driver
+    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.hardware.inventory import Inventory, Machine
-    from pytest_accel.items import MarkedItem
-    from pytest_accel.launch.outer_session import OuterSession
-    from pytest_accel.worlds.examine import Interrupted
-    from pytest_accel.worlds.messages import SessionSpec
-    from pytest_accel.worlds.pool import Pool
-    from pytest_accel.worlds.port import Port
-    from pytest_accel.worlds.rank_coverage import DriverCoverage
-    from pytest_accel.worlds.shape import Traits, WorldShape
+    from pytest_accel.nodes.launched_session import OuterSession
+    from pytest_accel.pool.pool import Pool
+    from pytest_accel.pool.pool_client import Port
+    from pytest_accel.rank.coverage import DriverCoverage
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
 """The parameter over which a list of world sizes parametrizes a test."""
@@ -80,10 +81,10 @@ class AccelSession:
             given: Machine = pickle.loads(self.worker_input["accel_machine"])
             return given
         if (pretended := plan_option.pretended(self.config)) is not None:
-            from pytest_accel.hardware.pretend import PretendedMachine
+            from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
             return PretendedMachine(*pretended)
-        from pytest_accel.machine import machine_for
+        from pytest_accel.settings.machine import machine_for
 
         try:
             machine = machine_for(self.settings)
@@ -97,18 +98,18 @@ class AccelSession:
         """The session's pool; only in the controller. The receiver threads of all workers ask for it."""
         with self._making:
             if self._pool is None:
-                from pytest_accel.hardware.cpu import cpu_slots
-                from pytest_accel.shims import base_temporary_directory
-                from pytest_accel.worlds import rank_coverage
-                from pytest_accel.worlds.pool import Pool
+                from pytest_accel.core.shims import base_temporary_directory
+                from pytest_accel.hardware.vendors.cpu import cpu_slots
+                from pytest_accel.pool.pool import Pool
+                from pytest_accel.rank import coverage
 
                 spec = _session_spec(self.config, self.settings, self.machine)
-                measuring = rank_coverage.of_this_process(self.config)
-                if measuring is not None and (why := rank_coverage.shortcoming(measuring)) is not None:
+                measuring = coverage.of_this_process(self.config)
+                if measuring is not None and (why := coverage.shortcoming(measuring)) is not None:
                     self.show(f"accel: {why}")
                 elif measuring is not None:
-                    self._coverage = rank_coverage.DriverCoverage(measuring, base_temporary_directory(self.config))
-                    children = rank_coverage.for_children(os.environ)
+                    self._coverage = coverage.DriverCoverage(measuring, base_temporary_directory(self.config))
+                    children = coverage.for_children(os.environ)
                     spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
                 self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._servers())
@@ -129,7 +130,7 @@ class AccelSession:
     def port(self) -> Port:
         """This process's way to the pool."""
         if self._port is None:
-            from pytest_accel.worlds.port import LocalPort, RemotePort
+            from pytest_accel.pool.pool_client import LocalPort, RemotePort
 
             if self.worker_input is not None:
                 self._port = RemotePort(self.worker_input["accel_channel"])
@@ -141,7 +142,7 @@ class AccelSession:
     def driver(self) -> Driver:
         """Runs this process's marked items."""
         if self._driver is None:
-            from pytest_accel.driver import Driver
+            from pytest_accel.driver.driver import Driver
 
             self._driver = Driver(self.config, self.settings, self.port, self.session_kind)
         return self._driver
@@ -193,8 +194,8 @@ class AccelSession:
         self.port.usage_error(text)
 
     def _adopt(self, item: pytest.Item, marks: markers.Marks) -> MarkedItem:
-        from pytest_accel.items import MarkedItem
-        from pytest_accel.worlds.shape import shape_of
+        from pytest_accel.core.world_key import shape_of
+        from pytest_accel.driver.items import MarkedItem
 
         callspec = getattr(item, "callspec", None)
         params = callspec.params if callspec is not None else {}
@@ -202,7 +203,7 @@ class AccelSession:
         requirement = markers.requirement(marks, size)
         assert requirement is not None
         if requirement.devices is not None and plan_option.pretended(self.config) is not None:
-            from pytest_accel.hardware.pretend import without_figures
+            from pytest_accel.hardware.hypothetical_machine import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
         shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _forks(item))
@@ -217,8 +218,8 @@ class AccelSession:
 
     def _missing(self, shape: WorldShape) -> str | None:
         """Why the machine, or the launcher's processes on several, can never serve `shape`."""
-        from pytest_accel.hardware.needs import shortfall
-        from pytest_accel.worlds.layout import HERE
+        from pytest_accel.hardware.matching import shortfall
+        from pytest_accel.nodes.placement import HERE
 
         layout, launcher = HERE, None
         if self.outer is not None:
@@ -237,7 +238,7 @@ class AccelSession:
         return missing
 
     def _launcher_missing(self, launcher: str) -> str | None:
-        from pytest_accel.launch.launching import missing
+        from pytest_accel.launch.launch_api import missing
 
         if self.outer is not None:
             return f"its ranks are started by {launcher}, which a session under {self.outer.world.launcher} does not do"
@@ -247,8 +248,8 @@ class AccelSession:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
     def _missing_on_several(self, shape: WorldShape, nodes: Sequence[int]) -> str | None:
-        from pytest_accel.hardware.needs import shortfall
-        from pytest_accel.worlds.far_supply import FarSupplyError
+        from pytest_accel.hardware.matching import shortfall
+        from pytest_accel.nodes.remote_leases import FarSupplyError
 
         assert self.outer is not None
         if 0 not in nodes:
@@ -264,8 +265,8 @@ class AccelSession:
         return None
 
     def _traits(self, kind: str) -> Traits:
-        from pytest_accel.hardware.device import Share
-        from pytest_accel.worlds.shape import Traits
+        from pytest_accel.core.device import Share
+        from pytest_accel.core.world_key import Traits
 
         if kind == "none":
             return Traits()
@@ -289,7 +290,7 @@ class AccelSession:
 
     def show(self, line: str) -> None:
         """Write a line for the person at the terminal, in the controller; any thread may call it."""
-        from pytest_accel.terminal_lines import write_line
+        from pytest_accel.core.terminal_lines import write_line
 
         with contextlib.suppress(OSError, ValueError):  # A terminal that is gone must not end the session's worlds.
             write_line(self.config, line)
@@ -298,7 +299,7 @@ class AccelSession:
         """Return a line for each test that waits for devices or slots, which it does no more after that."""
         if self._pool is None or self.is_copy:
             return []
-        from pytest_accel.worlds.port import waiting_line
+        from pytest_accel.pool.pool_client import waiting_line
 
         return [waiting_line(waiting) for waiting in self._pool.withdraw_waiting()]
 
@@ -345,14 +346,14 @@ def _nothing() -> None:
 
 
 def _fail(text: str) -> None:
-    from pytest_accel import echo
+    from pytest_accel.verdict import remote_exceptions
 
     __tracebackhide__ = True
-    raise echo.not_run(text)
+    raise remote_exceptions.not_run(text)
 
 
 def _on_wanted(driver: object, world: int) -> None:
-    from pytest_accel.worlds.port import LocalPort, PoolService
+    from pytest_accel.pool.pool_client import LocalPort, PoolService
 
     assert isinstance(driver, (LocalPort, PoolService))
     driver.on_wanted(world)
@@ -373,10 +374,10 @@ def _explanation_options(config: pytest.Config) -> list[str]:
 
 
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
-    from pytest_accel.shims import base_temporary_directory
-    from pytest_accel.worlds.files import private_directory
-    from pytest_accel.worlds.messages import SessionSpec, with_options
-    from pytest_accel.worlds.rank_roles import chosen_roles
+    from pytest_accel.core.messages import SessionSpec, with_options
+    from pytest_accel.core.paths import private_directory
+    from pytest_accel.core.plugin_roles import chosen_roles
+    from pytest_accel.core.shims import base_temporary_directory
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]

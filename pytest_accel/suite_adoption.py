@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import rules
+from pytest_accel import marker_rules as rules
 
 if TYPE_CHECKING:
-    from pytest_accel.rules import Rule
+    from pytest_accel.marker_rules import Rule
 
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
@@ -148,7 +148,7 @@ class Adoption:
             arguments["device"] = "cpu"  # Its ranks would have shared devices, which is nothing that we can lease.
         fixture = getattr(sys.modules.get(_RPC), "RpcAgentTestFixture", None)
         if fixture is not None and issubclass(test_class, fixture):
-            arguments.setdefault("fresh", True)  # A process is good for one RPC (see `worlds/rpc.py`).
+            arguments.setdefault("fresh", True)  # A process is good for one RPC (see `rank/rpc.py`).
         arguments |= {"world_size": asked, "init": False}
         item.add_marker(pytest.mark.distributed(**arguments), append=False)
 

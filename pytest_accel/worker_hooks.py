@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_accel.schedule.demand import Demand
+from pytest_accel.core.shims import ask_before_each_test, teardown_to
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.schedule.test_demand import Demand
 from pytest_accel.session import AccelSession
-from pytest_accel.shims import ask_before_each_test, teardown_to
-from pytest_accel.stash import MARKED
 
 
 class Channel(Protocol):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.hardware.cpu import cpu_slots
-from pytest_accel.hardware.mask import partition, rotate
+from pytest_accel.hardware.masks import partition, rotate
+from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        from pytest_accel.terminal import is_interactive
-        from pytest_accel.worlds.port import PoolService
+        from pytest_accel.driver.debugger_terminal import is_interactive
+        from pytest_accel.pool.pool_client import PoolService
 
         # Its own mask would show a worker fewer devices than the session hands out.
         machine = self._session.machine

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_accel.leases.folder import VARIABLE
-from pytest_accel.worlds.context import RANK
+from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.rank.context import RANK
 
 with contextlib.suppress(ImportError):  # The tests for GPUs do without it.
     from hypothesis import HealthCheck, settings

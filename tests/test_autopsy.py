@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.worlds.autopsy import describe_exit, tail, take_stacks, where
-from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.diagnostics.exit_status import describe_exit, tail, take_stacks, where
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 

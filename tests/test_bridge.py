@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.worlds import linux
-from pytest_accel.worlds.bridge import Bridge, Opened
+from pytest_accel.core import prctl
+from pytest_accel.nodes.tcp_mux import Bridge, Opened
 from tests.worlds.conftest import eventually
 
 KEY = b"of this connection alone"
@@ -41,7 +41,7 @@ class Far:
         if name.startswith("no"):
             raise FileNotFoundError(name)
         ours, self.ends[name] = socket.socketpair()
-        return Opened(ours, None if self.process is None else linux.end_of(self.process))
+        return Opened(ours, None if self.process is None else prctl.end_of(self.process))
 
 
 @pytest.fixture

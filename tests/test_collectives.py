@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.worlds.collectives import DEFAULT_GROUP, Collective, Record, account, group_label, read_record
+from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record, account, group_label, read_record
 
 
 def entry(

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.device import Device, Link
+from pytest_accel.commands.info import DeviceFacts, SessionFacts, as_json, table
+from pytest_accel.core.device import Device, Link
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.info import DeviceFacts, SessionFacts, as_json, table
-from pytest_accel.leases.folder import LockFolderError, lock_path
+from pytest_accel.leases.lock_dir import LockFolderError, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder, who_holds
 
 ROOT = Path(__file__).resolve().parent.parent

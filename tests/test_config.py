@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import config as accel_config
-from pytest_accel.config import Settings, environment_variable
 from pytest_accel.hardware.registry import kinds
+from pytest_accel.settings import options as accel_config
+from pytest_accel.settings.options import Settings, environment_variable
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 NAMES = [
@@ -347,7 +347,7 @@ def probe_options(pytester: pytest.Pytester) -> tuple[str, ...]:
     """Arguments that load the tested part of the plugin into a run of its own."""
     pytester.makepyfile(
         accel_probe="""
-        from pytest_accel.config import add_options, settings
+        from pytest_accel.settings.options import add_options, settings
 
         def pytest_addoption(parser):
             add_options(parser)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.consequences import consequence
-from pytest_accel.worlds.messages import ExceptionSketch
+from pytest_accel.core.messages import ExceptionSketch
+from pytest_accel.verdict.secondary_failures import consequence
 
 
 def runtime(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:

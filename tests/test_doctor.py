@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.doctor import as_json, check, text
-from pytest_accel.doctor.checks import SUPPORTED, Finding
-from pytest_accel.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
-from pytest_accel.doctor.forks import PLUGINS, conclude, try_forks
-from pytest_accel.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
-from pytest_accel.hardware.device import Device
+from pytest_accel.commands.doctor import as_json, check, text
+from pytest_accel.commands.doctor.checks import SUPPORTED, Finding
+from pytest_accel.commands.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
+from pytest_accel.commands.doctor.forks import PLUGINS, conclude, try_forks
+from pytest_accel.commands.doctor.gather import filesystem_of, look_at_locks, look_for_nvidia
+from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import Health
-from pytest_accel.leases.folder import VARIABLE
+from pytest_accel.leases.lock_dir import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 1024**3

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.folder_trust import ensure_own_folder
+from pytest_accel.core.folder_trust import ensure_own_folder
 
 needs_root = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0, reason="needs root on Linux, to be another user"
 )
 
-_TRUST = "import sys; from pytest_accel.folder_trust import is_trusted_owner; print(is_trusted_owner(int(sys.argv[1])))"
+_TRUST = (
+    "import sys; from pytest_accel.core.folder_trust import is_trusted_owner; print(is_trusted_owner(int(sys.argv[1])))"
+)
 NOBODY = Path("/proc/sys/kernel/overflowuid")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.worlds.installed import Installed
+from pytest_accel.core.metadata_cache import Installed
 
 
 def _told() -> list[tuple[str, str, list[str], list[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.worlds.layout import HERE, Layout, Node
+from pytest_accel.nodes.placement import HERE, Layout, Node
 
 
 def layout(*servers: tuple[int, ...]) -> Layout:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.worlds.lockstep import (
+from pytest_accel.rank.lockstep import (
     Conclusion,
     Draw,
     End,

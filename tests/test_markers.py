@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.device import DeviceNeed, Share
+from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.requirement import RankNeed, Requirement
 from pytest_accel.hardware.registry import kinds
-from pytest_accel.markers import (
-    MARKER_LINES,
-    MarkError,
-    MarkFinder,
-    Marks,
-    requirement,
-    world_sizes,
-)
-from pytest_accel.requirement import RankNeed, Requirement
+from pytest_accel.marks import MARKER_LINES, MarkError, MarkFinder, Marks, requirement, world_sizes
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -306,7 +299,7 @@ def test_registration_lines_give_the_signatures() -> None:
 
 CONFTEST = """
 import pytest
-from pytest_accel.markers import MARKER_LINES, MarkFinder, world_sizes
+from pytest_accel.marks import MARKER_LINES, MarkFinder, world_sizes
 
 finder = MarkFinder()
 

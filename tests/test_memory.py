@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.worlds.memory import killed_for_memory, oom_kills
+from pytest_accel.diagnostics.oom import killed_for_memory, oom_kills
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_accel.worlds.peers import Peers, connect, go_on, word
+from pytest_accel.rank.run_ahead import Peers, connect, go_on, word
 
 SAME = {"0": ((0, 1), 3)}
 

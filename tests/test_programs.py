@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.programs import find_program
+from pytest_accel.core.programs import find_program
 
 
 def test_programs_beside_the_interpreter_come_before_those_on_path(

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from graphlib import TopologicalSorter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -19,25 +21,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FLOORS = {
-    "hardware": ("leases", "worlds", "items", "fixtures", "plugin"),
-    "leases": ("worlds", "items", "fixtures", "plugin"),
-    "worlds": ("bridges", "items", "fixtures", "plugin"),
-    "bridges": ("items", "fixtures", "plugin"),
-}
-"""Each floor, and what it must not know."""
+ORDER = (
+    *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "launch", "nodes", "pool"),
+    *("verdict", "bridges", "schedule", "driver", "commands"),
+)
+"""The packages, lowest first. A module imports from its own and from lower ones; the modules above all are in none."""
 
 _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
-VENDORS = {f"hardware/{name}.py" for name in (*_KINDS, "numbered")}
+VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "device_nodes")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
-RUNS_IN_A_RANK = {"worlds/rank.py", "worlds/group.py", "worlds/adopted.py"}
+RUNS_IN_A_RANK = {"rank/main.py", "rank/process_group.py", "rank/torch_harness.py"}
 
 RUNS_BETWEEN_TESTS = (
-    *("serving", "peers", "catalogue", "hygiene", "manners", "strays", "kill", "ending"),
-    *("debugging", "descriptors", "sketches", "unix_sockets", "captured"),
+    *("rank/rank_plugin", "rank/run_ahead", "rank/collector", "rank/leak_check", "rank/process_state"),
+    *("rank/leaked_processes", "rank/debugger", "rank/captured_output", "forkserver/fork_exit"),
+    *("core/kill", "core/fd_passing", "core/serialization", "core/unix_sockets"),
 )
-"""Of the modules in `worlds`, those whose functions a rank calls when it has run a test."""
+"""The modules whose functions a rank calls when it has run a test."""
+_MAIN_MODULES = {"pool", "driver"}
+"""Modules with the name of their package, which hold the class that it is named after."""
 REPLACEABLE = {
     *("os", "signal", "socket", "select", "pickle", "json", "struct"),
     *("time", "threading", "gc", "traceback", "zlib", "contextlib"),
@@ -167,14 +170,53 @@ def test_the_wheel_leaves_the_choice_of_torch_to_the_user(wheel: Path) -> None:
     assert "torch" in metadata.get_all("Requires-Dist", [])
 
 
-def test_floors_know_nothing_of_the_floors_above() -> None:
+def rank_in_order(module: str) -> int:
+    """Return how high `module`, a path below `pytest_accel`, stands in `ORDER`; -1 for `pytest_accel` itself."""
+    package = module.split("/")[0]
+    if package == "__init__.py":
+        return -1
+    return ORDER.index(package) if package in ORDER else len(ORDER)
+
+
+def own_imports() -> Iterator[tuple[str, str, int]]:
+    """Give each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
+    paths = {path.relative_to(PACKAGE).as_posix() for path in MODULES}
+    for module, found in each_import():
+        if not found.is_of("pytest_accel"):
+            continue
+        parts = found.name.split(".")[1:]
+        while parts and f"{'/'.join(parts)}.py" not in paths and f"{'/'.join(parts)}/__init__.py" not in paths:
+            parts.pop()  # The name of a function or class.
+        stem = "/".join(parts)
+        imported = f"{stem}.py" if f"{stem}.py" in paths else f"{stem}/__init__.py".lstrip("/")
+        if imported != module:
+            yield module, imported, found.line
+
+
+def test_packages_import_only_from_lower_ones() -> None:
+    assert {path.parent.relative_to(PACKAGE).parts[0] for path in MODULES if path.parent != PACKAGE} == set(ORDER)
     wrong = [
-        f"{module}:{found.line} imports {found.name}"
-        for module, found in each_import()
-        for above in FLOORS.get(module.split("/")[0], ())
-        if found.is_of(f"pytest_accel.{above}")
+        f"{module}:{line} imports {imported}"
+        for module, imported, line in own_imports()
+        if rank_in_order(imported) > rank_in_order(module)
     ]
     assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    needs: dict[str, set[str]] = {}
+    for module, imported, _ in own_imports():
+        needs.setdefault(module, set()).add(imported)
+    sorter = TopologicalSorter(needs)
+    sorter.prepare()  # Raises CycleError, which names the modules.
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.stem for path in MODULES if path.name != "__init__.py")
+    packages = {path.parent.name for path in MODULES if path.name == "__init__.py"} - {"pytest_accel"}
+    assert [
+        name for name, count in names.items() if count > 1 or (name in packages and name not in _MAIN_MODULES)
+    ] == []
 
 
 def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
@@ -191,7 +233,7 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.name}"
         for module, found in each_import()
-        if is_unpublished(found.name) and not found.typing_only and module != "shims.py"
+        if is_unpublished(found.name) and not found.typing_only and module != "core/shims.py"
     ]
     assert wrong == []
 
@@ -203,9 +245,9 @@ def test_deadlines_are_kept_by_a_clock_that_tests_cannot_stop() -> None:
 
 def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place() -> None:
     wrong = [
-        f"worlds/{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
+        f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
         for name in RUNS_BETWEEN_TESTS
-        for node in ast.walk(ast.parse((PACKAGE / "worlds" / f"{name}.py").read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if isinstance(node.func.value, ast.Name) and node.func.value.id in REPLACEABLE
     ]
@@ -234,10 +276,10 @@ try:
 except ImportError:
     __import__("fallback")
 """
-    assert [(i.name, i.deferred, i.typing_only) for i in imports(source, "pytest_accel.worlds")] == [
+    assert [(i.name, i.deferred, i.typing_only) for i in imports(source, "pytest_accel.pool")] == [
         ("torch.distributed", False, False),
-        ("pytest_accel.worlds.sibling", False, False),
-        ("pytest_accel.worlds.sub.name", False, False),
+        ("pytest_accel.pool.sibling", False, False),
+        ("pytest_accel.pool.sub.name", False, False),
         ("pytest_accel.leases.broker", False, False),
         ("typed", False, True),
         ("untyped", False, False),

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.hardware.device import Device, DeviceNeed, Share
-from pytest_accel.markers import Marks, requirement
-from pytest_accel.requirement import Requirement
-from pytest_accel.worlds.shape import Traits, WorldShape, shape_of
+from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.requirement import Requirement
+from pytest_accel.core.world_key import Traits, WorldShape, shape_of
+from pytest_accel.marks import Marks, requirement
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 

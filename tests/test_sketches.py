@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from pytest_accel.worlds.sketches import mark_repeated, sketch, stand_in_type
+from pytest_accel.core.serialization import mark_repeated, sketch, stand_in_type
 
 
 class ExampleError(Exception):

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.launch.outer import Outer
-from pytest_accel.launch.outer_meeting import MeetingError, gather, join, meeting_path
-from pytest_accel.launch.outer_messages import Hello
-from pytest_accel.worlds import files, unix_sockets
-from pytest_accel.worlds.bridge import Bridge, Opened
+from pytest_accel.core import paths, unix_sockets
+from pytest_accel.core.launcher_env import Outer
+from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.rendezvous import MeetingError, gather, join, meeting_path
+from pytest_accel.nodes.tcp_mux import Bridge, Opened
 from tests.worlds.conftest import eventually
 
 STRANGER = 1002
@@ -84,7 +84,7 @@ def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made.mkdir()
     made.chmod(0o1777)
     os.chown(common, 0, 0)
-    monkeypatch.setattr(files, "_TEMPORARY", str(made))
+    monkeypatch.setattr(paths, "_TEMPORARY", str(made))
     return made
 
 
@@ -299,6 +299,6 @@ def test_a_session_keeps_its_folder_where_nobody_can_replace_it(common: Path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(common))
     for owner, parent in ((STRANGER, "/tmp"), (0, str(common))):
         os.chown(common, owner, owner)
-        made = files.private_directory()
+        made = paths.private_directory()
         os.rmdir(made)
         assert os.path.dirname(made) == parent

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_accel import accounts
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.verdict import (
+from pytest_accel.core.messages import ExceptionSketch, Finished, PhaseReport, When
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
+from pytest_accel.verdict import report_text
+from pytest_accel.verdict.judgement import (
     RankDied,
     RankError,
     RankHung,
@@ -22,8 +24,6 @@ from pytest_accel.verdict import (
     plain_text,
     properties,
 )
-from pytest_accel.worlds.messages import ExceptionSketch, Finished, PhaseReport, When
-from pytest_accel.worlds.outcome import Ending, RankOutcome
 
 PLACE = ("test_it.py", 3)
 OUTPUT = ("Captured stdout call", "the last words\n")
@@ -277,7 +277,7 @@ def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> N
 
 
 def test_a_message_of_this_package_has_no_place_in_it() -> None:
-    own = failure("no marks", ["no marks"], (accounts.__file__, 3))
+    own = failure("no marks", ["no marks"], (report_text.__file__, 3))
     report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=own)
     assert summary(judged(passed(0), report))[1][0] == "rank 1: failed: no marks"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.preload import imports_of, marks_in, worth_preloading
+from pytest_accel.core.preload_discovery import imports_of, marks_in, worth_preloading
 
 
 @pytest.fixture

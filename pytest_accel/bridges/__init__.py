@@ -23,8 +23,8 @@ import pytest
 
 from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.refusals import is_loaded, refusals
-from pytest_accel.worlds.context import RANK
-from pytest_accel.worlds.rank_roles import with_default_roles
+from pytest_accel.core.plugin_roles import with_default_roles
+from pytest_accel.rank.context import RANK
 
 BRIDGES: Mapping[str, str] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
         "pytest_monitor.pytest_monitor": "monitor",
         "pytest_mpl.plugin": "mpl_images",
         "pytest_nunit.plugin": "nunit",
-        "pytest_order.plugin": "order",
+        "pytest_order.plugin": "pytest_order",
         "pytest_print": "print",
         "pytest_profiling": "profiling",
         "pytest_recording.plugin": "recording",

@@ -16,10 +16,10 @@ import pytest
 
 from pytest_accel.bridges import profiles
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.context import RankContext
+    from pytest_accel.rank.context import RankContext
 
 _NAME = "pytest-benchmark"
 """The plugin's name, and that of the object that it registers: its session."""

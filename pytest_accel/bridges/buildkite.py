@@ -13,7 +13,7 @@ import pytest
 
 from pytest_accel.bridges.by_rank import groups, plain
 from pytest_accel.bridges.internals import require
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 KEY = "buildkite"
 _PLUGIN = "_buildkite"

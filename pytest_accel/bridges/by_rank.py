@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.stash import MARKED
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.stash_keys import MARKED
 
 Entry = TypeVar("Entry")
 _PLAIN = (type(None), bool, int, float, str, bytes)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import take
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 
 def rank_plugin(config: pytest.Config) -> object:

@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 
 from pytest_accel.bridges.internals import take
-from pytest_accel.stash import MARKED
+from pytest_accel.core.stash_keys import MARKED
 
 _MODULE = "pytest_forked"
 

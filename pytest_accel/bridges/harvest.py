@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import take
-from pytest_accel.worlds.rank_data import RankDataError
+from pytest_accel.rank.rank_data import RankDataError
 
 _NAME = "pytest-harvest"
 _RESULTS = ("session_results_dct", "session_results_df", "module_results_dct", "module_results_df")

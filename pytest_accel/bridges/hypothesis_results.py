@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _OPTION = "--hypothesis-show-statistics"
 _STATISTICS = "hypothesis_statistics"

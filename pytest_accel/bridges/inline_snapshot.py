@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.shims import base_temporary_directory
-from pytest_accel.worlds.context import RANK
+from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.rank.context import RANK
 
 _NAME = "inline-snapshot"
 _VARIABLE = "INLINE_SNAPSHOT_DEFAULT_FLAGS"

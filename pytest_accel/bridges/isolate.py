@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.stash import MARKED, SESSION
+from pytest_accel.core.stash_keys import MARKED, SESSION
 
 _NAME = "pytest-isolate"
 

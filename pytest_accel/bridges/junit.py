@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.by_rank import number_of_ranks, once
-from pytest_accel.shims import forget_junit_log, junit_log
+from pytest_accel.core.shims import forget_junit_log, junit_log
 
 KEY = "junit"
 

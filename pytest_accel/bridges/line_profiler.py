@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-line-profiler"
 _TEXTS = "_line_profile"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-memray"
 _MODULE = "pytest_memray.plugin"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-monitor"
 _BASE = "_PyTestMonitorSession__mem_usage_base"

@@ -15,7 +15,7 @@ import pytest
 from pytest_accel.bridges.internals import of_class, require
 from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.reference_files import Sender, Writer, all_agree
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"
 _KEPT = f"{_NAME}.kept"

@@ -7,7 +7,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
-from pytest_accel.worlds.rank_data import OWN_PREFIX, OwnData
+from pytest_accel.rank.rank_data import OWN_PREFIX, OwnData
 
 Bridge = TypeVar("Bridge")
 

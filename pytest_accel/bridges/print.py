@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 _KEY = "pytest-print"
 
@@ -21,7 +21,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that shows the lines."""
-    from pytest_accel.terminal_lines import write_line
+    from pytest_accel.core.terminal_lines import write_line
 
     return _Show(partial(write_line, config))
 

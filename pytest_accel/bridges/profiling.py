@@ -17,8 +17,8 @@ import pytest
 
 from pytest_accel.bridges import profiles
 from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.stash import MARKED
-from pytest_accel.worlds.context import RANK
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-profiling"
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.shims import base_temporary_directory
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.shims import base_temporary_directory
 
 
 class RankFiles:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.by_rank import number_of_ranks
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.worlds.context import RANK
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.rank.context import RANK
 
 _EXACT = (".png", ".txt")
 """Suffixes of files that have the same bytes if their content is the same; others may contain their creation time."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_accel.stash import MARKED
+from pytest_accel.core.stash_keys import MARKED
 
 
 def rank_plugin(config: pytest.Config) -> object:

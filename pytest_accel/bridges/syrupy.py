@@ -23,8 +23,8 @@ import pytest
 
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
 from pytest_accel.bridges.internals import plugins
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.stash import MARKED
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.stash_keys import MARKED
 
 _KEY = "syrupy"
 _USED = {

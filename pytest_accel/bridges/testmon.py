@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.stash import MARKED
+from pytest_accel.core.stash_keys import MARKED
 
 _KEY = "testmon_lines"
 _NEEDED = ("start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_accel.hardware.device import Device, Near, PretendVendor
+from pytest_accel.core.device import Device, Near, PretendVendor
+from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine, describe
-from pytest_accel.hardware.units import format_capability, format_memory
-from pytest_accel.leases.folder import LockFolderError, default_folder
+from pytest_accel.leases.lock_dir import LockFolderError, default_folder
 from pytest_accel.leases.locks import Holder, who_holds
 
 FORMAT = 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from pytest_accel.worlds import unix_sockets
-from pytest_accel.worlds.files import bridge_path, socket_path
-from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.paths import bridge_path, socket_path
 
 ASK = "ask"
 """The stream over which the other machine is asked (`scout`)."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from pytest_accel.clock import monotonic
+from pytest_accel.core.clock import monotonic
 
 Result = TypeVar("Result")
 Handshake = Generator[bytes | int, bytes, Result]

@@ -13,8 +13,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from pytest_accel import preload
-from pytest_accel.loaders import INTERPRETERS, loads_plainly
+from pytest_accel.core import preload_discovery
+from pytest_accel.core.loaders import INTERPRETERS, loads_plainly
 
 _HARMLESS = re.compile(r"_pytest\.|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$")
 """Modules of finders that change nothing that is imported ahead: those of setuptools, virtualenv, packages installed in
@@ -53,7 +53,7 @@ def _is_harmless(module: str) -> bool:
 
 def mentioned_in(path: Path) -> bool:
     """Return whether a file seems to install a finder, which its tests and fixtures may do only when they run."""
-    return _NAMES.search(preload.text(path)) is not None
+    return _NAMES.search(preload_discovery.text(path)) is not None
 
 
 def loaded_otherwise(rootpath: Path) -> set[str]:
@@ -63,13 +63,13 @@ def loaded_otherwise(rootpath: Path) -> set[str]:
     wherever it loads them, and torch, which always is imported ahead: pytest rewrites modules that are named like files
     of tests, such as `torch._dynamo.test_case`.
     """
-    left_out: Collection[str] = {*preload.plugin_packages(), "torch"}
+    left_out: Collection[str] = {*preload_discovery.plugin_packages(), "torch"}
     found = set()
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         if spec is None or loads_plainly(spec) or name.partition(".")[0] in left_out:
             continue
         origin = getattr(spec, "origin", None)
-        if not isinstance(origin, str) or preload.is_outside(origin, rootpath):
+        if not isinstance(origin, str) or preload_discovery.is_outside(origin, rootpath):
             found.add(name)
     return found

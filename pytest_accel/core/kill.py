@@ -9,7 +9,7 @@ from signal import SIGKILL
 
 import psutil
 
-from pytest_accel.clock import monotonic
+from pytest_accel.core.clock import monotonic
 
 SHM_MANAGER = "torch_shm_manager"
 """The program that torch keeps for a process that shares tensors by the strategy ``file_system``.

@@ -157,6 +157,6 @@ def find_here() -> Outer | None:
     """The world that this process was started for; None in a worker of xdist."""
     if "PYTEST_XDIST_WORKER" in os.environ or find(os.environ, "") is None:
         return None
-    from pytest_accel.worlds.kill import identity
+    from pytest_accel.core.kill import identity
 
     return find(os.environ, identity(os.getppid()))

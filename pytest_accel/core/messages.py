@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_accel.hardware.device import Device, Share
+from pytest_accel.core.device import Device, Share
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.rank_roles import RoleName
+    from pytest_accel.core.plugin_roles import RoleName
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]

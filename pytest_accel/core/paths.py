@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 
-from pytest_accel.folder_trust import ensure_own_folder, ensure_safe
+from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 
 HEADING = "===== test: "
 """What the line begins with that stands before each test's output in a log that is kept."""

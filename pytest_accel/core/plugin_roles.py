@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_accel.preload import is_in_environment, published_packages
+from pytest_accel.core.preload_discovery import is_in_environment, published_packages
 
 RoleName = Literal["absent", "fixtures", "test", "full"]
 

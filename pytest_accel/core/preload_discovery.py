@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.loaders import loads_plainly
+from pytest_accel.core.loaders import loads_plainly
 
 _MARKS = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.core.device import DeviceNeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import linux
-from pytest_accel.worlds.files import shared_memory_path
-from pytest_accel.worlds.kill import MARK
+from pytest_accel.core import prctl
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import MARK
+from pytest_accel.core.paths import shared_memory_path
 
 FOLDER = os.path.realpath("/dev/shm")
 _REST = 10
@@ -48,7 +48,7 @@ class Watch:
 
     def __init__(self, directory: str, server: int) -> None:
         """`directory` is the session's, and `server` the number of the fork server."""
-        self.descriptor = linux.watch_for_new_files(FOLDER)
+        self.descriptor = prctl.watch_for_new_files(FOLDER)
         """Readable when something has been made in the folder; None where that cannot be had."""
         self.due: float | None = None
         """When to look (`clock.monotonic`); None: not before something has been made."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from pytest_accel.hardware.device import Device, DeviceNeed, Share
-from pytest_accel.requirement import RankNeed, Requirement
-from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.requirement import RankNeed, Requirement
 
 _ON_ONE_DEVICE = {"gloo", "mpi"}
 

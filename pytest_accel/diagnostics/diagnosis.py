@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_accel.worlds.autopsy import where
-from pytest_accel.worlds.collectives import account, place_in, read_record
-from pytest_accel.worlds.scout import Scout, Scouts
+from pytest_accel.diagnostics.exit_status import where
+from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.rank.collectives import account, place_in, read_record
 
 
 @dataclass(frozen=True, slots=True)

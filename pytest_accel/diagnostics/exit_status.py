@@ -9,14 +9,14 @@ import signal
 import time
 from pathlib import Path
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import flight
-from pytest_accel.worlds.files import HEADING
-from pytest_accel.worlds.frames import LIBRARIES
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import LIBRARIES
+from pytest_accel.core.paths import HEADING
+from pytest_accel.rank import flight_recorder
 
 _LAST_OUTPUT = 8_000
 _PYTESTS = f"{os.sep}_pytest{os.sep}"
-_OWN = flight.__file__
+_OWN = flight_recorder.__file__
 
 
 SERVER_ENDED = -(1 << 16)

@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from pytest_accel.worlds import captured, progress
-from pytest_accel.worlds.autopsy import tail, take_stacks
-from pytest_accel.worlds.files import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
-from pytest_accel.worlds.flight import take_records
-from pytest_accel.worlds.memory import oom_kills
-from pytest_accel.worlds.messages import When, WorldSpec
-from pytest_accel.worlds.native import native_frames
-from pytest_accel.worlds.patience import is_at_work
-from pytest_accel.worlds.reach import ASK, call_far
-from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.core.connect import ASK, call_far
+from pytest_accel.core.messages import When, WorldSpec
+from pytest_accel.core.paths import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
+from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.diagnostics.exit_status import tail, take_stacks
+from pytest_accel.diagnostics.oom import oom_kills
+from pytest_accel.diagnostics.pyspy import native_frames
+from pytest_accel.diagnostics.waiting_limits import is_at_work
+from pytest_accel.rank import captured_output as captured
+from pytest_accel.rank import progress_file as progress
+from pytest_accel.rank.flight_recorder import take_records
 
 _PATIENCE = 20
 """Seconds for an answer. Native frames take the longest."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.worlds.autopsy import describe_exit
+from pytest_accel.diagnostics.exit_status import describe_exit
 
 NOTE = "out of memory (the oom_kill counter of the control group went up)"
 

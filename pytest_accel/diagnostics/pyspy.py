@@ -6,8 +6,8 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from pytest_accel.clock import monotonic
-from pytest_accel.programs import find_program
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.programs import find_program
 
 _PATIENCE = 15.0
 """Seconds for all ranks: py-spy reads the symbols of every library that a process has loaded."""
@@ -50,6 +50,6 @@ def shorten(dump: str) -> str:
     for thread in _THREAD.split(dump)[1:]:
         around = _AROUND_A_TEST.search(thread)
         lines = (thread[: around.start()] if around else thread).rstrip().splitlines()
-        if len(lines) > 1 and not any("worlds/flight.py" in line for line in lines):
+        if len(lines) > 1 and not any("rank/flight_recorder.py" in line for line in lines):
             threads += [line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…" for line in lines]
     return "\n".join(threads)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.worlds.messages import When
-from pytest_accel.worlds.outcome import PHASES, RankState
-from pytest_accel.worlds.timeouts import AFTER_DEATH, GRACE
+from pytest_accel.core.messages import When
+from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
+from pytest_accel.diagnostics.rank_state import PHASES, RankState
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:

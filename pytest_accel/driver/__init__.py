@@ -1,0 +1,1 @@
+"""Marked items in the pytest process that reports them."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from pytest_accel.clock import monotonic
+from pytest_accel.core.clock import monotonic
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
 """The driver's terminal, free while the context lasts, for the process of this id: descriptors to read and to write."""

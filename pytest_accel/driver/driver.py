@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import accounts, echo, verdict
+from pytest_accel.core.messages import When
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.diagnostics.inspector import Scouts
+from pytest_accel.driver.debugger_relay import Lending
+from pytest_accel.driver.debugger_terminal import is_interactive, lent
+from pytest_accel.driver.log_tail import Streams
+from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.locks import Holder
-from pytest_accel.terminal import is_interactive, lent
-from pytest_accel.worlds.lending import Lending
-from pytest_accel.worlds.messages import When
-from pytest_accel.worlds.roster import Grant, PoolError
-from pytest_accel.worlds.scout import Scouts
-from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.streaming import Streams
-from pytest_accel.worlds.world import LostWorld, World
+from pytest_accel.pool.records import Grant, PoolError
+from pytest_accel.verdict import judgement, remote_exceptions, report_text
 
 if TYPE_CHECKING:
-    from pytest_accel.config import Settings
-    from pytest_accel.items import MarkedItem
-    from pytest_accel.worlds.port import Port
+    from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.pool.pool_client import Port
+    from pytest_accel.settings.options import Settings
 
 
 class Driver:
@@ -122,19 +122,19 @@ class Driver:
             patience = self.settings.wait if marked.shape.need is not None else None
             grant = self._port.acquire(marked.shape, holder, patience)
         except PoolError as error:
-            raise echo.not_run(str(error)) from None
+            raise remote_exceptions.not_run(str(error)) from None
         try:
             on_quiet = self._show_progress if self._interactive and not self.streams else None
             world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant), on_quiet)
         except OSError as error:  # As where a test has left this process no file descriptors.
             self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
-            raise echo.not_run(f"could not connect to the test's ranks: {error}") from None
+            raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
         self._shape = marked.shape
         unready = world.start()
         if unready is not None:
-            judged = verdict.judge("setup", unready, place=marked.place, about=marked.shape.about)
+            judged = judgement.judge("setup", unready, place=marked.place, about=marked.shape.about)
             self._close()
-            raise echo.not_run(verdict.plain_text(judged))
+            raise remote_exceptions.not_run(judgement.plain_text(judged))
         return world
 
     def _lending(self, grant: Grant) -> Lending:
@@ -181,7 +181,7 @@ class Driver:
     ) -> None:
         assert self._running is not None
         here, test = str(self.config.invocation_params.dir), self._running.item.nodeid
-        self._port.show(accounts.progress(test, when, seconds, timeout, places, collectives, here))
+        self._port.show(report_text.progress(test, when, seconds, timeout, places, collectives, here))
 
     def look_at_interrupted(self, marked: MarkedItem) -> None:
         """Have it noted where the ranks of `marked` are, since the session is interrupted while it runs."""

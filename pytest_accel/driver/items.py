@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from pytest_accel import echo, rerun, verdict
-from pytest_accel.clock import monotonic
-from pytest_accel.outside import outside_cause
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.relay import without_ranks_hooks
-from pytest_accel.requirement import Requirement
-from pytest_accel.shims import leave_fixtures_to_ranks
-from pytest_accel.stash import MARKED
-from pytest_accel.verdict import RankError, Verdict
-from pytest_accel.worlds import rank_data
-from pytest_accel.worlds.catalogue import names_of
-from pytest_accel.worlds.messages import ExceptionSketch, NodeRef, WarningSketch, When, WorldSpec
-from pytest_accel.worlds.outcome import PHASES
-from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.world import World
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.messages import ExceptionSketch, NodeRef, WarningSketch, When, WorldSpec
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.requirement import Requirement
+from pytest_accel.core.shims import leave_fixtures_to_ranks
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.diagnostics.rank_state import PHASES
+from pytest_accel.driver import repro_command
+from pytest_accel.driver.log_capture_bypass import without_ranks_hooks
+from pytest_accel.driver.world import World
+from pytest_accel.rank import rank_data
+from pytest_accel.rank.collector import names_of
+from pytest_accel.verdict import judgement, remote_exceptions
+from pytest_accel.verdict.infra_failures import outside_cause
+from pytest_accel.verdict.judgement import RankError, Verdict
 
 if TYPE_CHECKING:
-    from pytest_accel.config import Settings
+    from pytest_accel.settings.options import Settings
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
 """Marks by which the driver may decide not to run a test (`dependency` is pytest-dependency's), or to run it again."""
@@ -154,7 +155,7 @@ class MarkedItem:
         if self.missing is not None:
             if self._driver.settings.strict:
                 self.verdicts["setup"] = Verdict("failed")
-                raise echo.not_run(f"{self.missing} (--accel-strict)")
+                raise remote_exceptions.not_run(f"{self.missing} (--accel-strict)")
             where = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self.verdicts["setup"] = Verdict("skipped", longrepr=where)
             pytest.skip(self.missing)
@@ -247,7 +248,7 @@ class MarkedItem:
                 outcome for outcome in outcomes if outcome.report is not None or outcome.rank not in self._reported_ends
             )
         here = str(self.item.config.invocation_params.dir)
-        judged = verdict.judge(
+        judged = judgement.judge(
             when,
             outcomes,
             place=self.place,
@@ -268,13 +269,13 @@ class MarkedItem:
             for outcome in outcomes
             if outcome.report is not None and (sent := outcome.report.report.get(rank_data.KEY))
         }
-        for name, value in verdict.properties(outcomes):
+        for name, value in judgement.properties(outcomes):
             self._property(name, value)
         # A fixture may have some as well: they are told of with the phase that is the last one to come, or to be asked.
         failed_subtests = self._take_subtests(world) if when != "setup" or judged.outcome != "passed" else 0
         if failed_subtests and when == "call" and judged.outcome == "passed":
             message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
-            longrepr = verdict.failure(message, [message], self.place)
+            longrepr = judgement.failure(message, [message], self.place)
             judged = Verdict("failed", message, RankError, longrepr, judged.sections)
         return judged, outside_cause(outcomes)
 
@@ -291,23 +292,23 @@ class MarkedItem:
                 self._property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
         self._warnings += [warning for left in finished.values() for warning in left.warnings]
         problems = [left.stale for left in finished.values() if left.stale]
-        mismatch = verdict.compare_collectives(finished)
+        mismatch = judgement.compare_collectives(finished)
         if mismatch is not None:
             world.harm = world.harm or mismatch
             problems.insert(0, mismatch)
         if len({left.groups for left in finished.values()}) > 1:
             world.harm = world.harm or "its ranks made different numbers of process groups"
-        leftovers = verdict.leftovers(finished)
+        leftovers = judgement.leftovers(finished)
         if self._driver.settings.leaks == "warn":
-            leftovers = echo.warn(leftovers, self.place)
+            leftovers = remote_exceptions.warn(leftovers, self.place)
         elif self._driver.settings.leaks == "off":
             leftovers = []
         if not (problems or leftovers) or judged.outcome != "passed" or failed_before:
             return judged
-        kind = verdict.RanksDisagree if problems else verdict.LeftBehind
+        kind = judgement.RanksDisagree if problems else judgement.LeftBehind
         problems += leftovers
         message = problems[0].splitlines()[0]
-        longrepr = verdict.failure(message, "\n".join(problems).splitlines(), self.place)
+        longrepr = judgement.failure(message, "\n".join(problems).splitlines(), self.place)
         return Verdict("failed", message, kind, longrepr, judged.sections)
 
     def _describe(self) -> None:
@@ -379,13 +380,15 @@ class MarkedItem:
 
     def conclude(self, report: pytest.TestReport, error: BaseException | None) -> None:
         """Complete the report of a phase, which has raised `error`, when pytest has applied xfail to it."""
-        failed_outside = not echo.has_run(error) or isinstance(error, rank_data.RankDataError) or self._failed_in_merge
+        failed_outside = (
+            not remote_exceptions.has_run(error) or isinstance(error, rank_data.RankDataError) or self._failed_in_merge
+        )
         if failed_outside and hasattr(report, "wasxfail"):
             del report.wasxfail  # The mark expects a failure of the test, not of what runs it or merges its data.
             report.outcome = "failed"
         # Not while the phase runs, when what plugins write is captured as the test's.
         warnings, self._warnings = self._warnings, []
-        echo.replay_warnings(self.item, warnings)
+        remote_exceptions.replay_warnings(self.item, warnings)
         subtests, self._subtests = self._subtests, []
         for subtest in subtests:
             if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
@@ -394,8 +397,8 @@ class MarkedItem:
             self.item.ihook.pytest_runtest_logreport(report=subtest)
         judged = self.verdicts.get(report.when)
         if judged is not None and judged.longrepr is not None and report.failed and self._spec is not None:
-            command = rerun.command(self.item, self.node, self._spec, self._driver.session_kind)
-            rerun.append(report, command, self.item.config.option)
+            command = repro_command.command(self.item, self.node, self._spec, self._driver.session_kind)
+            repro_command.append(report, command, self.item.config.option)
 
     def _take_over(self, report: pytest.TestReport, judged: Verdict) -> None:
         if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
@@ -426,5 +429,5 @@ def _raise(judged: Verdict) -> None:
     if judged.outcome == "xfailed":
         pytest.xfail(judged.message.removeprefix("reason: "))
     if isinstance(judged.error, ExceptionSketch):
-        raise echo.stand_in(judged.error)
+        raise remote_exceptions.stand_in(judged.error)
     raise (judged.error or RankError)(judged.message)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.shims import left_out_conftests
-from pytest_accel.worlds.rank_roles import package_of
+from pytest_accel.core.plugin_roles import package_of
+from pytest_accel.core.shims import left_out_conftests
 
 _OF_THE_PROCESS = ("pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test act on the process and the fixtures of the test."""

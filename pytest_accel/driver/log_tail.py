@@ -10,8 +10,8 @@ import codecs
 import re
 from collections.abc import Callable
 
-from pytest_accel.worlds.files import HEADING
-from pytest_accel.worlds.scout import RankLog, Scouts
+from pytest_accel.core.paths import HEADING
+from pytest_accel.diagnostics.inspector import RankLog, Scouts
 
 _CHUNK = 1 << 16
 """Bytes read at once; a line that is longer is cut."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.config import given
-from pytest_accel.worlds.messages import NodeRef, WorldSpec
+from pytest_accel.core.messages import NodeRef, WorldSpec
+from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
 _SHAPING = ("accel", "accel_order", "accel_share", "accel_timeout", "accel_fresh")

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import linux
-from pytest_accel.worlds.examine import NOTHING, Examiner
-from pytest_accel.worlds.lending import Call, Lending
-from pytest_accel.worlds.memory import describe_death
-from pytest_accel.worlds.messages import (
+from pytest_accel.core import prctl
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.connect import call_rank
+from pytest_accel.core.messages import (
     Astray,
     Broken,
     ExitRequest,
@@ -34,15 +32,17 @@ from pytest_accel.worlds.messages import (
     WantsTerminal,
     When,
 )
-from pytest_accel.worlds.outcome import PHASES, Ending, RankOutcome, RankState
-from pytest_accel.worlds.patience import Grace, beginning, grace
-from pytest_accel.worlds.peers import go_on
-from pytest_accel.worlds.port import Port
-from pytest_accel.worlds.reach import call_rank
-from pytest_accel.worlds.roster import Grant
-from pytest_accel.worlds.scout import Scout, Scouts
-from pytest_accel.worlds.streaming import Streams
-from pytest_accel.worlds.timeouts import GRACE, START_PATIENCE
+from pytest_accel.core.timeouts import GRACE, START_PATIENCE
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
+from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.diagnostics.oom import describe_death
+from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, RankState
+from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
+from pytest_accel.driver.debugger_relay import Call, Lending
+from pytest_accel.driver.log_tail import Streams
+from pytest_accel.pool.pool_client import Port
+from pytest_accel.pool.records import Grant
+from pytest_accel.rank.run_ahead import go_on
 
 _STALLED = 30
 """Seconds after which a rank that has sent half a message counts as gone."""
@@ -133,7 +133,7 @@ class World:
         call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
         connection = Connection(call.detach())
         # On another machine the bridge looks at the process, and ends the connection with it.
-        pidfd = None if self.grant.spec.is_far(rank) else linux.end_of(pid)
+        pidfd = None if self.grant.spec.is_far(rank) else prctl.end_of(pid)
         found = _Rank(rank=rank, pid=pid, connection=connection, pidfd=pidfd)
         self._selector.register(connection, selectors.EVENT_READ, found)
         if pidfd is not None:

@@ -1,0 +1,1 @@
+"""The process from which ranks are forked, and its client."""

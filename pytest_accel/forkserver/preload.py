@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import psutil
 
-from pytest_accel.config import LAUNCHER, environment_variable
+from pytest_accel.settings.options import LAUNCHER, environment_variable
 
-PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.worlds.rank")
+PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.rank.main")
 
 
 def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     """
     import pytest
 
-    from pytest_accel.worlds.rank_roles import OptionsOnly
+    from pytest_accel.core.plugin_roles import OptionsOnly
 
     before = os.getcwd()
     os.chdir(directory)

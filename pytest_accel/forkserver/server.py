@@ -29,16 +29,11 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from os import _exit, getpid
 
-from pytest_accel.clock import monotonic
-from pytest_accel.loaders import loads_plainly
-from pytest_accel.preload import published_packages
-from pytest_accel.worlds import linux, peers, shared_memory, unix_sockets
-from pytest_accel.worlds.ending import disown_exit_functions, leave
-from pytest_accel.worlds.files import shared_memory_path, socket_path
-from pytest_accel.worlds.group import Meeting
-from pytest_accel.worlds.installed import Installed
-from pytest_accel.worlds.kill import kill_descendants, kill_group, kill_tree
-from pytest_accel.worlds.messages import (
+from pytest_accel.core import prctl, shared_memory, unix_sockets
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import kill_descendants, kill_group, kill_tree
+from pytest_accel.core.loaders import loads_plainly
+from pytest_accel.core.messages import (
     ImportedAhead,
     KeepOut,
     KillWorld,
@@ -51,10 +46,16 @@ from pytest_accel.worlds.messages import (
     WorldSpec,
     WorldStarted,
 )
-from pytest_accel.worlds.places import HOST
-from pytest_accel.worlds.preloading import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
-from pytest_accel.worlds.role import Role
-from pytest_accel.worlds.spares import Sockets, Spares
+from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.paths import shared_memory_path, socket_path
+from pytest_accel.core.preload_discovery import published_packages
+from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
+from pytest_accel.forkserver.preload import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
+from pytest_accel.forkserver.standby import Sockets, Spares
+from pytest_accel.rank import run_ahead
+from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.rank_environment import HOST
+from pytest_accel.rank.role import Role
 
 _LOOK = 0.5
 """Seconds between two looks at whether the controller is still there, while it cannot be heard."""
@@ -93,7 +94,7 @@ class _Server:
         self._spares = Spares(self._fork)
         self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
         # What a test forked in the controller may hold the connection open for ever.
-        self._controller_end = linux.end_of(controller)
+        self._controller_end = prctl.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -167,7 +168,7 @@ class _Server:
         store = None
         try:
             if spec.near:
-                pairs = peers.receive(self.connection, spec.ranks) if spec.parted else peers.connect(spec.ranks)
+                pairs = run_ahead.receive(self.connection, spec.ranks) if spec.parted else run_ahead.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
                 listeners[rank] = unix_sockets.listen(socket_path(self.spec.directory, spec.world, rank), _CALLS)
             if spec.grouped and port is None:
@@ -200,9 +201,9 @@ class _Server:
         if not pid:
             code = 1
             try:
-                linux.die_with_parent(server)
+                prctl.die_with_parent(server)
                 self._become_child()
-                from pytest_accel.worlds import rank as rank_module
+                from pytest_accel.rank import main as rank_module
 
                 code = rank_module.run(self.spec, wait_for_role, self._installed, self.shared_memory)
             except BaseException:
@@ -278,8 +279,8 @@ class _Server:
         original = os.getpid()
         copy = os.fork()
         if copy == 0:
-            linux.die_with_parent(original)
-            linux.become_subreaper()
+            prctl.die_with_parent(original)
+            prctl.become_subreaper()
             self.preloading, self.pid = True, getpid()
             self._import_or_leave(wanted)
             return
@@ -378,7 +379,7 @@ def main(descriptor: int, controller: int) -> None:
 def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
     """Serve `controller` on the socket `descriptor`. `parent` is this process's, which need not be the controller."""
     connection = Connection(descriptor)
-    linux.become_subreaper()
+    prctl.become_subreaper()
     # As gc.freeze's documentation advises for a process that others are forked from. Importing torch takes a seventh
     # less time, too.
     gc.disable()

@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
 
-from pytest_accel.folder_trust import ensure_own_folder
-from pytest_accel.worlds.descriptors import send as send_descriptors
-from pytest_accel.worlds.files import server_log_path
-from pytest_accel.worlds.kill import MARK, kill_tree
-from pytest_accel.worlds.messages import SessionSpec, StartWorld
-from pytest_accel.worlds.rank_coverage import unmeasured
+from pytest_accel.core.fd_passing import send as send_descriptors
+from pytest_accel.core.folder_trust import ensure_own_folder
+from pytest_accel.core.kill import MARK, kill_tree
+from pytest_accel.core.messages import SessionSpec, StartWorld
+from pytest_accel.core.paths import server_log_path
+from pytest_accel.rank.coverage import unmeasured
 
 _END_PATIENCE = 10.0
 
@@ -51,7 +51,7 @@ class OwnServer:
     lost = False
 
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
-        source = f"from pytest_accel.worlds.forkserver import main; main({end.fileno()}, {os.getpid()})"
+        source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {os.getpid()})"
         with open(server_log_path(spec.directory, spec.server), "wb") as log, tempfile.TemporaryFile() as given:
             given.write(pickle.dumps(spec))
             given.seek(0)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from pytest_accel.worlds import peers
-from pytest_accel.worlds.messages import (
+from pytest_accel.core.messages import (
     KillWorld,
     RankExited,
     SessionSpec,
@@ -20,7 +19,8 @@ from pytest_accel.worlds.messages import (
     WorldSpec,
     WorldStarted,
 )
-from pytest_accel.worlds.starter import Spawn, Starter
+from pytest_accel.forkserver.server_client import Spawn, Starter
+from pytest_accel.rank import run_ahead
 
 
 @dataclass(slots=True)
@@ -96,7 +96,9 @@ class Servers:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
         # Rank 0 keeps the store, so its server opens the port that the others are told.
         told = [spec.server_of(0)] if spec.grouped else servers
-        starting = self._starting[spec.world] = _Starting(spec, told, peers.connect(spec.ranks) if spec.parted else [])
+        starting = self._starting[spec.world] = _Starting(
+            spec, told, run_ahead.connect(spec.ranks) if spec.parted else []
+        )
         for server in told:
             self._tell(server, starting, None)
 

@@ -19,12 +19,12 @@ from os import _exit
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import descriptors
-from pytest_accel.worlds.group import Meeting
-from pytest_accel.worlds.messages import WorldSpec
-from pytest_accel.worlds.peers import Peers, ends_of, take
-from pytest_accel.worlds.role import Role
+from pytest_accel.core import fd_passing
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.role import Role
+from pytest_accel.rank.run_ahead import Peers, ends_of, take
 
 _FEWEST, _MOST = 2, 8
 _REST = 0.1
@@ -108,8 +108,8 @@ class Spares:
                 pickle.dump(said, file)
                 file.flush()
                 # It may have died, or be sent more than goes into a message.
-                descriptors.send(connection, [file.fileno()])
-                descriptors.send(connection, [end.fileno() for end in ends])
+                fd_passing.send(connection, [file.fileno()])
+                fd_passing.send(connection, [end.fileno() for end in ends])
                 return pid
         return None
 
@@ -135,11 +135,11 @@ def _is_stopped(pid: int) -> bool:
 def _receive(connection: Connection) -> Role:
     with connection:
         try:
-            [told] = descriptors.receive(connection, 1)
+            [told] = fd_passing.receive(connection, 1)
             with open(told, "rb") as file:
                 file.seek(0)  # Both processes have the sender's position.
                 spec, rank, count, port, holds = pickle.load(file)
-            ends = [socket.socket(fileno=descriptor) for descriptor in descriptors.receive(connection, count)]
+            ends = [socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, count)]
         except (EOFError, OSError):
             _exit(0)  # It is not wanted any more.
     held = ends.pop() if holds else None

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from pytest_accel.clock import monotonic
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.device import Device
+from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
-from pytest_accel.hardware.units import format_memory
 
 PATIENCE = 30.0
 """Seconds in which the memory of a device must come back when the processes that used it have been killed."""

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.units import format_memory
+from pytest_accel.core.device import Device
+from pytest_accel.core.units import format_memory
 
 _NOBODYS = 2 * 1024**3
 """Bytes that a driver (some 600 MiB) and a desktop may use of a device on which nothing computes."""
@@ -57,7 +57,7 @@ class Health:
 
 @runtime_checkable
 class HealthVendor(Protocol):
-    """What a :class:`~pytest_accel.hardware.device.Vendor` may have besides, if its driver tells who uses a device."""
+    """What a :class:`~pytest_accel.core.device.Vendor` may have besides, if its driver tells who uses a device."""
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
         """The health of each of `devices`, now, by its id.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_accel.hardware.device import Device, DeviceNeed
+from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.units import is_count
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 from pytest_accel.hardware.registry import check_kind
-from pytest_accel.hardware.units import is_count
 
 MOST = 256
 """Devices that can be pretended."""

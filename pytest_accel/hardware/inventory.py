@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
 from pytest_accel.hardware.registry import VendorError, check_kind, describe_kind, kinds, make_vendor
-from pytest_accel.hardware.units import format_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
 
 _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
 _DIGITS = 640

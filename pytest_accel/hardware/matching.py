@@ -6,10 +6,10 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from pytest_accel.hardware.device import Device, DeviceNeed, Share
+from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.units import format_capability, format_memory
 from pytest_accel.hardware.inventory import Inventory, grouped, masked, skipped
 from pytest_accel.hardware.shares import WHOLE, parts
-from pytest_accel.hardware.units import format_capability, format_memory
 
 
 class _Filter(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pytest_accel.hardware.device import Device, Vendor
-from pytest_accel.hardware.nearness import linked
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.hardware.topology import linked
 
 How = Literal["fastest", "pci", "free", "near", "ids"]
 _WORDS: tuple[How, ...] = tuple(how for how in get_args(How) if how != "ids")

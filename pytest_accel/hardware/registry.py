@@ -1,7 +1,7 @@
 """The kinds of accelerator: this package's own, and those that other packages publish.
 
 A package publishes a kind as an entry point of the group ``pytest_accel.vendors``: its name is the kind, its value a
-callable that makes the :class:`~pytest_accel.hardware.device.Vendor` from the text after the colon of ``--accel``
+callable that makes the :class:`~pytest_accel.core.device.Vendor` from the text after the colon of ``--accel``
 (None: there is none), and raises ValueError for a text that it does not take.
 """
 
@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from inspect import getattr_static
 from typing import Any
 
-from pytest_accel.hardware.device import Vendor
+from pytest_accel.core.device import Vendor
 
 GROUP = "pytest_accel.vendors"
 _OWN = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "mps", "privateuse1", "cpu", "sim")
@@ -67,7 +67,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     is no vendor, or is published twice.
     """
     if kind in _OWN:
-        own: Vendor = importlib.import_module(f"pytest_accel.hardware.{kind}").make(argument)
+        own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{kind}").make(argument)
         return own
     points = published()[kind]
     source = describe_kind(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.hardware.device import Device, Share
+from pytest_accel.core.device import Device, Share
 
 WHOLE = 1_000_000
 """The parts of a device."""

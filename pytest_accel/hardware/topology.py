@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from pytest_accel.hardware.device import Device, Near
+from pytest_accel.core.device import Device, Near
 
 _VIA: dict[Near, float] = {"nvlink": 1000.0, "pcie": 1.0, "numa": 1.0}
 _ALIKE = 1e6

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import config as options
+from pytest_accel.settings import options
 
 if TYPE_CHECKING:
-    from pytest_accel.launch.launching import Launch
+    from pytest_accel.launch.launch_api import Launch
 
 
 @pytest.fixture
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
+    from pytest_accel.launch.launch_api import Launch, Lease, missing
     from pytest_accel.launch.launchers import LAUNCHERS
-    from pytest_accel.launch.launching import Launch, Lease, missing
-    from pytest_accel.worlds.context import RANK
+    from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
     lease = Lease()

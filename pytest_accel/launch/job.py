@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
 
 HOST = "127.0.0.1"
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from pytest_accel.hardware.cpu import affinity
-from pytest_accel.hardware.device import Device
-from pytest_accel.launch import port
+from pytest_accel.core.device import Device
+from pytest_accel.core.programs import find_program
+from pytest_accel.hardware.vendors.cpu import affinity
+from pytest_accel.launch import reserved_port
 from pytest_accel.launch.job import Job
+from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, surroundings
+from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, silent, timed_out
+from pytest_accel.launch.launched_process import Lost, Running
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
-from pytest_accel.launch.result import LaunchError, LaunchResult, failed, silent, timed_out
-from pytest_accel.launch.running import Lost, Running
-from pytest_accel.launch.surroundings import added_paths, hidden_accelerators, surroundings
-from pytest_accel.programs import find_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Launch:
             python_path=added_paths(sys.path),
             changes=changes,
         )
-        with port.hold() as held:
+        with reserved_port.hold() as held:
             program = program_of(chosen)
             job = Job(
                 launcher=launcher,

@@ -7,8 +7,8 @@ import sys
 import sysconfig
 from collections.abc import Collection, Mapping, Sequence
 
+from pytest_accel.core import launcher_env
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.launch import outer
 
 _THREADS = "OMP_NUM_THREADS"
 _HARDWARE = ("rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "cuda")
@@ -31,7 +31,7 @@ def surroundings(
     what is not leased. All of the `cores` are shared out among `nproc` ranks, unless a person has said how many threads
     there are to be. `changes` are the test's and win; None removes a variable.
     """
-    of_a_rank = {*outer.of_a_rank(environ), "PYTEST_CURRENT_TEST"}
+    of_a_rank = {*launcher_env.of_a_rank(environ), "PYTEST_CURRENT_TEST"}
     made = {
         name: value for name, value in environ.items() if name not in of_a_rank and not name.startswith("PYTEST_XDIST_")
     }

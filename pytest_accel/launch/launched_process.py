@@ -18,10 +18,10 @@ from types import TracebackType
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.launch import supervise
+from pytest_accel.core.clock import monotonic
+from pytest_accel.launch import reaper
 from pytest_accel.launch.job import Job, Plan
-from pytest_accel.launch.result import LaunchResult, result_of
+from pytest_accel.launch.launch_result import LaunchResult, result_of
 
 _TICK = 0.1
 """Seconds between two looks at what the ranks have written."""
@@ -99,7 +99,7 @@ class Running:
         try:
             with open(self._own["stdout"], "wb") as out, open(self._own["stderr"], "wb") as err:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", supervise.__file__, str(control), str(status), *self._plan.command],
+                    [sys.executable, "-I", "-S", reaper.__file__, str(control), str(status), *self._plan.command],
                     env=dict(self._plan.environ),
                     stdin=subprocess.DEVNULL,
                     stdout=out,

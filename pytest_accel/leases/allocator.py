@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from pytest_accel.hardware.device import DeviceNeed, PretendVendor
-from pytest_accel.hardware.guard import Guard
+from pytest_accel.core.device import DeviceNeed, PretendVendor
+from pytest_accel.hardware.availability import Guard
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.hardware.nearness import ties
-from pytest_accel.hardware.needs import candidates, shortfall
+from pytest_accel.hardware.matching import candidates, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
+from pytest_accel.hardware.topology import ties
 from pytest_accel.leases.broker import Broker
 from pytest_accel.leases.guarded import GuardedLocks
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.leases.policy import Request
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_accel.clock import monotonic
-from pytest_accel.leases.folder import LockFolderError
-from pytest_accel.leases.holdings import Holdings, Lease
+from pytest_accel.core.clock import monotonic
+from pytest_accel.leases.fair_share import Usage
+from pytest_accel.leases.lease_table import Holdings, Lease
+from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
-from pytest_accel.leases.usage import Usage
 
 if TYPE_CHECKING:
     from pytest_accel.leases.locks import DeviceLocks, Holder
@@ -115,7 +115,7 @@ class Broker:
 
         ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
         ``on_failure(error)`` is called in its place where the lock folder cannot be used
-        (:class:`~pytest_accel.leases.folder.LockFolderError`), or the broker's thread has ended with an error
+        (:class:`~pytest_accel.leases.lock_dir.LockFolderError`), or the broker's thread has ended with an error
         (:class:`BrokerError`); without it the error is raised in the thread that meets it. Raises ValueError for a
         request that could never be granted, RuntimeError when the broker is closed.
         """

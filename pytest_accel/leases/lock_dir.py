@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_accel.folder_trust import is_open_to_others, is_trusted_owner
+from pytest_accel.core.folder_trust import is_open_to_others, is_trusted_owner
 
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"

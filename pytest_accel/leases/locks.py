@@ -28,7 +28,7 @@ from pathlib import Path
 import filelock
 import psutil
 
-from pytest_accel.leases.folder import (
+from pytest_accel.leases.lock_dir import (
     LockFolderError,
     create_shared,
     default_folder,
@@ -41,7 +41,7 @@ from pytest_accel.leases.folder import (
     user_name,
     write,
 )
-from pytest_accel.leases.wishes import Wishes
+from pytest_accel.leases.wait_queue import Wishes
 
 # psutil adds the kernel's boot time, which moves by up to a second when the clock is adjusted, to a count of ticks.
 _CREATE_TIME_TOLERANCE = 1.5
@@ -84,7 +84,7 @@ class DeviceLocks:
     def __init__(self, folder: Path | None = None) -> None:
         """Create the folder where it is missing; its parent must exist.
 
-        Raises :class:`~pytest_accel.leases.folder.LockFolderError` where the folder cannot be created or written, or
+        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where the folder cannot be created or written, or
         is no real directory.
         """
         self.folder = folder or default_folder()
@@ -99,7 +99,7 @@ class DeviceLocks:
     def try_acquire(self, device_id: str, holder: Holder) -> bool:
         """Take the device if nobody has it and no process of its last lease is alive, and say that `holder` has it.
 
-        Never waits. Raises :class:`~pytest_accel.leases.folder.LockFolderError` where the files cannot be used.
+        Never waits. Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where the files cannot be used.
         """
         if device_id in self._held:
             return False
@@ -129,7 +129,7 @@ class DeviceLocks:
     def update(self, device_id: str, holder: Holder) -> None:
         """Say something else about a device that this session holds.
 
-        Raises KeyError for one that it does not hold, :class:`~pytest_accel.leases.folder.LockFolderError` where it
+        Raises KeyError for one that it does not hold, :class:`~pytest_accel.leases.lock_dir.LockFolderError` where it
         cannot be written.
         """
         if device_id not in self._held:
@@ -194,7 +194,7 @@ class DeviceLocks:
     def renew(self, device_id: str) -> None:
         """Make and lock a new lock file of a device whose own is :meth:`missing`.
 
-        Raises :class:`~pytest_accel.leases.folder.LockFolderError` where that fails, in which case the session does
+        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where that fails, in which case the session does
         not hold the device any more.
         """
         holder, loose = self._held.get(device_id), device_id in self._loose

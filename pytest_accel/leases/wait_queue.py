@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_accel.clock import monotonic
-from pytest_accel.leases.folder import PREFIX, open_file, read, unusable, write
+from pytest_accel.core.clock import monotonic
+from pytest_accel.leases.lock_dir import PREFIX, open_file, read, unusable, write
 
 _REFRESH = 0.5
 _STALE = 2.0
@@ -46,7 +46,7 @@ class Wishes:
         """Tell the other sessions which devices this one waits for, and since when (seconds since the epoch).
 
         Replaces what was said before; an empty mapping withdraws it. Call it at least every second while it holds.
-        Raises :class:`~pytest_accel.leases.folder.LockFolderError` where it cannot be written.
+        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where it cannot be written.
         """
         now = monotonic()
         if since == self._said and (not since or now - self._touched < _REFRESH):

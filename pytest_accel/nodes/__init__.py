@@ -1,0 +1,1 @@
+"""Ranks in processes that a launcher has started, on this machine and on others."""

@@ -15,20 +15,20 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pytest_accel.launch.outer_keeper import LOST, PATIENCE, changed
-from pytest_accel.launch.outer_machines import Link
-from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.machine import machine_for
-from pytest_accel.worlds import linux, shared_memory, unix_sockets
-from pytest_accel.worlds.autopsy import tail
-from pytest_accel.worlds.bridge import Bridge, Opened
-from pytest_accel.worlds.far_supply import Agent
-from pytest_accel.worlds.files import private_directory, server_log_path, socket_path
-from pytest_accel.worlds.kill import kill_marked
-from pytest_accel.worlds.messages import SessionSpec
-from pytest_accel.worlds.reach import ASK, SERVER, named_rank
-from pytest_accel.worlds.scout import answer
-from pytest_accel.worlds.starter import OwnServer
+from pytest_accel.core import prctl, shared_memory, unix_sockets
+from pytest_accel.core.connect import ASK, SERVER, named_rank
+from pytest_accel.core.kill import kill_marked
+from pytest_accel.core.messages import SessionSpec
+from pytest_accel.core.paths import private_directory, server_log_path, socket_path
+from pytest_accel.diagnostics.exit_status import tail
+from pytest_accel.diagnostics.inspector import answer
+from pytest_accel.forkserver.server_client import OwnServer
+from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
+from pytest_accel.nodes.local_agent import LOST, PATIENCE, changed
+from pytest_accel.nodes.machines import Link
+from pytest_accel.nodes.remote_leases import Agent
+from pytest_accel.nodes.tcp_mux import Bridge, Opened
+from pytest_accel.settings.machine import machine_for
 
 
 def keep(link: Link, clock: float) -> int:
@@ -115,7 +115,7 @@ class _FarKeeper:
         if named is None:
             raise FileNotFoundError(name)
         world, rank, pid = named
-        return Opened(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), linux.end_of(pid))
+        return Opened(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), prctl.end_of(pid))
 
     def close(self) -> None:
         """The bridge is down, and with it the fork server's connection, so that it ends by itself."""
@@ -135,7 +135,7 @@ class _FarKeeper:
 
 
 def _when_ended(server: OwnServer, bridge: Bridge, call: Callable[[], None]) -> None:
-    end = linux.end_of(server.process.pid)
+    end = prctl.end_of(server.process.pid)
     if end is not None:
         bridge.watch(end, call)
         return

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pytest_accel.launch.outer_kept import KeptServer
-from pytest_accel.launch.outer_machines import Far
-from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.worlds.bridge import Bridge, Opened
-from pytest_accel.worlds.far_supply import FarSupply
-from pytest_accel.worlds.files import bridge_path, server_log_path
-from pytest_accel.worlds.messages import SessionSpec
-from pytest_accel.worlds.reach import SERVER
-from pytest_accel.worlds.starter import ServerProcess
+from pytest_accel.core.connect import SERVER
+from pytest_accel.core.messages import SessionSpec
+from pytest_accel.core.paths import bridge_path, server_log_path
+from pytest_accel.forkserver.server_client import ServerProcess
+from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
+from pytest_accel.nodes.local_agent_client import KeptServer
+from pytest_accel.nodes.machines import Far
+from pytest_accel.nodes.remote_leases import FarSupply
+from pytest_accel.nodes.tcp_mux import Bridge, Opened
 
 _LAST_WORD = 2.0
 """Seconds that the last word may take to be on its way."""

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pytest_accel.worlds.handshakes import Handshake, Refused
-from pytest_accel.worlds.messages import SessionSpec
+from pytest_accel.core.handshakes import Handshake, Refused
+from pytest_accel.core.messages import SessionSpec
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24

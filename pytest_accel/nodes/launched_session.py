@@ -11,17 +11,17 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from pytest_accel.core.launcher_env import Outer, of_a_rank, without_local_rank
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.launch import outer_far_keeper, outer_keeper, outer_machines
-from pytest_accel.launch.outer import Outer, of_a_rank, without_local_rank
-from pytest_accel.launch.outer_far import FarKeeper
-from pytest_accel.launch.outer_kept import Keeper
-from pytest_accel.launch.outer_machines import Far, Rendezvous
-from pytest_accel.launch.outer_meeting import MeetingError, gather, join
-from pytest_accel.launch.outer_messages import Hello
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.worlds.far_supply import FarSupply
-from pytest_accel.worlds.starter import Spawn, spawn_here
+from pytest_accel.nodes import agent, local_agent, machines
+from pytest_accel.nodes.agent_client import FarKeeper
+from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.local_agent_client import Keeper
+from pytest_accel.nodes.machines import Far, Rendezvous
+from pytest_accel.nodes.remote_leases import FarSupply
+from pytest_accel.nodes.rendezvous import MeetingError, gather, join
 
 _KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
 """Those that have masks."""
@@ -38,13 +38,13 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
     where_to_meet = None
     if world.local_size != world.size:
         try:
-            where_to_meet = outer_machines.rendezvous(os.environ, world)
+            where_to_meet = machines.rendezvous(os.environ, world)
         except MeetingError as error:
             raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    node = outer_machines.identity() if where_to_meet is not None else ""
+    node = machines.identity() if where_to_meet is not None else ""
     hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # Of the worlds to come each has its own, and this process is none's.
@@ -54,7 +54,7 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
         far: list[Far] = []
         near = list(range(1, world.size))
         if where_to_meet is not None:
-            far, near = outer_machines.receive(world, where_to_meet, hello)
+            far, near = machines.receive(world, where_to_meet, hello)
         session = OuterSession(world, hello, gather(world, expected=near), far)
     except MeetingError as error:
         raise pytest.UsageError(str(error)) from None
@@ -67,10 +67,10 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
 
 def _keep(world: Outer, hello: Hello, where_to_meet: Rendezvous | None) -> int:
     if where_to_meet is not None:
-        met = outer_machines.call(world, where_to_meet, hello)
+        met = machines.call(world, where_to_meet, hello)
         if met is not None:
-            return outer_far_keeper.keep(*met)
-    return outer_keeper.keep(join(world, hello))
+            return agent.keep(*met)
+    return local_agent.keep(join(world, hello))
 
 
 def _masks() -> dict[str, str]:
@@ -118,7 +118,7 @@ class OuterSession:
         """`own` is this process's; `found` are the others of this machine, `far` those of other machines."""
         self.world = world
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in far)]
-        self.layout = outer_machines.layout_of(own, [hello.rank for hello, _ in found], far)
+        self.layout = machines.layout_of(own, [hello.rank for hello, _ in found], far)
         self.on_lost: Callable[[str], None] | None = None
         """Gets what is to be said of a process that has ended before its time, in a thread of this object's."""
         self._before = dict(os.environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.launch.outer_session import OuterSession
+from pytest_accel.nodes.launched_session import OuterSession
 
 
 class OuterHooks:

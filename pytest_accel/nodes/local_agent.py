@@ -15,9 +15,9 @@ import socket
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 
-from pytest_accel.launch.outer_messages import End, KillServer, ServerEnded, StartServer, Welcome
-from pytest_accel.worlds import descriptors, linux
-from pytest_accel.worlds.starter import OwnServer
+from pytest_accel.core import fd_passing, prctl
+from pytest_accel.forkserver.server_client import OwnServer
+from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer, Welcome
 
 LOST = 1
 """Exit status of a keeper whose driver has gone without a word."""
@@ -65,12 +65,12 @@ class _Keeper:
                 continue
             try:
                 message = self._connection.recv()
-                given = descriptors.receive(self._connection, 1) if isinstance(message, StartServer) else []
+                given = fd_passing.receive(self._connection, 1) if isinstance(message, StartServer) else []
             except (EOFError, OSError):
                 self._be_lost()
                 return LOST
             if isinstance(message, Welcome):
-                self._driver = linux.end_of(message.pid)
+                self._driver = prctl.end_of(message.pid)
             elif isinstance(message, StartServer):
                 self._start(message, *given)
             elif isinstance(message, KillServer):
@@ -83,7 +83,7 @@ class _Keeper:
     def _start(self, message: StartServer, descriptor: int) -> None:
         with socket.socket(fileno=descriptor) as end:
             self._server, self._number = OwnServer(message.spec, end, changed(message.environment)), message.number
-        self._server_end = linux.end_of(self._server.process.pid)
+        self._server_end = prctl.end_of(self._server.process.pid)
         self._folder = message.spec.directory
 
     def _look(self) -> None:

@@ -11,10 +11,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pytest_accel.launch.outer_messages import End, Hello, KillServer, ServerEnded, StartServer, Welcome
-from pytest_accel.worlds import descriptors
-from pytest_accel.worlds.messages import SessionSpec
-from pytest_accel.worlds.starter import ServerProcess
+from pytest_accel.core import fd_passing
+from pytest_accel.core.messages import SessionSpec
+from pytest_accel.forkserver.server_client import ServerProcess
+from pytest_accel.nodes.agent_messages import End, Hello, KillServer, ServerEnded, StartServer, Welcome
 
 _END_PATIENCE = 10.0
 
@@ -48,7 +48,7 @@ class Keeper:
         with self._sending:
             try:
                 self._connection.send(message)
-                descriptors.send(self._connection, [end.fileno()])
+                fd_passing.send(self._connection, [end.fileno()])
             except OSError:
                 server.ended.set()
         if self.lost:

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.launch import mutual_auth, shared_secret
-from pytest_accel.launch.mutual_auth import Messages, Peer, WrongSecret
-from pytest_accel.launch.outer import Outer
-from pytest_accel.launch.outer_meeting import PATIENCE, MeetingError, missing
-from pytest_accel.launch.outer_messages import Hello, hello_of
-from pytest_accel.worlds.handshakes import PENDING, Handshake, Handshakes, Refused, perform
-from pytest_accel.worlds.layout import Layout, Node
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
+from pytest_accel.core.launcher_env import Outer
+from pytest_accel.nodes import mutual_auth, shared_secret
+from pytest_accel.nodes.agent_messages import Hello, hello_of
+from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
+from pytest_accel.nodes.placement import Layout, Node
+from pytest_accel.nodes.rendezvous import PATIENCE, MeetingError, missing
 
 _LOOK = 0.1
 _CALL_PATIENCE = 3.0

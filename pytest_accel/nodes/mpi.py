@@ -22,20 +22,20 @@ from traceback import format_exc
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.folder_trust import ensure_own_folder
+from pytest_accel.core import prctl, unix_sockets
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.folder_trust import ensure_own_folder
+from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
+from pytest_accel.core.kill import MARK, kill_tree
+from pytest_accel.core.launcher_env import of_a_rank
+from pytest_accel.core.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
+from pytest_accel.core.paths import server_log_path
+from pytest_accel.diagnostics.exit_status import JOB_ENDED, tail
+from pytest_accel.forkserver.server_client import interpreter
+from pytest_accel.forkserver.server_group import Servers
+from pytest_accel.launch.launch_api import program_of, version_of
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
-from pytest_accel.launch.launching import program_of, version_of
-from pytest_accel.launch.outer import of_a_rank
-from pytest_accel.worlds import linux, unix_sockets
-from pytest_accel.worlds.autopsy import JOB_ENDED, tail
-from pytest_accel.worlds.files import server_log_path
-from pytest_accel.worlds.handshakes import Handshake, Handshakes, Refused
-from pytest_accel.worlds.kill import MARK, kill_tree
-from pytest_accel.worlds.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
-from pytest_accel.worlds.rank_coverage import unmeasured
-from pytest_accel.worlds.servers import Servers
-from pytest_accel.worlds.starter import interpreter
+from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Open MPI's, and that of Hydra: MPICH's and Intel MPI's process manager."""
@@ -88,7 +88,7 @@ class MpiJob:
 
     def _start(self, launcher: str) -> subprocess.Popen[bytes]:
         program = program_of(LAUNCHERS[launcher])
-        source = f"from pytest_accel.worlds.mpi import serve; serve({self._path!r}, {os.getpid()})"
+        source = f"from pytest_accel.nodes.mpi import serve; serve({self._path!r}, {os.getpid()})"
         dropped = set(of_a_rank(os.environ))
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
@@ -206,7 +206,7 @@ class _Launched:
         kill_tree(self.pid)
 
     def wait(self, patience: float | None) -> bool:
-        end = linux.end_of(self.pid)
+        end = prctl.end_of(self.pid)
         if end is not None:  # Known before mpirun has taken notice of it.
             try:
                 return bool(select.select([end], [], [], patience)[0])
@@ -239,17 +239,17 @@ def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.soc
 
 def serve(path: str, controller: int) -> None:
     """In a process that ``mpirun`` has started: be a fork server of the session of `controller`."""
-    from pytest_accel.worlds import forkserver
+    from pytest_accel.forkserver import server
 
     parent = os.getppid()
-    linux.die_with_parent(parent)
+    prctl.die_with_parent(parent)
     rank = next(os.environ[name] for name in RANK_VARIABLES if name in os.environ)
     with unix_sockets.connect(path) as call:
         call.sendall(_PROCESS.pack(int(rank), os.getpid()))
         length, descriptors, _, _ = socket.recv_fds(call, _LENGTH.size, 1)
         data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
     if data:
-        forkserver.work(descriptors[0], pickle.loads(data), controller, parent)
+        server.work(descriptors[0], pickle.loads(data), controller, parent)
 
 
 def _nothing() -> None:

@@ -3,7 +3,7 @@
 Both know a secret, and prove it by an HMAC of who they are (role and rank), the job, and a random number of each. The
 caller begins with its random number, and says nothing more until the listener has proved itself. So what one end has
 said can be used neither at another end, nor in the other role, nor once more. Messages of fixed size and JSON are all
-that is read until then; afterwards, each frame has a code made with a key of this connection (`worlds/frame_auth.py`).
+that is read until then; afterwards, each frame has a code made with a key of this connection (`core/frame_auth.py`).
 
 A secret must be one that nobody can guess: who talks to either end can try guesses at home.
 """
@@ -17,8 +17,8 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.worlds.frame_auth import TAG, ForgedFrame, FrameAuth
-from pytest_accel.worlds.handshakes import Handshake, Refused
+from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
+from pytest_accel.core.handshakes import Handshake, Refused
 
 _MAGIC = b"accel-1\n"
 _RANDOM = 32

@@ -14,12 +14,12 @@ from typing import Any
 
 import psutil
 
-from pytest_accel.hardware.device import Device, DeviceNeed
+from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.leases.folder import LockFolderError
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.lease_table import Lease
+from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
-from pytest_accel.leases.supply import Supply
 
 # Driver to keeper
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 
-from pytest_accel.clock import monotonic
-from pytest_accel.launch.outer import Outer
-from pytest_accel.launch.outer_messages import Hello, receive_hello
-from pytest_accel.leases.folder import VARIABLE
-from pytest_accel.worlds import unix_sockets
-from pytest_accel.worlds.files import user_folder
-from pytest_accel.worlds.handshakes import Handshake, Handshakes, Refused
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
+from pytest_accel.core.launcher_env import Outer
+from pytest_accel.core.paths import user_folder
+from pytest_accel.leases.lock_dir import VARIABLE
+from pytest_accel.nodes.agent_messages import Hello, receive_hello
 
 PATIENCE = 60.0
 """Seconds that whoever comes first waits for the others."""

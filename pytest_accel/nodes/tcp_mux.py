@@ -29,9 +29,9 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import unix_sockets
-from pytest_accel.worlds.frame_auth import TAG, ForgedFrame, FrameAuth
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
 
 SILENCE = 10.0
 """Seconds after which a machine that does not answer any more counts as lost."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from pytest_accel.hardware.device import DeviceNeed
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
-from pytest_accel.leases.supply import Supply
 
 
 class Source(Protocol):

@@ -13,24 +13,24 @@ from typing import Any
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.messages import SessionSpec, WorldSpec
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.diagnostics.diagnosis import Interrupted
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.needs import in_words
+from pytest_accel.hardware.matching import in_words
+from pytest_accel.leases.allocator import Supply
 from pytest_accel.leases.broker import BrokerError
-from pytest_accel.leases.folder import LockFolderError
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
+from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
-from pytest_accel.leases.supply import Supply
-from pytest_accel.worlds.examine import Interrupted
-from pytest_accel.worlds.far_supply import FarLease, FarSupply, FarSupplyError
-from pytest_accel.worlds.fleet import Fleet
-from pytest_accel.worlds.gang import Gang, Near, Part, Source
-from pytest_accel.worlds.layout import HERE, Layout
-from pytest_accel.worlds.messages import SessionSpec, WorldSpec
-from pytest_accel.worlds.roster import Grant, PooledWorld, PoolError, Ticket, surplus
-from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.starter import Spawn, spawn_here
+from pytest_accel.nodes.placement import HERE, Layout
+from pytest_accel.nodes.remote_leases import FarLease, FarSupply, FarSupplyError
+from pytest_accel.pool.multinode_lease import Gang, Near, Part, Source
+from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
+from pytest_accel.pool.world_manager import Fleet
 
 LINGER = 30.0
 """Seconds that a world without a test keeps its devices when nobody asks for them."""

@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from pytest_accel.clock import monotonic
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.world_key import WorldShape
 from pytest_accel.leases.locks import Holder
-from pytest_accel.worlds.pool import Pool
-from pytest_accel.worlds.roster import Grant, PoolError
-from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.records import Grant, PoolError
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds for which a test waits before its user is told for what: shorter waits are ordinary."""

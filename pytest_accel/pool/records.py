@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
-from pytest_accel.worlds.far_supply import FarLease
-from pytest_accel.worlds.gang import Gang
-from pytest_accel.worlds.messages import WorldSpec
-from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.nodes.remote_leases import FarLease
+from pytest_accel.pool.multinode_lease import Gang
 
 
 class PoolError(Exception):

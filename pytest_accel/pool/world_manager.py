@@ -14,12 +14,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds import files, shared_memory
-from pytest_accel.worlds.autopsy import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
-from pytest_accel.worlds.examine import Examiner, Interrupted
-from pytest_accel.worlds.kill import kill_marked
-from pytest_accel.worlds.messages import (
+from pytest_accel.core import paths, shared_memory
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.connect import call_rank
+from pytest_accel.core.kill import kill_marked
+from pytest_accel.core.messages import (
     RETIRED,
     ImportedAhead,
     KeepOut,
@@ -33,13 +32,14 @@ from pytest_accel.worlds.messages import (
     StartWorld,
     WorldStarted,
 )
-from pytest_accel.worlds.mpi import MpiJob
-from pytest_accel.worlds.reach import call_rank
-from pytest_accel.worlds.roster import PooledWorld
-from pytest_accel.worlds.scout import Scout, Scouts
-from pytest_accel.worlds.servers import Servers
-from pytest_accel.worlds.shape import WorldShape
-from pytest_accel.worlds.starter import Spawn, Starter, spawn_here
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
+from pytest_accel.diagnostics.exit_status import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
+from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.forkserver.server_client import Spawn, Starter, spawn_here
+from pytest_accel.forkserver.server_group import Servers
+from pytest_accel.nodes.mpi import MpiJob
+from pytest_accel.pool.records import PooledWorld
 
 RETIRE_PATIENCE = 10.0
 """Seconds that a retired world has for its session fixtures."""
@@ -423,7 +423,7 @@ class Fleet:
     def server_log(self) -> str:
         """The end of what each fork server has written."""
         numbers = range(len(self._servers))
-        return "\n".join(filter(None, (tail(files.server_log_path(self.directory, number)) for number in numbers)))
+        return "\n".join(filter(None, (tail(paths.server_log_path(self.directory, number)) for number in numbers)))
 
 
 def _nothing() -> None:

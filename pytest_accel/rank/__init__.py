@@ -1,0 +1,1 @@
+"""What runs inside a rank: its pytest session, process group, environment, leak check and debugger."""

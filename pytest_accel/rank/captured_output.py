@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.shims import captured_log, captured_streams
-from pytest_accel.worlds.cutting import read_cut
-from pytest_accel.worlds.files import captured_log_path, captured_path, stderr_path, stdout_path
-from pytest_accel.worlds.messages import When
+from pytest_accel.core.messages import When
+from pytest_accel.core.paths import captured_log_path, captured_path, stderr_path, stdout_path
+from pytest_accel.core.shims import captured_log, captured_streams
+from pytest_accel.core.truncation import read_cut
 
 _open = open  # A test may replace it.
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.shims import rewrite_asserts_of_initial_files, teardown_for
-from pytest_accel.worlds.frames import is_library
-from pytest_accel.worlds.messages import NodeRef, RunTest
+from pytest_accel.core.frames import is_library
+from pytest_accel.core.messages import NodeRef, RunTest
+from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_for
 
 
 class NotCollected(Exception):

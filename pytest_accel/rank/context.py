@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
+from pytest_accel.core.messages import SessionSpec, WorldSpec
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.worlds.messages import SessionSpec, WorldSpec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
-    from pytest_accel.worlds.signed_store import SignedStore
+    from pytest_accel.rank.signed_store import SignedStore
 
 
 RANK: pytest.StashKey[RankContext] = pytest.StashKey()

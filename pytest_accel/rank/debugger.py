@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.shims import ask_before_debugging
-from pytest_accel.worlds import unix_sockets
-from pytest_accel.worlds.messages import GivesTerminal, WantsTerminal
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.messages import GivesTerminal, WantsTerminal
+from pytest_accel.core.shims import ask_before_debugging
 
 
 class Debugging:

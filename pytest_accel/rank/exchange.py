@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds.signed_store import ForgedValueError, SignedStore
+from pytest_accel.core.clock import monotonic
+from pytest_accel.rank.signed_store import ForgedValueError, SignedStore
 
 LARGEST = 1 << 20
 """Bytes of one record."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from signal import sigwait
 from threading import Thread
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds.stacks import FLIGHT_SIGNAL
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.signals import FLIGHT_SIGNAL
 
 SIZE = {"TORCH_FR_BUFFER_SIZE": "64"}
 """Collectives that are remembered, by torch's own variable: more than a person would read."""

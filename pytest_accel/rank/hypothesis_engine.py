@@ -31,10 +31,12 @@ from hypothesis.internal import escalation, scrutineer
 from hypothesis.internal.conjecture import data as conjecture
 from hypothesis.internal.conjecture import engine
 
-from pytest_accel.clock import monotonic
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.worlds.exchange import LARGEST, Exchange, ExchangeError, LateRanks
-from pytest_accel.worlds.lockstep import (
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.serialization import mark_repeated, stand_in_type
+from pytest_accel.core.timeouts import GRACE
+from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
+from pytest_accel.rank.lockstep import (
     Conclusion,
     Draw,
     End,
@@ -48,11 +50,9 @@ from pytest_accel.worlds.lockstep import (
     from_record,
     to_record,
 )
-from pytest_accel.worlds.sketches import mark_repeated, stand_in_type
-from pytest_accel.worlds.timeouts import GRACE
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.context import RankContext
+    from pytest_accel.rank.context import RankContext
 
 __hypothesistracebackhide__ = True
 """Hypothesis leaves this module's frames out of tracebacks, like its own."""
@@ -461,7 +461,7 @@ def install() -> None:
     """Put this module's parts into Hypothesis. They act only while a lock-step is active."""
     _core.StateForActualGivenExecution = Execution
     _engine.time = _Clock()
-    scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/worlds/*.py",)  # type: ignore[assignment]
+    scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/rank/*.py",)  # type: ignore[assignment]
     _before(st.DataObject, "draw", lambda drawing, *args, **kwargs: drawing.conjecture_data)
     start = "start_span" if hasattr(conjecture.ConjectureData, "start_span") else "start_example"
     _before(conjecture.ConjectureData, start, _data_of_machine)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from gc import collect
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_accel.worlds import group, manners, rpc, strays
+from pytest_accel.rank import leaked_processes, process_group, process_state, rpc
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.context import RankContext
+    from pytest_accel.rank.context import RankContext
 
 MEMORY = 64 << 20
 """Bytes by which what torch has allocated on a device may grow in a test.
@@ -53,13 +53,13 @@ class Hygiene:
         """Whether the test closed the streams that pytest captures with."""
         self._context = context
         self._counts_memory = context.session.leaks != "off"
-        self._settings: manners.Settings = {}
+        self._settings: process_state.Settings = {}
         self._settled = False
         """Whether the last test has ended, and has left everything as it was."""
         self._activity = 0
         self._wider: set[tuple[str | bytes, object]] = set()
         """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
-        self._known = strays.find()
+        self._known = leaked_processes.find()
         self._rpc = 0
         """How often RPC was initialised when the test began, or a fixture of a wider scope had been set up."""
         self._memory: dict[str, int] = {}
@@ -69,53 +69,59 @@ class Hygiene:
         """A test begins. `activity` differs from the last test's if other code than that test's has run meanwhile."""
         self._memory = self._allocated()
         self._kept_memory = {}
-        self._known |= strays.find()
+        self._known |= leaked_processes.find()
         self._rpc = rpc.initialisations()
         undisturbed = self._settled and activity == self._activity
         self._settled, self._activity = False, activity
         if undisturbed:
             return  # Settings are as the last test's end has found them, and to look costs more than many a test.
         if self._context.spec.grouped:
-            group.end_left_groups(self._context)
-        self._settings = manners.look(self._context.variables)
+            process_group.end_left_groups(self._context)
+        self._settings = process_state.look(self._context.variables)
 
     @contextlib.contextmanager
     def wider_fixture(self) -> Iterator[None]:
         """A fixture of a wider scope is set up."""
         grouped = self._context.spec.grouped
-        settings, known, memory = manners.look(self._context.variables), strays.find(), self._allocated()
-        groups = group.group_names() if grouped else set()
+        settings, known, memory = (
+            process_state.look(self._context.variables),
+            leaked_processes.find(),
+            self._allocated(),
+        )
+        groups = process_group.group_names() if grouped else set()
         initialised = rpc.initialisations()
         try:
             yield
         finally:
-            for name, values in manners.changed(settings, manners.look(self._context.variables)).items():
+            for name, values in process_state.changed(settings, process_state.look(self._context.variables)).items():
                 self._wider.update((name, value) for value in values)
-            self._known |= strays.find() - known
+            self._known |= leaked_processes.find() - known
             for device, size in self._allocated().items():
                 self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
             if (now := rpc.initialisations()) != initialised:
                 self._rpc = now
             if grouped:
-                self._context.kept_groups |= group.group_names() - groups
+                self._context.kept_groups |= process_group.group_names() - groups
 
     def end(self) -> Left:
         """Put back and end what the test has left since it began."""
         told: list[str] = []
         harms: list[str] = []
-        settings = manners.look(self._context.variables)
+        settings = process_state.look(self._context.variables)
         if self.closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
-        different = manners.changed(self._settings, settings)
+        different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():
             if (name, new) in self._wider:
                 continue
-            change = f"left {manners.label(name)} changed from {manners.text(old)} to {manners.text(new)}"
-            if manners.put_back(name, old):
+            change = (
+                f"left {process_state.label(name)} changed from {process_state.text(old)} to {process_state.text(new)}"
+            )
+            if process_state.put_back(name, old):
                 told.append(f"{change}; it has been put back")
             else:
                 harms.append(change)
-        ended, running = strays.end(self._known, self._context.session.kept_processes)
+        ended, running = leaked_processes.end(self._known, self._context.session.kept_processes)
         told += ended
         harms += running
         harms += self._grown_memory()
@@ -124,10 +130,10 @@ class Hygiene:
         if runs and initialised != self._rpc:
             harms.append("left torch.distributed.rpc running")
         try:
-            group.wait_for_devices(self._context)
+            process_group.wait_for_devices(self._context)
         except RuntimeError as error:
             return Left((), str(error))  # It has failed the test already.
-        groups = group.left_groups(self._context) if self._context.spec.grouped else group.LeftGroups()
+        groups = process_group.left_groups(self._context) if self._context.spec.grouped else process_group.LeftGroups()
         told += groups.lines
         same = not different and settings.keys() == self._settings.keys()  # torch's are there once it is imported.
         self._settled = same and not (told or harms or groups.endable)
@@ -136,7 +142,7 @@ class Hygiene:
         return Left(tuple(told), harm, worn=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
-        return group.allocated_memory(self._context) if self._counts_memory else {}
+        return process_group.allocated_memory(self._context) if self._counts_memory else {}
 
     def _grown_memory(self) -> list[str]:
         grown = self._growth()

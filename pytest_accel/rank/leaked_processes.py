@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.clock import monotonic
-from pytest_accel.worlds.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
 
 _PATIENCE = 0.2
 """Seconds in which what is about to end may do so: an iterator's workers, a thread at its last line."""

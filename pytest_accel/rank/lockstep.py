@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pytest_accel.rank_names import ranks_text
+from pytest_accel.core.rank_names import ranks_text
 
 Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
 """How an example ended on one rank: ``stopped`` by the generator of examples, ``rejected`` by ``assume``."""

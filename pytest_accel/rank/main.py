@@ -18,23 +18,24 @@ from typing import IO
 
 import pytest
 
-from pytest_accel.hardware.cpu import threads_beside_ccl
-from pytest_accel.worlds import flight, group, linux, output, places, rank_coverage, rank_roles, serving
-from pytest_accel.worlds.context import RankContext
-from pytest_accel.worlds.files import stack_path
-from pytest_accel.worlds.installed import Installed
-from pytest_accel.worlds.messages import RETIRED, SessionSpec, with_options
-from pytest_accel.worlds.role import Role
-from pytest_accel.worlds.shape import backend_names
-from pytest_accel.worlds.shared_memory import Watch
-from pytest_accel.worlds.stacks import STACK_SIGNAL
+from pytest_accel.core import plugin_roles, prctl
+from pytest_accel.core.messages import RETIRED, SessionSpec, with_options
+from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.paths import stack_path
+from pytest_accel.core.shared_memory import Watch
+from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.world_key import backend_names
+from pytest_accel.hardware.vendors.cpu import threads_beside_ccl
+from pytest_accel.rank import coverage, flight_recorder, process_group, rank_environment, rank_log, rank_plugin
+from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.role import Role
 
 
 class _Joining:
     """Lets pytest come as far as it can without knowing which rank this is: its own plugins are loaded, no others."""
 
     def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
-        self.plugin: serving.RankPlugin | None = None
+        self.plugin: rank_plugin.RankPlugin | None = None
         self.args = list(session.args)
         """The list that pytest is given, and has not read yet when it registers this."""
         self._session = session
@@ -46,29 +47,29 @@ class _Joining:
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """pytest calls this when it registers the plugins that it was given, before it looks at anything else."""
         session, (spec, rank, listener, peers, meeting) = self._session, self._wait_for_role()
-        output.redirect(session, spec.world, rank)
+        rank_log.redirect(session, spec.world, rank)
         self._stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
         faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
         starting = contextlib.ExitStack()
         starting.enter_context(self._installed.remembered())
         context = RankContext(session, spec, rank)
         _set_environment(context, meeting)
-        rank_coverage.start(session.coverage if session.shared else None, pluginmanager)
+        coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = serving.RankPlugin(context, listener, peers, meeting, starting)
-        rank_roles.install(pluginmanager, dict(session.roles))
+        self.plugin = rank_plugin.RankPlugin(context, listener, peers, meeting, starting)
+        plugin_roles.install(pluginmanager, dict(session.roles))
         pluginmanager.register(self.plugin)
 
 
 def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
     """Be the rank that `wait_for_role` says until the driver or the pool ends it; gives the exit status."""
-    flight.prepare()
+    flight_recorder.prepare()
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until there is a file for them: it is not to end the process.
-    linux.become_subreaper()
+    prctl.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
@@ -108,7 +109,7 @@ def _reseed() -> None:
         numpy_random.seed()
 
 
-def _set_environment(context: RankContext, meeting: group.Meeting | None) -> None:
+def _set_environment(context: RankContext, meeting: process_group.Meeting | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.seen or spec.kind != "cpu":
@@ -118,7 +119,7 @@ def _set_environment(context: RankContext, meeting: group.Meeting | None) -> Non
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
         assert meeting is not None
-        changes |= places.environment(spec, rank, meeting.port)
+        changes |= rank_environment.environment(spec, rank, meeting.port)
         if context.session.debug:
             changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:

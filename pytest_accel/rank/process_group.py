@@ -14,21 +14,21 @@ from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_accel.core.frames import place_of_main_thread
+from pytest_accel.core.paths import flight_path
+from pytest_accel.core.world_key import backend_names
 from pytest_accel.hardware import shares
-from pytest_accel.worlds import flight
-from pytest_accel.worlds.collectives import DEFAULT_GROUP, group_label
-from pytest_accel.worlds.files import flight_path
-from pytest_accel.worlds.frames import place_of_main_thread
-from pytest_accel.worlds.places import AGENT_STORE, host_of
-from pytest_accel.worlds.shape import backend_names
-from pytest_accel.worlds.signed_store import SignedStore
+from pytest_accel.rank import flight_recorder
+from pytest_accel.rank.collectives import DEFAULT_GROUP, group_label
+from pytest_accel.rank.rank_environment import AGENT_STORE, host_of
+from pytest_accel.rank.signed_store import SignedStore
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
     from torch.distributed.device_mesh import DeviceMesh
 
-    from pytest_accel.worlds.context import RankContext
+    from pytest_accel.rank.context import RankContext
 
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -92,7 +92,7 @@ def watch(context: RankContext) -> None:
     if not context.watched:
         context.watched = True
         path = flight_path(context.session.directory, context.spec.world, context.rank)
-        flight.watch(path, partial(flight_record, context))
+        flight_recorder.watch(path, partial(flight_record, context))
 
 
 def limit_threads() -> None:

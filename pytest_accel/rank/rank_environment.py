@@ -6,9 +6,9 @@ import os
 
 import psutil
 
-from pytest_accel.launch.outer import OWN_RUN
-from pytest_accel.worlds import flight
-from pytest_accel.worlds.messages import WorldSpec
+from pytest_accel.core.launcher_env import OWN_RUN
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.rank import flight_recorder
 
 HOST = "127.0.0.1"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -19,7 +19,7 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
     """The variables of `identity`, and what the process group needs beside them."""
     return {
         **identity(spec, rank, port),
-        **{name: os.environ.get(name, value) for name, value in flight.SIZE.items()},
+        **{name: os.environ.get(name, value) for name, value in flight_recorder.SIZE.items()},
         # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
     }

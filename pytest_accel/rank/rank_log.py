@@ -10,8 +10,8 @@ from contextlib import suppress
 from os import stat, truncate
 from os.path import relpath
 
-from pytest_accel.worlds.files import HEADING, kept_log_path, log_path
-from pytest_accel.worlds.messages import NodeRef, SessionSpec
+from pytest_accel.core.messages import NodeRef, SessionSpec
+from pytest_accel.core.paths import HEADING, kept_log_path, log_path
 
 _open = open
 

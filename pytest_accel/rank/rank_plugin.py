@@ -20,19 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.clock import monotonic
-from pytest_accel.hardware.device import MaskError
-from pytest_accel.shims import forget_sections
-from pytest_accel.stash import RANK_PLUGIN
-from pytest_accel.worlds import group, peers, rank_data, rank_roles, unix_sockets
-from pytest_accel.worlds.captured import Captured
-from pytest_accel.worlds.catalogue import Catalogue, FileSkipped, NotCollected
-from pytest_accel.worlds.context import RANK, RankContext
-from pytest_accel.worlds.cutting import cut, cut_failure
-from pytest_accel.worlds.debugging import Debugging
-from pytest_accel.worlds.files import progress_path
-from pytest_accel.worlds.hygiene import CLEAN, Hygiene, unknown
-from pytest_accel.worlds.messages import (
+from pytest_accel.core import plugin_roles, unix_sockets
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.device import MaskError
+from pytest_accel.core.messages import (
     Astray,
     Broken,
     ExceptionSketch,
@@ -45,12 +36,22 @@ from pytest_accel.worlds.messages import (
     RunTest,
     WarningSketch,
 )
-from pytest_accel.worlds.output import Log
-from pytest_accel.worlds.progress import Progress
-from pytest_accel.worlds.sketches import plain_properties, sketch, sketch_warning, travels
+from pytest_accel.core.paths import progress_path
+from pytest_accel.core.serialization import plain_properties, sketch, sketch_warning, travels
+from pytest_accel.core.shims import forget_sections
+from pytest_accel.core.stash_keys import RANK_PLUGIN
+from pytest_accel.core.truncation import cut, cut_failure
+from pytest_accel.rank import process_group, rank_data, run_ahead
+from pytest_accel.rank.captured_output import Captured
+from pytest_accel.rank.collector import Catalogue, FileSkipped, NotCollected
+from pytest_accel.rank.context import RANK, RankContext
+from pytest_accel.rank.debugger import Debugging
+from pytest_accel.rank.leak_check import CLEAN, Hygiene, unknown
+from pytest_accel.rank.progress_file import Progress
+from pytest_accel.rank.rank_log import Log
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.hypothesis_engine import Lockstep
+    from pytest_accel.rank.hypothesis_engine import Lockstep
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's own options by which a session writes a file, or sends one: the driver's business."""
@@ -80,8 +81,8 @@ class RankPlugin:
         self,
         context: RankContext,
         listener: socket,
-        others: peers.Peers,
-        meeting: group.Meeting | None,
+        others: run_ahead.Peers,
+        meeting: process_group.Meeting | None,
         starting: contextlib.ExitStack,
     ) -> None:
         """`starting` is what holds until the session has started, and no longer."""
@@ -142,7 +143,7 @@ class RankPlugin:
             option.dist, option.tx = "no", []
         for name in _JUDGES_IN_THE_DRIVER:
             config.pluginmanager.set_blocked(name)
-        self.context.absent = rank_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
+        self.context.absent = plugin_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -189,12 +190,12 @@ class RankPlugin:
         if context.seen:
             self._verify()
         if spec.share is not None:
-            group.limit_memory(context)
+            process_group.limit_memory(context)
         if spec.grouped or context.cores:
-            group.limit_threads()
+            process_group.limit_threads()
         if spec.grouped:
             assert self._meeting is not None
-            group.prepare(context, self._meeting)
+            process_group.prepare(context, self._meeting)
 
     def _verify(self) -> None:
         seen = self.context.seen
@@ -247,7 +248,7 @@ class RankPlugin:
         self._captured.begin()
         self._serial, self._word, self._spoke = request.serial, None, False
         self._item = self._lockstep = None
-        group.reset_peak_memory(self.context.torch_device)
+        process_group.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
             item = self._catalogue.find(session, request.node)
@@ -288,11 +289,15 @@ class RankPlugin:
         warnings, self._warnings = self._warnings, []
         try:
             left = self._hygiene.end()
-            collectives, groups, properties = group.collectives(self.context), group.made(), self._properties()
+            collectives, groups, properties = (
+                process_group.collectives(self.context),
+                process_group.made(),
+                self._properties(),
+            )
         except Exception as error:
             left, collectives, groups, properties = unknown(error), {}, 0, {}
         if not self._spoke and stale is None and left == CLEAN:
-            self._word = peers.word(collectives, groups)
+            self._word = run_ahead.word(collectives, groups)
         finished = Finished(
             request.serial,
             collectives,
@@ -310,7 +315,7 @@ class RankPlugin:
         self._send(*self._take_held(), finished)
 
     def _properties(self) -> dict[str, Any]:
-        peak = group.peak_memory(self.context.torch_device)
+        peak = process_group.peak_memory(self.context.torch_device)
         return {} if peak is None else {"accel_peak_memory": peak}
 
     def _report_skipped(self, request: RunTest, longrepr: Any) -> None:
@@ -350,7 +355,7 @@ class RankPlugin:
         try:
             with self._in_step():
                 result = yield
-            group.wait_for_devices(self.context)
+            process_group.wait_for_devices(self.context)
             return result
         finally:
             # What a test has put in their place may be anything.
@@ -362,7 +367,7 @@ class RankPlugin:
         """Have Hypothesis run the same examples as on the other ranks, where the suite has imported it."""
         if "hypothesis" not in sys.modules or self.context.spec.ranks == 1:
             return _ALONE
-        from pytest_accel.worlds import hypothesis_engine
+        from pytest_accel.rank import hypothesis_engine
 
         self._lockstep = hypothesis_engine.Lockstep(self.context)
         return hypothesis_engine.active(self._lockstep)
@@ -455,7 +460,7 @@ class RankPlugin:
             return (yield)
         finally:
             if self.retired and self.context.signed_store is not None:
-                group.end_together(self.context)
+                process_group.end_together(self.context)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple
 
-from pytest_accel.worlds.group import Meeting
-from pytest_accel.worlds.messages import WorldSpec
-from pytest_accel.worlds.peers import Peers
+from pytest_accel.core.messages import WorldSpec
+from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.run_ahead import Peers
 
 
 class Role(NamedTuple):

@@ -15,7 +15,7 @@ from socket import MSG_DONTWAIT, socket, socketpair
 from struct import Struct
 from zlib import crc32
 
-from pytest_accel.worlds import descriptors
+from pytest_accel.core import fd_passing
 
 _RECORD = Struct("<IQI")
 _send, _recv, _fileno = socket.send, socket.recv, socket.fileno
@@ -105,7 +105,7 @@ def connect(ranks: int) -> list[tuple[socket, socket]]:
 
 def receive(connection: Connection, ranks: int) -> list[tuple[socket, socket]]:
     """What `connect` has given another process, which sends it behind a message; EOFError where that ends."""
-    ends = [socket(fileno=descriptor) for descriptor in descriptors.receive(connection, 2 * ranks)]
+    ends = [socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, 2 * ranks)]
     return list(zip(ends[::2], ends[1::2], strict=True))
 
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_accel.worlds import group, places
+from pytest_accel.rank import process_group, rank_environment
 
 if TYPE_CHECKING:
-    from pytest_accel.worlds.context import RankContext
-    from pytest_accel.worlds.signed_store import SignedStore
+    from pytest_accel.rank.context import RankContext
+    from pytest_accel.rank.signed_store import SignedStore
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_PATIENCE = timedelta(seconds=10)
@@ -50,7 +50,7 @@ class HarnessInRank:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._identity = places.identity(context.spec, context.rank, port=0).keys()
+        self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
         """The names of the variables that say which rank this is: torch's harness says it to the test case alone."""
         self._at_first = {name: value for name, value in os.environ.items() if name not in self._identity}
         self._harness: Any = None
@@ -103,14 +103,14 @@ class HarnessInRank:
             return
         ranks = self._context.spec.ranks
         assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
-        group.watch(self._context)
+        process_group.watch(self._context)
         try:
             with _environment(self._childs_environment(start.environment)):
                 self._be_a_child(case, start.file_name)
         except unittest.SkipTest:
             self._end(_SKIP_PATIENCE)
             raise
-        self._end(group.PATIENCE)
+        self._end(process_group.PATIENCE)
 
     def _agree(self, case: Any) -> _Start | None:
         """What all ranks are started with, which rank 0 says; None: nothing is to be started."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.schedule.demand import Demand
 from pytest_accel.schedule.history import Recorder, expected_times, recall
 from pytest_accel.schedule.scheduler import DeviceScheduling
+from pytest_accel.schedule.test_demand import Demand
 
 
 class Dispatch:

@@ -9,13 +9,13 @@ from statistics import median
 
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.schedule import virtual
+from pytest_accel.schedule import simulation
 from pytest_accel.schedule.backlog import GUESS
-from pytest_accel.schedule.bounds import least
-from pytest_accel.schedule.demand import Demand
 from pytest_accel.schedule.history import Durations, expected
+from pytest_accel.schedule.lower_bounds import least
 from pytest_accel.schedule.scheduler import DeviceScheduling
-from pytest_accel.schedule.virtual import Job, Span
+from pytest_accel.schedule.simulation import Job, Span
+from pytest_accel.schedule.test_demand import Demand
 
 CLOSE = 0.02
 """Numbers of workers whose sessions take no more than this part longer than the shortest are equally good."""
@@ -114,7 +114,7 @@ class Suite:
         """The session under ``-n workers``."""
         tests = zip(self.collection, self.times.seconds, self._requests, strict=True)
         jobs = [Job(nodeid, seconds, request) for nodeid, seconds, request in tests]
-        clock = virtual.Machine(jobs, self._free, workers, self._slots)
+        clock = simulation.Machine(jobs, self._free, workers, self._slots)
         backlog = self._demand.backlog(self.collection, self._machine, self._slots, self.times.expected)
         scheduler = DeviceScheduling(self.collection, backlog, self._free, self._slots, clock, clock=lambda: clock.now)
         clock.play(scheduler)

@@ -2,7 +2,7 @@
 
 A worker of xdist begins a test when it knows the one after it, or that there is none. So a test that is sent as the
 one after is lost to all other workers while the first one runs, however long that takes. Here it is sent *on hold*:
-the worker passes over it unless it has been told to go on (`schedule/worker.py`). It only says which test is likely
+the worker passes over it unless it has been told to go on (`worker_hooks.py`). It only says which test is likely
 to come next, and so which fixtures stay, and it remains to be had for every worker. Tests that are shorter than what
 such messages cost are sent several at a time, and not on hold.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from pytest_accel.clock import monotonic
+from pytest_accel.core.clock import monotonic
 from pytest_accel.schedule.backlog import Backlog, Task
 from pytest_accel.schedule.plan import Running, Start, choose
 

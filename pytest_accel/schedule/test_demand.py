@@ -6,12 +6,12 @@ import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_accel.core.world_key import WorldShape
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
-from pytest_accel.leases.supply import request_for
 from pytest_accel.schedule.backlog import Backlog, Need, Task
-from pytest_accel.worlds.shape import WorldShape
 
 NO_DEVICE = "none"
 """The kind under which the time of a test that uses no device is remembered."""

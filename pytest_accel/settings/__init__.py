@@ -1,0 +1,1 @@
+"""The options of a session, and the machine as they describe it."""

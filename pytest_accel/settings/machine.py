@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_accel.config import Settings
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.hardware.order import parse_order
+from pytest_accel.settings.options import Settings
 
 
 def machine_for(settings: Settings) -> Machine:

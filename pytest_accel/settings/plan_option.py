@@ -38,7 +38,7 @@ def pretended(config: pytest.Config) -> tuple[int, str] | None:
 
 
 def _machine(text: str) -> tuple[int, str]:
-    from pytest_accel.hardware.pretend import MOST, parse_machine
+    from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
 
     try:
         return parse_machine(text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_accel.accounts import is_consequence
-from pytest_accel.worlds.autopsy import LOST_WITH_SERVER
-from pytest_accel.worlds.memory import NOTE
-from pytest_accel.worlds.messages import ExceptionSketch
-from pytest_accel.worlds.outcome import RankOutcome
+from pytest_accel.core.messages import ExceptionSketch
+from pytest_accel.diagnostics.exit_status import LOST_WITH_SERVER
+from pytest_accel.diagnostics.oom import NOTE
+from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.verdict.report_text import is_consequence
 
 _LOST_DEVICE = "a device was lost"
 _DEATHS = {NOTE: "a rank was killed for want of memory", LOST_WITH_SERVER: "the fork server was lost"}

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_accel import accounts
-from pytest_accel.accounts import is_consequence
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.worlds.collectives import group_label
-from pytest_accel.worlds.examine import NOTHING, Findings
-from pytest_accel.worlds.messages import ExceptionSketch, Finished, When
-from pytest_accel.worlds.outcome import RankOutcome
+from pytest_accel.core.messages import ExceptionSketch, Finished, When
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
+from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.rank.collectives import group_label
+from pytest_accel.verdict import report_text
+from pytest_accel.verdict.report_text import is_consequence
 
 
 class RankError(Exception):
@@ -95,24 +95,24 @@ def judge(
         return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
     if hung:
         return _failed(when, min(hung, key=_is_secondary), outcomes, place, about, sections, here, findings)
-    expected = [outcome for outcome in skipped if accounts.wasxfail(outcome) is not None]
+    expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
-        reason = accounts.wasxfail(expected[0]) or ""
+        reason = report_text.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) < len(outcomes):
         return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
-        return Verdict("skipped", accounts.reason(longrepr), longrepr=longrepr, sections=sections)
+        return Verdict("skipped", report_text.reason(longrepr), longrepr=longrepr, sections=sections)
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
     if unknown:  # Such as a plugin's own outcome: whatever it means, it is no pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
-        longrepr = failure(message, [message, "", *accounts.others(outcomes, here)], place)
+        longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
-    unexpected = [text for outcome in outcomes if (text := accounts.wasxfail(outcome)) is not None]
+    unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
 
 
@@ -191,7 +191,7 @@ def _failed(
     here: str,
     findings: Findings,
 ) -> Verdict:
-    label = ranks_text(accounts.alike(root, outcomes)) if len(outcomes) > 1 else ""
+    label = ranks_text(report_text.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
     if root.report is not None:
         error = root.report.exception
@@ -205,7 +205,7 @@ def _failed(
         longrepr = failure(message, lines, place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
-        lines = accounts.summary(root, outcomes, here)
+        lines = report_text.summary(root, outcomes, here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
     longrepr["sections"] += _examined(outcomes, here, findings)
     for outcome in outcomes:
@@ -217,9 +217,9 @@ def _failed(
 
 def _examined(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
     """Return the sections on ranks that were looked at from outside."""
-    sections = accounts.stacks(outcomes, findings)
+    sections = report_text.stacks(outcomes, findings)
     if findings.collectives:
-        sections.insert(0, ("collectives", accounts.shorten_paths("\n".join(findings.collectives), here)))
+        sections.insert(0, ("collectives", report_text.shorten_paths("\n".join(findings.collectives), here)))
     return [(title, text, "-") for title, text in sections]
 
 
@@ -230,7 +230,7 @@ def _is_secondary(outcome: RankOutcome) -> bool:
 def _account(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
     """Return a line for the summary, and the text, on ranks that could not report it themselves."""
     if root.ending == "hung":
-        message = f"{who} {root.text}{'' if root.stack else accounts.SILENT}"
+        message = f"{who} {root.text}{'' if root.stack else report_text.SILENT}"
         return message, [message]
     if root.ending == "unstarted":
         *before, last = root.text.strip().splitlines() or ["no reason given"]
@@ -255,7 +255,7 @@ def _disagreement(
         f"the ranks disagree in the {when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
         f"{ranks_text(ran)} ran"
     )
-    longrepr = failure(message, [message, "", *accounts.others(outcomes, here)], place)
+    longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
     longrepr["sections"] += _examined(outcomes, here, findings)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
@@ -266,7 +266,7 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
         longrepr, dict
     ):  # An item that is no function has a text of its own: a doctest, a notebook's cell.
         text = str(longrepr)
-        first = accounts.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
+        first = report_text.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
         message = f"{label}: {first}" if label else first
         return failure(message, text.splitlines(), place), message
     longrepr = copy.deepcopy(longrepr)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel import LeftoverWarning
-from pytest_accel.verdict import RankError, RankUnstarted
-from pytest_accel.worlds.messages import ExceptionSketch, WarningSketch
-from pytest_accel.worlds.sketches import stand_in_type
+from pytest_accel.core.messages import ExceptionSketch, WarningSketch
+from pytest_accel.core.serialization import stand_in_type
+from pytest_accel.verdict.judgement import RankError, RankUnstarted
 
 _NOT_RUN = "accel_not_run"
 

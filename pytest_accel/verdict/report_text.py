@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_accel.consequences import consequence
-from pytest_accel.rank_names import ranks_text
-from pytest_accel.worlds.autopsy import LOST_WITH_JOB, where
-from pytest_accel.worlds.examine import Findings, Interrupted
-from pytest_accel.worlds.frames import PACKAGE, is_library
-from pytest_accel.worlds.messages import ExceptionSketch, When
-from pytest_accel.worlds.outcome import RankOutcome
+from pytest_accel.core.frames import PACKAGE, is_library
+from pytest_accel.core.messages import ExceptionSketch, When
+from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
+from pytest_accel.diagnostics.exit_status import LOST_WITH_JOB, where
+from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.verdict.secondary_failures import consequence
 
 _WIDTH = 200
 SILENT = "; does not respond to signals"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.worlds.messages import ExceptionSketch
+from pytest_accel.core.messages import ExceptionSketch
 
 _LOST = "lost its connection to another rank"
 _WAITED = "waited in vain for another rank"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_accel.core.device import Device
     from pytest_accel.fixtures import Accel
-    from pytest_accel.hardware.device import Device
 
 _PATIENCE = 240.0
 """Seconds after which a session counts as hung; less than a phase of a test may take."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.device import Device
-    from pytest_accel.launch.launching import Launch
+    from pytest_accel.core.device import Device
+    from pytest_accel.launch.launch_api import Launch
 
 SCRIPT = """
 import torch

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.hardware.cuda import Cuda
-from pytest_accel.hardware.cuda_order import ask_driver
+from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda_order import ask_driver
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from pytest_accel.core.device import Device
     from pytest_accel.fixtures import Accel
-    from pytest_accel.hardware.device import Device
 
 pytestmark = pytest.mark.devices(kind="cuda")
 

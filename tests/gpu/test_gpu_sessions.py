@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.device import Device
+    from pytest_accel.core.device import Device
     from tests.gpu.conftest import Inner
 
 pytestmark = pytest.mark.devices(kind="cuda")

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 from tests.hardware import fake_driver
 
 Entry = Callable[[Random], str]

@@ -12,7 +12,7 @@ OnMachine = Callable[..., Any]
 # The digit at the end of an id stands for the GPU.
 LINKS = """
 import json
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 devices = Cuda().discover()
 print(json.dumps({device.id[-1]: [[link.peer[-1], link.via] for link in device.links] for device in devices}))
 """
@@ -72,7 +72,7 @@ def test_a_driver_that_does_not_tell_of_links_has_none(on_machine: OnMachine, co
 def test_each_pair_is_asked_about_once(on_machine: OnMachine) -> None:
     code = """
 import json, pynvml
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 ask, asked = pynvml.nvmlDeviceGetTopologyCommonAncestor, []
 def count(one, other):
     asked.append(sorted(pynvml.nvmlDeviceGetUUID(handle)[-1] for handle in (one, other)))

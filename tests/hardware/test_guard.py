@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.guard import PATIENCE, recovery
+from pytest_accel.hardware.availability import PATIENCE, recovery
 from pytest_accel.hardware.health import Health
 
 OnMachine = Callable[..., Any]
@@ -46,8 +46,8 @@ def test_what_becomes_of_a_device_whose_processes_were_killed(
 
 GUARD = """
 import json, os, pathlib
-from pytest_accel.hardware.cuda import Cuda
-from pytest_accel.hardware.guard import Guard
+from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.availability import Guard
 
 now = 0.0
 vendor = Cuda()
@@ -121,11 +121,11 @@ def test_a_busy_device_is_waited_for_where_that_was_asked_for(on_machine: OnMach
 
 SUPPLY = """
 import json, os, pathlib, queue
-from pytest_accel.hardware import guard
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.hardware import availability as guard
+from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.leases.locks import Holder
-from pytest_accel.leases.supply import Supply
+from pytest_accel.leases.allocator import Supply
 
 file = pathlib.Path(os.environ["FAKE_NVML"])
 machine = Machine(parse_kind("cuda"), environ={})

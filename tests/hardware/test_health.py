@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.cuda import Cuda
 from pytest_accel.hardware.health import Facts, Health, HealthVendor, Process, judge
-from pytest_accel.hardware.sim import Sim
+from pytest_accel.hardware.vendors.cuda import Cuda
+from pytest_accel.hardware.vendors.sim import Sim
 
 OnMachine = Callable[..., Any]
 GIB = 1024**3
@@ -24,8 +24,8 @@ NO_PID = 2**22 + 1
 HEALTH = """
 import json, os
 from pytest_accel.hardware.inventory import Machine, describe, parse_kind
-from pytest_accel.hardware.device import DeviceNeed
-from pytest_accel.hardware.needs import shortfall
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.hardware.matching import shortfall
 machine = Machine(parse_kind("cuda"), os.environ.get("ONLY"), skip_busy=BUSY)
 inventory = machine.session
 print(json.dumps({
@@ -39,7 +39,7 @@ print(json.dumps({
 # The vendor alone, asked on behalf of the session with the pid SESSION.
 VENDOR = """
 import json, os
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 vendor = Cuda()
 devices = vendor.discover()
 health = vendor.health(devices, int(os.environ.get("SESSION", os.getpid())))

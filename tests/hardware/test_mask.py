@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.mask import is_index_mask, partition, read_cuda_mask, read_simple_mask, rotate, write_mask
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.masks import is_index_mask, partition, read_cuda_mask, read_simple_mask, rotate, write_mask
 from tests.hardware.compare_with_torch import IN_PROCESS, MACHINE
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_accel.hardware.device import Device, Link, Near
-from pytest_accel.hardware.nearness import linked, ties
+from pytest_accel.core.device import Device, Link, Near
+from pytest_accel.hardware.topology import linked, ties
 
 
 def device(number: int, name: str = "A", numa: int | None = None, **links: Near) -> Device:

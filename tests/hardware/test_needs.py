@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.hardware.device import Device, DeviceNeed, Share
+from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.hardware.inventory import Inventory
-from pytest_accel.hardware.needs import candidates, shortfall
+from pytest_accel.hardware.matching import candidates, shortfall
 
 GIB = 1024**3
 A100 = Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=80 * GIB, capability=(8, 0))

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.hardware.device import Device, MaskError
-from pytest_accel.hardware.numbered import by_place, compare, nodes, not_installed, numa_node, pci_address, read_number
+from pytest_accel.core.device import Device, MaskError
+from pytest_accel.hardware.vendors.device_nodes import (
+    by_place,
+    compare,
+    nodes,
+    not_installed,
+    numa_node,
+    pci_address,
+    read_number,
+)
 
 CARD = re.compile(r"card([0-9]+)")
 

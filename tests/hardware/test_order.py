@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Link
+from pytest_accel.core.device import Device, Link
 from pytest_accel.hardware.order import (
     Order,
     apply_order,
@@ -17,7 +17,7 @@ from pytest_accel.hardware.order import (
     parse_order,
     select,
 )
-from pytest_accel.hardware.sim import Sim
+from pytest_accel.hardware.vendors.sim import Sim
 
 THREE = (
     Device("sim", "sim-0", 0, "a", memory_free=10, pci="0000:03:00.0"),

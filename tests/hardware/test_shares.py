@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Share
+from pytest_accel.core.device import Device, Share
 from pytest_accel.hardware.shares import WHOLE, fraction, parts
 
 GIB = 1024**3

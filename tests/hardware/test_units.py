@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.units import format_capability, format_memory, parse_capability, parse_memory
+from pytest_accel.core.units import format_capability, format_memory, parse_capability, parse_memory
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.cpu import Cpu, affinity, cpu_quota, numa_nodes, parse_cpulist, split, threads_beside_ccl
-from pytest_accel.hardware.device import Device, Vendor
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.hardware.vendors.cpu import (
+    Cpu,
+    affinity,
+    cpu_quota,
+    numa_nodes,
+    parse_cpulist,
+    split,
+    threads_beside_ccl,
+)
 
 
 def _write(root: Path, files: dict[str, str]) -> None:

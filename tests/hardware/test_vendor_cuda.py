@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.cuda import Cuda, compare
-from pytest_accel.hardware.device import Device, MaskError, Vendor
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.hardware.vendors.cuda import Cuda, compare
 
 OnMachine = Callable[..., Any]
 
@@ -37,7 +37,7 @@ UNLIKE = (*_gpu(1, "NVIDIA T4", 15), *_gpu(2, "NVIDIA A100"), *_gpu(3, "NVIDIA G
 
 DISCOVER = """
 import dataclasses, json
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 vendor = Cuda()
 print(json.dumps({"devices": [dataclasses.asdict(device) for device in vendor.discover()], "notes": vendor.notes}))
 """
@@ -45,7 +45,7 @@ print(json.dumps({"devices": [dataclasses.asdict(device) for device in vendor.di
 # The digit that a UUID repeats stands for the device.
 ORDERS = """
 import json, os
-from pytest_accel.hardware.cuda import Cuda
+from pytest_accel.hardware.vendors.cuda import Cuda
 vendor = Cuda()
 devices = vendor.discover()
 digits = lambda chosen: "".join(device.id[-1] for device in chosen)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, MaskError, Vendor
-from pytest_accel.hardware.hpu import Hpu, check, make, read_modules
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.hardware.vendors.hpu import Hpu, check, make, read_modules
 
 MODULES, MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
 

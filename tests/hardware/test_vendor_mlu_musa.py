@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Vendor
-from pytest_accel.hardware.mlu import Mlu
-from pytest_accel.hardware.musa import Musa
-from pytest_accel.hardware.numbered import Numbered
+from pytest_accel.core.device import Device, Vendor
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.hardware.vendors.device_nodes import Numbered
+from pytest_accel.hardware.vendors.mlu import Mlu
+from pytest_accel.hardware.vendors.musa import Musa
 
 EACH = pytest.mark.parametrize("of", [Mlu, Musa])
 NODES = {"mlu": "cambricon_dev{}", "musa": "mtgpu.{}"}

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from pytest_accel.hardware.device import Device, MaskError, Vendor
-from pytest_accel.hardware.mps import Mps, compare, make
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.hardware.vendors.mps import Mps, compare, make
 
 HERE = (sys.platform, platform.machine()) == ("darwin", "arm64")
 DEVICE = Device(kind="mps", id="mps-0", index=0, name="Apple GPU")

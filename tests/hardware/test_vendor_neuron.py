@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Vendor
-from pytest_accel.hardware.neuron import Neuron, make, read_cores, write_cores
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.hardware.vendors.neuron import Neuron, make, read_cores, write_cores
 
 CORES, COUNT, RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
 EIGHT = tuple(

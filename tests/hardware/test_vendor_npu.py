@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Vendor
-from pytest_accel.hardware.npu import Npu, make, read_ascend
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.hardware.vendors.npu import Npu, make, read_ascend
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 

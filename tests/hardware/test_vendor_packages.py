@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -26,7 +26,7 @@ PACKAGES = {
 }
 VERIFY = """
 import os, pickle, sys
-from pytest_accel.hardware.device import MaskError
+from pytest_accel.core.device import MaskError
 from pytest_accel.hardware.registry import make_vendor
 
 devices = pickle.loads(bytes.fromhex(sys.argv[2]))

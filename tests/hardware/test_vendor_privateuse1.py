@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.hardware.device import Device, MaskError, Vendor
-from pytest_accel.hardware.privateuse1 import PrivateUse1, ask_torch, check, make, unknown_backends
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch, check, make, unknown_backends
 
 ROOT = Path(__file__).parents[2]
 DEVICES = tuple(
@@ -62,8 +62,8 @@ def test_a_rank_that_has_not_looked_knows_names_and_verifies(tmp_path: Path, mon
     _install(tmp_path, monkeypatch, BACKEND)
     code = """
 import json, os, pickle, sys
-from pytest_accel.hardware.device import MaskError
-from pytest_accel.hardware.privateuse1 import make
+from pytest_accel.core.device import MaskError
+from pytest_accel.hardware.vendors.privateuse1 import make
 
 devices = pickle.loads(bytes.fromhex(sys.argv[1]))
 vendor = make(None)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, Link, MaskError, Vendor
+from pytest_accel.core.device import Device, Link, MaskError, Vendor
 from pytest_accel.hardware.health import HealthVendor
-from pytest_accel.hardware.rocm import Rocm, compare
-from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
+from pytest_accel.hardware.vendors.rocm import Rocm, compare
+from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
 
 IDS = [f"GPU-{digit * 16}" for digit in "abc"]
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.hardware.device import Device, Link, MaskError, Vendor
-from pytest_accel.hardware.sim import Sim, read_topology
+from pytest_accel.core.device import Device, Link, MaskError, Vendor
+from pytest_accel.hardware.vendors.sim import Sim, read_topology
 
 TOPOLOGY = """
 [[device]]

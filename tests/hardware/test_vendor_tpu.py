@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, MaskError, Vendor
-from pytest_accel.hardware.tpu import Tpu, check, make
+from pytest_accel.core.device import Device, MaskError, Vendor
+from pytest_accel.hardware.vendors.tpu import Tpu, check, make
 
 CHIPS, OLD, RUNTIME = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "PJRT_DEVICE"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import Device, MaskError, Vendor
+from pytest_accel.core.device import Device, MaskError, Vendor
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.torch_build import built_for
-from pytest_accel.hardware.xpu import Xpu, address_in, compare
+from pytest_accel.hardware.vendors.xpu import Xpu, address_in, compare
 
 ROOT = Path(__file__).parents[2]
 AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
@@ -319,8 +319,8 @@ def test_a_rank_asks_torch_what_it_sees(tmp_path: Path, uuids: str, verdict: str
     (tmp_path / "torch/__init__.py").write_text(TORCH)
     (tmp_path / "torch/version.py").write_text("xpu: Optional[str] = '20250301'\n")
     code = f"""
-from pytest_accel.hardware.device import Device, MaskError
-from pytest_accel.hardware.xpu import Xpu
+from pytest_accel.core.device import Device, MaskError
+from pytest_accel.hardware.vendors.xpu import Xpu
 assert Xpu().lacking() is None
 try:
     Xpu().verify([Device("xpu", "{ARC}", 1, "Arc"), Device("xpu", "{MAX}", 0, "Max")], {{}})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.xpu_mask import Card, read_affinity, read_masks, read_selector
+from pytest_accel.hardware.vendors.xpu_mask import Card, read_affinity, read_masks, read_selector
 
 NAMES = ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.launch.launching import missing
+from pytest_accel.launch.launch_api import missing
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _FOREIGN = re.compile("PYTEST_(?!DEBUG_TEMPROOT)|COV|[A-Z]+_VISIBLE_DEVICES$|OMP_NUM_THREADS$|GLOO_SOCKET_IFNAME$")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_accel.hardware.cuda import Cuda
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.vendors.cuda import Cuda
 from pytest_accel.launch.job import Job, Plan
 from pytest_accel.launch.launchers import LAUNCHERS
 

@@ -18,7 +18,7 @@ from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from pytest_accel.launch.launching import Launch
+    from pytest_accel.launch.launch_api import Launch
 
 Script = Callable[[str], Path]
 SEGFAULT = """

@@ -197,7 +197,7 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
 def test_a_killed_test_process_leaves_no_trainer(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:
-    from pytest_accel.launch.launching import missing
+    from pytest_accel.launch.launch_api import missing
 
     if (reason := missing(launcher)) is not None:
         pytest.skip(reason)

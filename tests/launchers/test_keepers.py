@@ -9,9 +9,9 @@ from pickle import UnpicklingError
 
 import pytest
 
-from pytest_accel.launch.outer_kept import Keeper
-from pytest_accel.launch.outer_messages import Hello, ServerEnded
-from pytest_accel.worlds.messages import SessionSpec
+from pytest_accel.core.messages import SessionSpec
+from pytest_accel.nodes.agent_messages import Hello, ServerEnded
+from pytest_accel.nodes.local_agent_client import Keeper
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])

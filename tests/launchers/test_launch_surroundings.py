@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_accel.launch.surroundings import added_paths, hidden_accelerators, surroundings
+from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, surroundings
 
 RANK = {
     "RANK": "1",

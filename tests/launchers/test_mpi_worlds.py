@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.launch.launching import missing
+from pytest_accel.launch.launch_api import missing
 from tests.launchers.under import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
 from tests.worlds.conftest import PATIENCE, Suite, eventually

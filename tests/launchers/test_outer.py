@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.launch import outer_machines
-from pytest_accel.launch.outer import Outer, find, of_a_rank, without_local_rank
-from pytest_accel.launch.outer_machines import Link, Rendezvous, call, receive, rendezvous
-from pytest_accel.launch.outer_meeting import MeetingError, gather, join, meeting_path
-from pytest_accel.launch.outer_messages import Hello
-from pytest_accel.launch.outer_session import differences
+from pytest_accel.core.launcher_env import Outer, find, of_a_rank, without_local_rank
+from pytest_accel.nodes import machines
+from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.launched_session import differences
+from pytest_accel.nodes.machines import Link, Rendezvous, call, receive, rendezvous
+from pytest_accel.nodes.rendezvous import MeetingError, gather, join, meeting_path
 from tests.worlds.conftest import eventually
 
 SECRET = "nobody can guess this one"
@@ -335,7 +335,7 @@ def all_of(end: socket.socket) -> bytes:
 def test_another_secret_is_told_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
     outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
@@ -372,9 +372,9 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
             told.put(value)
         return value or told.get()
 
-    monkeypatch.setattr(outer_machines, "_ask_store", ask_store)
-    monkeypatch.setattr(outer_machines, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_ask_store", ask_store)
+    monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
+    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
     outer = Outer("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
@@ -417,7 +417,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
-    monkeypatch.setattr(outer_machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
     mark = tmp_path / "mark"
     failures: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:

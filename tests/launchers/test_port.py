@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_accel.launch import port
+from pytest_accel.launch import reserved_port
 
 REUSE = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
 
 
 @pytest.fixture
 def held() -> Iterator[socket.socket]:
-    with port.hold() as made:
+    with reserved_port.hold() as made:
         yield made
 
 
@@ -38,29 +38,29 @@ def test_any_server_can_listen(held: socket.socket, options: tuple[int, ...]) ->
     number = held.getsockname()[1]
     families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
     for family in families:
-        with port.hold() as another:
+        with reserved_port.hold() as another:
             serve(another.getsockname()[1], *options, family=family)
     serve(number, *options)
 
 
 def test_the_kernel_gives_it_to_nobody(held: socket.socket) -> None:
-    first, last = port._kernels_range()
+    first, last = reserved_port._kernels_range()
     assert not first <= held.getsockname()[1] <= last
 
 
 def test_no_other_session_is_given_it(held: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     number = held.getsockname()[1]
-    with port.hold() as another, socket.create_server(("", 0)) as taken:
+    with reserved_port.hold() as another, socket.create_server(("", 0)) as taken:
         free = another.getsockname()[1]
         another.close()
-        monkeypatch.setattr(port, "_outside", lambda first, last: iter([number, taken.getsockname()[1], free]))
-        with port.hold() as next_one:
+        monkeypatch.setattr(reserved_port, "_outside", lambda first, last: iter([number, taken.getsockname()[1], free]))
+        with reserved_port.hold() as next_one:
             assert next_one.getsockname()[1] == free
 
 
 def test_where_the_kernel_gives_away_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "_kernels_range", lambda: (1024, 65535))
-    with port.hold() as held:
+    monkeypatch.setattr(reserved_port, "_kernels_range", lambda: (1024, 65535))
+    with reserved_port.hold() as held:
         number = held.getsockname()[1]
         if sys.platform == "linux":
             serve(number, socket.SO_REUSEADDR)

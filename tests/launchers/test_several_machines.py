@@ -101,7 +101,7 @@ TOGETHER = """
 
     import pytest
 
-    from pytest_accel.worlds.context import RANK
+    from pytest_accel.rank.context import RANK
 
 
     @pytest.mark.distributed(2, nodes=2)

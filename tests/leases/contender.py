@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Queue
 
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 

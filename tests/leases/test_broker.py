@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker, BrokerError
-from pytest_accel.leases.folder import LockFolderError, lock_path
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
+from pytest_accel.leases.lock_dir import LockFolderError, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 ME = Holder.here("tests/test_x.py::test_one")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import DeviceLocks, Holder
 
 PATIENCE = 60.0

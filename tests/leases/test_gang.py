@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.config import Settings
-from pytest_accel.hardware.device import DeviceNeed
+from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.folder import VARIABLE, default_folder, lock_path
+from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
-from pytest_accel.machine import machine_for
-from pytest_accel.worlds.far_supply import Agent, FarLease, FarSupply, FarSupplyError
-from pytest_accel.worlds.gang import Gang, Part
+from pytest_accel.nodes.remote_leases import Agent, FarLease, FarSupply, FarSupplyError
+from pytest_accel.pool.multinode_lease import Gang, Part
+from pytest_accel.settings.machine import machine_for
+from pytest_accel.settings.options import Settings
 
 SETTINGS = Settings(accel="sim:4,shared")
 HOLDER = Holder.here("a test")

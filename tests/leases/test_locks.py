@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.leases.folder import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
+from pytest_accel.leases.lock_dir import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder, parse_holder
-from pytest_accel.leases.wishes import parse_wish, wish_files
+from pytest_accel.leases.wait_queue import parse_wish, wish_files
 
 ME = Holder.here("tests/test_x.py::test_one")
 NOW = time.time()
@@ -283,7 +283,7 @@ def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
     locked.chmod(0o555)
     found = as_another_user(
         "import sys, pathlib\n"
-        "from pytest_accel.leases.folder import LockFolderError\n"
+        "from pytest_accel.leases.lock_dir import LockFolderError\n"
         "from pytest_accel.leases.locks import DeviceLocks\n"
         "try: DeviceLocks(pathlib.Path(sys.argv[1]))\n"
         "except LockFolderError as error: print(error)",
@@ -533,7 +533,7 @@ def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
 
 REFUSED = """
 import os, sys, pathlib
-from pytest_accel.leases.folder import LockFolderError
+from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import DeviceLocks, Holder
 try:
     DeviceLocks(pathlib.Path(sys.argv[1])).try_acquire("GPU-1", Holder.here("theirs"))

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
 
 ME = Holder.here("tests/test_x.py::test_one")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.leases.usage import Usage
+from pytest_accel.leases.fair_share import Usage
 
 SECONDS = st.floats(0.0, 1000.0)
 PARTS = st.floats(0.0, 1.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel import rules
+from pytest_accel import marker_rules
 
 if TYPE_CHECKING:
     from tests.plugin.conftest import Suite
@@ -52,7 +52,7 @@ class TestMore:
     ],
 )
 def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
-    (rule,) = rules.parse([f"{pattern}: devices"])
+    (rule,) = marker_rules.parse([f"{pattern}: devices"])
     assert rule.matches("tests/gpu/test_x.py::TestY::test_z[a::b/c]") is matched
 
 
@@ -73,8 +73,8 @@ def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
     ],
 )
 def test_a_line_that_is_no_rule(line: str, said: str) -> None:
-    with pytest.raises(rules.RuleError) as raised:
-        rules.parse(["ok.py: devices", line])
+    with pytest.raises(marker_rules.RuleError) as raised:
+        marker_rules.parse(["ok.py: devices", line])
     assert repr(line) in str(raised.value)
     assert said in str(raised.value)
 

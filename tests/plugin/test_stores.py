@@ -51,7 +51,7 @@ _ATTACKS = """
 
     import pytest
 
-    from pytest_accel.worlds.context import RANK
+    from pytest_accel.rank.context import RANK
 
     pytestmark = pytest.mark.distributed(2, device="cpu")
 

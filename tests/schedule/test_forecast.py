@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.hardware.device import DeviceNeed, Share
-from pytest_accel.hardware.pretend import PretendedMachine
+from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
-from pytest_accel.schedule import tell
-from pytest_accel.schedule.bounds import least
-from pytest_accel.schedule.demand import Demand
+from pytest_accel.schedule import plan_text
 from pytest_accel.schedule.forecast import Play, Suite, Times, best, chain, times
-from pytest_accel.schedule.virtual import Span
-from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.schedule.lower_bounds import least
+from pytest_accel.schedule.simulation import Span
+from pytest_accel.schedule.test_demand import Demand
 
 DEVICES = 4
 SLOTS = 2
@@ -111,12 +111,14 @@ def test_times_are_those_of_the_kind_else_of_another_else_the_median() -> None:
 
 
 def test_what_is_said_of_times() -> None:
-    assert list(tell.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == ["nothing is remembered: each counted as 1 s"]
-    assert list(tell.about_times(Times((0.8, None), (0.8, 0.8), 1, 1, 0.8))) == [
+    assert list(plan_text.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == [
+        "nothing is remembered: each counted as 1 s"
+    ]
+    assert list(plan_text.about_times(Times((0.8, None), (0.8, 0.8), 1, 1, 0.8))) == [
         "1 of 2 tests never timed: counted as the median of the others, 0.8 s",
         "1 of 2 tests timed on another kind of device only: counted as there",
     ]
-    assert list(tell.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["all times are remembered"]
+    assert list(plan_text.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["all times are remembered"]
 
 
 @pytest.mark.parametrize(
@@ -132,13 +134,13 @@ def test_what_is_said_of_times() -> None:
     ],
 )
 def test_clock(seconds: float, text: str) -> None:
-    assert tell.clock(seconds) == text
+    assert plan_text.clock(seconds) == text
 
 
 def test_names_fit_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
     suite = Case((SHAPES[1],) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
-    lines = list(tell.about(Play(1, spans), suite, 80))
+    lines = list(plan_text.about(Play(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
     assert max(map(len, lines)) <= 80

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.schedule.worker import WorkerHooks
+from pytest_accel.worker_hooks import WorkerHooks
 
 
 class _Channel:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES, ours, ratios
 from benchmarks.virtual import Machine, Test
-from pytest_accel.schedule.bounds import lower_bound
-from pytest_accel.schedule.virtual import Worker
+from pytest_accel.schedule.lower_bounds import lower_bound
+from pytest_accel.schedule.simulation import Worker
 
 
 class Crashing(Machine):

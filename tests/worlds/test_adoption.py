@@ -414,7 +414,7 @@ def test_ranks_believe_no_stranger(suite: Suite) -> None:
         """
 import json
 
-from pytest_accel.worlds.context import RANK
+from pytest_accel.rank.context import RANK
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.worlds.kill import MARK
+from pytest_accel.core.kill import MARK
 
 if TYPE_CHECKING:
     from tests.worlds.conftest import Suite

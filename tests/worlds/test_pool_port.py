@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_accel.leases.holdings import Lease
+from pytest_accel.core.world_key import WorldShape
+from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
-from pytest_accel.worlds.pool import Pool
-from pytest_accel.worlds.port import PoolService, RemotePort
-from pytest_accel.worlds.roster import PoolError, Ticket
-from pytest_accel.worlds.shape import WorldShape
+from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pool_client import PoolService, RemotePort
+from pytest_accel.pool.records import PoolError, Ticket
 
 SHAPE = cast(WorldShape, None)
 HOLDER = Holder.here("a test")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 BACKEND = """
 import json, sys, types
 import torch
-from pytest_accel.worlds.preloading import unfit
+from pytest_accel.forkserver.preload import unfit
 
 module = types.ModuleType("torch.fakeacc")
 module.is_initialized = lambda: sys.argv[1] == "up"

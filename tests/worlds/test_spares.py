@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.worlds.role import Role
-from pytest_accel.worlds.spares import Spares
+from pytest_accel.forkserver.standby import Spares
+from pytest_accel.rank.role import Role
 from tests.worlds.conftest import Suite
 
 _TEST = """

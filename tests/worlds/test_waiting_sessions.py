@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
-import pytest_accel.worlds.port as port
+import pytest_accel.pool.pool_client as port
 
 port.WAITING_SHOWN_AFTER = 0.0
 port.WAITING_SHOWN_AGAIN = 0.2
@@ -220,7 +220,7 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
     suite.write(
         "conftest.py",
         """
-        from pytest_accel.worlds.fleet import Fleet
+        from pytest_accel.pool.world_manager import Fleet
 
 
         def broken(fleet, message):

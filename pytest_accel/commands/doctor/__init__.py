@@ -5,10 +5,10 @@ The facts are gathered at the edge (`gather`, `forks`), frozen (`facts`), and ju
 
 from __future__ import annotations
 
-from pytest_accel.config import Settings
-from pytest_accel.doctor.checks import Finding, check
-from pytest_accel.doctor.gather import gather
-from pytest_accel.doctor.show import as_json, problems, text
+from pytest_accel.commands.doctor.checks import Finding, check
+from pytest_accel.commands.doctor.gather import gather
+from pytest_accel.commands.doctor.show import as_json, problems, text
+from pytest_accel.settings.options import Settings
 
 __all__ = ["Finding", "as_json", "check", "examine", "problems", "text"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_accel.doctor.facts import Facts, Kind
-from pytest_accel.doctor.forks import PLUGINS
+from pytest_accel.commands.doctor.facts import Facts, Kind
+from pytest_accel.commands.doctor.forks import PLUGINS
+from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.inventory import grouped
-from pytest_accel.hardware.mask import is_index_mask
-from pytest_accel.hardware.units import format_memory
+from pytest_accel.hardware.masks import is_index_mask
 
 SUPPORTED = {"pytest": "8.4", "pytest-xdist": "3.6", "filelock": "3.30"}
 """The oldest versions that the project supports, as its own requirements say."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import Health
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from pytest_accel.doctor.facts import Forks
+from pytest_accel.commands.doctor.facts import Forks
 
 PLUGINS = "pytest's plugins"
 _TIMEOUT = 120.0
@@ -77,8 +77,8 @@ def import_and_tell() -> None:
     def tell(**facts: str) -> None:
         print(json.dumps(facts), file=told, flush=True)
 
-    tell(importing="pytest_accel.worlds.preloading")
-    from pytest_accel.worlds.preloading import PLAIN_PRELOAD, load_plugins, unfit
+    tell(importing="pytest_accel.forkserver.preload")
+    from pytest_accel.forkserver.preload import PLAIN_PRELOAD, load_plugins, unfit
 
     steps: list[tuple[str, Callable[[], object]]] = [
         (name, partial(importlib.import_module, name)) for name in (*PLAIN_PRELOAD, *modules)

@@ -13,19 +13,19 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from pytest_accel.config import Settings
-from pytest_accel.doctor.checks import SUPPORTED
-from pytest_accel.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
-from pytest_accel.doctor.forks import try_forks
-from pytest_accel.hardware.cpu import cpu_slots
-from pytest_accel.hardware.cuda_health import condition, driver_installed, optional
+from pytest_accel.commands.doctor.checks import SUPPORTED
+from pytest_accel.commands.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
+from pytest_accel.commands.doctor.forks import try_forks
 from pytest_accel.hardware.health import HealthVendor, judge
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import GROUP, VendorError, describe_kind, kinds, make_vendor, published
 from pytest_accel.hardware.torch_build import versions
-from pytest_accel.leases.folder import default_folder, folder_problem
-from pytest_accel.leases.wishes import wish_files
-from pytest_accel.machine import machine_for
+from pytest_accel.hardware.vendors.cpu import cpu_slots
+from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional
+from pytest_accel.leases.lock_dir import default_folder, folder_problem
+from pytest_accel.leases.wait_queue import wish_files
+from pytest_accel.settings.machine import machine_for
+from pytest_accel.settings.options import Settings
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"

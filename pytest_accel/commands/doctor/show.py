@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from pytest_accel.doctor.checks import Finding
+from pytest_accel.commands.doctor.checks import Finding
 
 FORMAT = 1
 """Of the JSON document: it grows by one when a key goes away or changes its meaning, not when one is added."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.units import is_count
+from pytest_accel.core.device import Device
+from pytest_accel.core.units import is_count
 
 _THREADS = "OMP_NUM_THREADS"
 

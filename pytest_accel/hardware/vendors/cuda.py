@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.hardware.cuda_health import condition, driver_installed, optional, users
-from pytest_accel.hardware.cuda_links import links, pci_address
-from pytest_accel.hardware.cuda_order import ask_driver
-from pytest_accel.hardware.device import Device, MaskError
+from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.health import Health, judge
-from pytest_accel.hardware.mask import is_index_mask, read_cuda_mask, write_mask
+from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional, users
+from pytest_accel.hardware.vendors.cuda_links import links, pci_address
+from pytest_accel.hardware.vendors.cuda_order import ask_driver
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_accel.hardware.device import Device
+from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import ComputeMode, Facts, Process
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from pytest_accel.hardware.cuda_health import optional
-from pytest_accel.hardware.device import Device, Link
+from pytest_accel.core.device import Device, Link
+from pytest_accel.hardware.vendors.cuda_health import optional
 
 _NVLINK_LIMIT = 36
 _SWITCH = "switch"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device, MaskError
+from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.order import by_figures, by_pci
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)

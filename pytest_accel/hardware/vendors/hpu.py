@@ -17,8 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.numbered import (
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.device_nodes import (
     mismatch,
     nodes,
     not_installed,
@@ -28,8 +30,6 @@ from pytest_accel.hardware.numbered import (
     read_number,
     read_text,
 )
-from pytest_accel.hardware.order import by_figures, by_pci
-from pytest_accel.hardware.registry import takes_none
 
 _MODULES, _MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
 _HABANA = 0x1DA3

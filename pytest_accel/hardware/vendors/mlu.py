@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from pytest_accel.hardware.numbered import Numbered
 from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.device_nodes import Numbered
 
 
 class Mlu(Numbered):

@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 
-from pytest_accel.hardware.device import Device, MaskError
+from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.registry import takes_none
 
 

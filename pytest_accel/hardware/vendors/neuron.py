@@ -20,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from itertools import count, groupby
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.numbered import (
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.order import by_figures
+from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.device_nodes import (
     by_place,
     compare,
     names_in_xla,
@@ -32,8 +34,6 @@ from pytest_accel.hardware.numbered import (
     read_number,
     read_text,
 )
-from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import takes_none
 
 _CORES, _COUNT, _RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
 _TOGETHER = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")

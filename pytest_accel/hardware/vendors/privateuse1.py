@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.numbered import mismatch
+from pytest_accel.core.device import Device
 from pytest_accel.hardware.order import by_figures
 from pytest_accel.hardware.registry import kinds, takes_none
+from pytest_accel.hardware.vendors.device_nodes import mismatch
 
 _GROUP = "torch.backends"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

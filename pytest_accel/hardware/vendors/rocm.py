@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device, Link, MaskError, Near
+from pytest_accel.core.device import Device, Link, MaskError, Near
 from pytest_accel.hardware.health import Health, judge
-from pytest_accel.hardware.numbered import numa_node, read_number, read_text
 from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.processes import judge_all
 from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.rocm_health import condition, processes
-from pytest_accel.hardware.rocm_mask import read_hip, read_rocr
 from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.vendors.device_nodes import numa_node, read_number, read_text
+from pytest_accel.hardware.vendors.rocm_health import condition, processes
+from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
 
 _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 _UUID = re.compile(r"GPU-[0-9a-f]{16}", re.ASCII)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_accel.hardware.device import Device, Link, MaskError, Near
-from pytest_accel.hardware.mask import read_simple_mask, write_mask
+from pytest_accel.core.device import Device, Link, MaskError, Near
+from pytest_accel.core.units import is_count, parse_capability, parse_memory
+from pytest_accel.hardware.masks import read_simple_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
-from pytest_accel.hardware.units import is_count, parse_capability, parse_memory
 
 _MASK = "SIM_VISIBLE_DEVICES"
 _SHARED = ",shared"

@@ -17,8 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device
-from pytest_accel.hardware.numbered import (
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.order import by_figures
+from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.device_nodes import (
     compare,
     names_in_xla,
     nodes,
@@ -29,8 +31,6 @@ from pytest_accel.hardware.numbered import (
     read_number,
     read_numbers,
 )
-from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import takes_none
 
 _CHIPS, _OLD = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"
 _SHAPES = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")

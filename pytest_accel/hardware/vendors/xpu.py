@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_accel.hardware.device import Device, MaskError
+from pytest_accel.core.device import Device, MaskError
 from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.registry import takes_none
 from pytest_accel.hardware.torch_build import built_for
-from pytest_accel.hardware.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
+from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
 
 _ALLOWLIST = "SYCL_DEVICE_ALLOWLIST"
 _INTEL = 0x8086

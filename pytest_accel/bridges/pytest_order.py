@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import of_class, take
-from pytest_accel.stash import MARKED
+from pytest_accel.core.stash_keys import MARKED
 
 _NAME = "pytest-order"
 _MODULE = "pytest_order.plugin"
