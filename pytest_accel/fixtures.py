@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from pytest_accel.core.device import Device
+    from pytest_accel.launch.launch_api import Launch
     from pytest_accel.rank.context import RankContext
 
 
@@ -226,3 +227,11 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     path = context.shared_directory
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+@pytest.fixture
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
+    from pytest_accel.launch import fixture
+
+    return fixture.make(request, tmp_path_factory)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_accel import marks
+from pytest_accel import mark_arguments
 
 _FORM = "PATTERN: devices(...) or PATTERN: distributed(...), with a blank after the colon and literal arguments"
 _MARKS = ("devices", "distributed")
@@ -67,8 +67,8 @@ def _parse(line: str) -> Rule:
         raise RuleError(f"{line!r}: must be {_FORM}")
     decorator = _mark(line, found["call"])
     try:
-        marks.check(decorator.mark)
-    except marks.MarkError as error:
+        mark_arguments.check(decorator.mark)
+    except mark_arguments.MarkError as error:
         raise RuleError(f"{line!r}: {error}") from None
     return Rule(line, found["pattern"].rstrip().removesuffix("/"), decorator)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.driver.items import marked_of
-from pytest_accel.settings import plan_option
+from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.schedule.forecast import Suite
@@ -51,7 +51,7 @@ class PlanHooks:
             return
         suite = self._suite(tests)
         yield from plan_text.plain(plan_text.about_times(suite.times))
-        if plan_option.pretended(config) is not None:
+        if options.planned_machine(config) is not None:
             yield "memory, capability and name that a test asks for count as there", False
         plays = list(suite.plays())
         chosen = best(plays)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import hooks, suite_adoption
+from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
 from pytest_accel.core.stash_keys import OUTER, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
@@ -21,6 +21,7 @@ from pytest_accel.fixtures import (
     dist_store,
     free_port,
     gather,
+    launch,
     local_rank,
     node_rank,
     process_group,
@@ -29,13 +30,13 @@ from pytest_accel.fixtures import (
     world_size,
     world_store,
 )
-from pytest_accel.launch.fixture import launch
-from pytest_accel.marks import MARKER_LINES, MarkError, MarkFinder, world_sizes
+from pytest_accel.marks import MARKER_LINES, MarkFinder
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
-from pytest_accel.settings import options, plan_option
+from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.suite_adoption import Adoption
 
 __all__ = [
     "accel",
@@ -66,8 +67,6 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
-    suite_adoption.add_options(parser)
-    plan_option.add_options(parser)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -91,7 +90,7 @@ def pytest_load_initial_conftests(
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """A plan collects and runs nothing: xdist starts no workers then."""
-    if plan_option.asked(config):
+    if options.asks_for_plan(config):
         config.option.collectonly = True
 
 
@@ -104,14 +103,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.rank.torch_harness import HarnessInRank
 
         harness = HarnessInRank(config.stash[RANK])
-        adopted = suite_adoption.make(config, lambda: 0, harness.install)
+        adopted = _adoption(config, lambda: 0, harness.install)
         if adopted is not None:
             config.pluginmanager.register(harness, "accel-harness")
             config.pluginmanager.register(adopted, "accel-adoption")
         config.pluginmanager.register(RankHooks(), "accel-bridges")
         return
     session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-    adopted = suite_adoption.make(config, lambda: len(session.machine.session.devices))
+    adopted = _adoption(config, lambda: len(session.machine.session.devices))
     if adopted is not None:
         config.pluginmanager.register(adopted, "accel-adoption")
     config.pluginmanager.register(CollectionHooks(session, adopted), "accel-collection")
@@ -128,7 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel import report
 
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
-        if plan_option.asked(config):
+        if options.asks_for_plan(config):
             from pytest_accel import plan_command
 
             config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
@@ -136,6 +135,17 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
+
+
+def _adoption(
+    config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
+) -> Adoption | None:
+    """Return what gives tests the marks that the ini file has for them; None if it has none."""
+    if not (config.getini(options.RULES) or config.getini(options.ADOPT)):
+        return None
+    from pytest_accel import suite_adoption
+
+    return suite_adoption.make(config, capacity, on_harness)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -155,6 +165,8 @@ class ParametrizeHooks:
         mark = self._finder.find(metafunc.definition).distributed
         if mark is None:
             return
+        from pytest_accel.mark_arguments import MarkError, world_sizes
+
         try:
             sizes = world_sizes(mark)
         except MarkError:
@@ -190,7 +202,7 @@ class RankHooks:
 class CollectionHooks:
     """Finds the marked items of this process. Those that run them are registered only where there are some."""
 
-    def __init__(self, session: AccelSession, adopted: suite_adoption.Adoption | None) -> None:
+    def __init__(self, session: AccelSession, adopted: Adoption | None) -> None:
         self._session = session
         self._adopted = adopted
         self._auto = "auto" in session.settings.preload

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
-from pytest_accel.driver.items import RETRIED
 from pytest_accel.marks import foreign_marks
 from pytest_accel.session import AccelSession
 
@@ -21,12 +21,10 @@ class ReportHooks:
         self._session = session
 
     def pytest_report_header(self) -> list[str]:
-        from pytest_accel.hardware.inventory import describe
-
-        outer = self._session.outer
+        session = self._session
         return [
-            *([] if outer is None else [f"accel: {outer.about}"]),
-            describe(self._session.machine.session),
+            *([] if session.outer is None else [f"accel: {session.outer.about}"]),
+            *(self._devices() if session.is_distributed else []),
             *(
                 f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
                 "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
@@ -34,11 +32,21 @@ class ReportHooks:
             ),
         ]
 
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        """Show the devices if there are tests with marks. xdist's controller collects none: its header shows them."""
+        shown = not self._session.is_distributed and any(MARKED in item.stash for item in items)
+        return self._devices() if shown and self._session.config.get_verbosity() >= 0 else []
+
+    def _devices(self) -> list[str]:
+        from pytest_accel.hardware.inventory import describe
+
+        return [describe(self._session.machine.session)]
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
-        from pytest_accel.hardware.inventory import skipped
-
         for kind, count in self._session.settings.require:
+            from pytest_accel.hardware.inventory import skipped
+
             inventory = self._session.machine.of(kind)
             found = inventory.devices
             if len(found) < count:

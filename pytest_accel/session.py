@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import marks as markers
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.preload_discovery import installed_plugins
 from pytest_accel.core.stash_keys import MARKED, OUTER
-from pytest_accel.marks import MarkError, MarkFinder
-from pytest_accel.settings import plan_option
-from pytest_accel.settings.options import Settings
+from pytest_accel.marks import MarkFinder, Marks
+from pytest_accel.settings.options import Settings, planned_machine
 
 if TYPE_CHECKING:
     from pytest_accel.core.messages import SessionSpec
@@ -65,6 +63,11 @@ class AccelSession:
         return getattr(self.config, "workerinput", None)
 
     @property
+    def is_distributed(self) -> bool:
+        """Whether xdist distributes the tests."""
+        return getattr(self.config.option, "dist", "no") != "no"
+
+    @property
     def is_copy(self) -> bool:
         """Whether this process was forked from the session's, by a test, and has come out of the test."""
         return getpid() != self._pid
@@ -80,7 +83,7 @@ class AccelSession:
         if self.worker_input is not None:
             given: Machine = pickle.loads(self.worker_input["accel_machine"])
             return given
-        if (pretended := plan_option.pretended(self.config)) is not None:
+        if (pretended := planned_machine(self.config)) is not None:
             from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
             return PretendedMachine(*pretended)
@@ -158,8 +161,6 @@ class AccelSession:
 
         Raises :class:`pytest.UsageError`, or has the controller raise it, for marks that are wrong.
         """
-        from pytest_accel.hardware.registry import VendorError
-
         finder, adopted = MarkFinder(), []
         errors: dict[pytest.Item, str] = {}
         for item in items:
@@ -171,6 +172,9 @@ class AccelSession:
             marks = finder.find(item)
             if marks.devices is None and marks.distributed is None:
                 continue
+            from pytest_accel.hardware.registry import VendorError
+            from pytest_accel.mark_arguments import MarkError
+
             try:
                 adopted.append(self._adopt(item, marks))
             except (MarkError, VendorError) as error:
@@ -193,16 +197,17 @@ class AccelSession:
             item.setup = partial(_fail, text)  # type: ignore[method-assign]
         self.port.usage_error(text)
 
-    def _adopt(self, item: pytest.Item, marks: markers.Marks) -> MarkedItem:
+    def _adopt(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         from pytest_accel.core.world_key import shape_of
         from pytest_accel.driver.items import MarkedItem
+        from pytest_accel.mark_arguments import requirement as parse_marks
 
         callspec = getattr(item, "callspec", None)
         params = callspec.params if callspec is not None else {}
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
-        requirement = markers.requirement(marks, size)
+        requirement = parse_marks(marks, size)
         assert requirement is not None
-        if requirement.devices is not None and plan_option.pretended(self.config) is not None:
+        if requirement.devices is not None and planned_machine(self.config) is not None:
             from pytest_accel.hardware.hypothetical_machine import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))

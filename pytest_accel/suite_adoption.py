@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel import marker_rules as rules
+from pytest_accel import marker_rules
+from pytest_accel.settings.options import ADOPT, RULES
 
 if TYPE_CHECKING:
     from pytest_accel.marker_rules import Rule
 
-RULES = "accel_rules"
-ADOPT = "accel_adopt"
 _HARNESS = "torch.testing._internal.common_distributed"
 """The module of torch's own harness. A test file that has such tests imports it; we only look whether one has."""
 _HELPERS = re.compile(r"\btorch\.testing\._internal[\w.]*\b(?:common_(?:distributed|fsdp|dtensor)|rpc_utils)\b")
@@ -28,29 +27,13 @@ _RPC = "torch.testing._internal.distributed.rpc.rpc_agent_test_fixture"
 _CHANNEL = "accel_adoption"
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Add the ini names; a command line or an environment variable has no place for what describes a suite."""
-    parser.addini(
-        RULES,
-        "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)",
-        type="linelist",
-        default=[],
-    )
-    parser.addini(
-        ADOPT,
-        "the harness whose tests run in warm worlds as they are: torch (its MultiProcessTestCase)",
-        type="string",
-        default="",
-    )
-
-
 def make(
     config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
 ) -> Adoption | None:
     """What the ini file asks for; None: nothing. Raises ``pytest.UsageError``. See :class:`Adoption`."""
     try:
-        found = rules.parse(config.getini(RULES))
-    except rules.RuleError as error:
+        found = marker_rules.parse(config.getini(RULES))
+    except marker_rules.RuleError as error:
         raise pytest.UsageError(f"ini option {RULES}: {error}") from None
     harness = config.getini(ADOPT).strip()
     if harness not in ("", "torch"):

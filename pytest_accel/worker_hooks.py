@@ -7,9 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_accel.core.shims import ask_before_each_test, teardown_to
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.schedule.test_demand import Demand
 from pytest_accel.session import AccelSession
 
 
@@ -41,6 +39,9 @@ class WorkerHooks:
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
         if wanted:
+            from pytest_accel.core.shims import ask_before_each_test
+            from pytest_accel.schedule.test_demand import Demand
+
             ask_before_each_test(session.config, self._passes_over)
             self._channel.setcallback(self._receive, endmarker=None)
             self._channel.send(Demand.of(wanted).pack())
@@ -65,6 +66,8 @@ class WorkerHooks:
             return False
         if self._error is not None:  # Passed over, it would never be reported, and the session would wait for it.
             raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
+        from pytest_accel.core.shims import teardown_to
+
         # The test before it has left the fixtures that the two have in common.
         call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, nextitem), when="teardown")
         if call.excinfo is not None:

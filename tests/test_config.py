@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.registry import kinds
+from pytest_accel.core.kinds import kinds
 from pytest_accel.settings import options as accel_config
 from pytest_accel.settings.options import Settings, environment_variable
 

@@ -7,7 +7,8 @@ import pytest
 from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.world_key import Traits, WorldShape, shape_of
-from pytest_accel.marks import Marks, requirement
+from pytest_accel.mark_arguments import requirement
+from pytest_accel.marks import Marks
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 

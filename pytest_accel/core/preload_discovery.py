@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.core.loaders import loads_plainly
-
 _MARKS = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 _INSTALLED = {"site-packages", "dist-packages"}
 _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
@@ -44,6 +42,8 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
     Packages that hold pytest plugins are left out, because pytest rewrites their asserts when a rank loads them, and so
     is what else is not loaded as a plain Python loads it.
     """
+    from pytest_accel.core.loaders import loads_plainly
+
     plugins = plugin_packages()
 
     def is_worth(name: str) -> bool:

@@ -17,3 +17,5 @@ MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """A `MarkedItem`, on an item that runs in a world."""
 RANK_PLUGIN = "accel-rank"
 """The name of the plugin by which a rank's session, and no other, is known from its beginning."""
+RETRIED = "accel_retried"
+"""The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""

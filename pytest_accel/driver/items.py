@@ -15,7 +15,7 @@ from pytest_accel.core.messages import ExceptionSketch, NodeRef, WarningSketch, 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.shims import leave_fixtures_to_ranks
-from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.driver import repro_command
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
 """Marks by which the driver may decide not to run a test (`dependency` is pytest-dependency's), or to run it again."""
-RETRIED = "accel_retried"
-"""The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
 
 
 class Runner(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.kinds import check_kind
 from pytest_accel.core.units import is_count
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
-from pytest_accel.hardware.registry import check_kind
 
 MOST = 256
 """Devices that can be pretended."""

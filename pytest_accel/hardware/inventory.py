@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pytest_accel.core.device import Device, Vendor
+from pytest_accel.core.kinds import check_kind, kinds
 from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.health import HealthVendor
 from pytest_accel.hardware.order import Order, apply_order, parse_names, select
-from pytest_accel.hardware.registry import VendorError, check_kind, describe_kind, kinds, make_vendor
+from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,63 +1,18 @@
-"""The kinds of accelerator: this package's own, and those that other packages publish.
-
-A package publishes a kind as an entry point of the group ``pytest_accel.vendors``: its name is the kind, its value a
-callable that makes the :class:`~pytest_accel.core.device.Vendor` from the text after the colon of ``--accel``
-(None: there is none), and raises ValueError for a text that it does not take.
-"""
+"""The vendors of all kinds of accelerator: this package's own, and those that other packages publish."""
 
 from __future__ import annotations
 
 import importlib
-import re
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from typing import Any
 
 from pytest_accel.core.device import Vendor
-
-GROUP = "pytest_accel.vendors"
-_OWN = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "mps", "privateuse1", "cpu", "sim")
-_NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_NO_KINDS = ("auto", "none")
-
-
-ALL_KINDS = "{kinds}"
-"""Stands in a text for every kind, until `name_kinds` puts them there: packages are not asked for theirs before."""
+from pytest_accel.core.kinds import OWN_KINDS, published
 
 
 class VendorError(ValueError):
     """The vendor of a kind does not do what a vendor does; the message names the distribution that published it."""
-
-
-def kinds() -> tuple[str, ...]:
-    """Every kind that a test can name, in the order in which ``auto`` looks for them: this package's own first."""
-    return (*_OWN, *sorted(published()))
-
-
-@cache
-def published() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of other packages, by kind. This package's own kinds cannot be replaced.
-
-    Looking them up reads the metadata of every installed package, some milliseconds in all.
-    """
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in entry_points(group=GROUP):
-        if _NAME.fullmatch(point.name) and point.name not in (*_OWN, *_NO_KINDS):
-            found[point.name] = (*found.get(point.name, ()), point)
-    return found
-
-
-def name_kinds(text: str) -> str:
-    """`text` with every kind in the place of `ALL_KINDS`."""
-    return text.replace(ALL_KINDS, ", ".join(kinds()))
-
-
-def check_kind(kind: str) -> None:
-    """ValueError unless `kind` is one that a test can ask for."""
-    # Whether others publish kinds is looked up only for a name that is none of ours.
-    if kind not in _OWN and kind not in published():
-        raise ValueError(f"kind {kind!r}: allowed are {', '.join(kinds())}")
 
 
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
@@ -66,7 +21,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
     ValueError for an `argument` that it does not take; :class:`VendorError` for a published kind that cannot be loaded,
     is no vendor, or is published twice.
     """
-    if kind in _OWN:
+    if kind in OWN_KINDS:
         own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{kind}").make(argument)
         return own
     points = published()[kind]
@@ -90,7 +45,7 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
 
 def describe_kind(kind: str) -> str:
     """``kind 'cuda'``; for a published one with the distributions that it comes from."""
-    points = () if kind in _OWN else published().get(kind, ())
+    points = () if kind in OWN_KINDS else published().get(kind, ())
     return f"kind {kind!r}" + (f" of {' and of '.join(map(_distribution, points))}" if points else "")
 
 

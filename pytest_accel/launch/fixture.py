@@ -1,25 +1,19 @@
-"""The fixture `launch`. What it needs is imported when it is first asked for."""
+"""What the fixture `launch` gives to a test."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.launch.launch_api import Launch, Lease, missing
+from pytest_accel.launch.launchers import LAUNCHERS
+from pytest_accel.rank.context import RANK
 from pytest_accel.settings import options
 
-if TYPE_CHECKING:
-    from pytest_accel.launch.launch_api import Launch
 
-
-@pytest.fixture
-def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    """``launch(script, *args, launcher="torchrun", ...)``: run a script on the test's devices; see `Launch`."""
-    from pytest_accel.launch.launch_api import Launch, Lease, missing
-    from pytest_accel.launch.launchers import LAUNCHERS
-    from pytest_accel.rank.context import RANK
-
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Return a `Launch` for the test of `request`; skip the test if its parameter names a launcher that is absent."""
     context = request.config.stash.get(RANK, None)
     lease = Lease()
     if context is not None:

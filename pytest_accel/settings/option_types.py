@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from pytest_accel.hardware.registry import check_kind
+from pytest_accel.core.kinds import check_kind
 
 
 def text(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_accel.hardware.registry import ALL_KINDS, name_kinds
+from pytest_accel.core.kinds import ALL_KINDS, name_kinds
 from pytest_accel.settings import option_types
 
 ACCEL = "accel"
@@ -41,6 +41,9 @@ PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
 SPREAD = "accel_spread"
 INFO = "accel_info"
+PLAN = "accel_plan"
+RULES = "accel_rules"
+ADOPT = "accel_adopt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +336,53 @@ def add_options(parser: pytest.Parser) -> None:
         default=False,
         help="show the devices, their order, their masks and who holds what, then stop",
     )
+    group.addoption(
+        _flag(PLAN),
+        dest=PLAN,
+        nargs="?",
+        type=_machine,
+        const=True,
+        default=None,
+        metavar="NxKIND",
+        help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
+        "how many workers, then stop",
+    )
+    # A command line or an environment variable has no place for what describes a suite.
+    parser.addini(
+        RULES,
+        "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)",
+        type="linelist",
+        default=[],
+    )
+    parser.addini(
+        ADOPT,
+        "the harness whose tests run in warm worlds as they are: torch (its MultiProcessTestCase)",
+        type="string",
+        default="",
+    )
+
+
+def asks_for_plan(config: pytest.Config) -> bool:
+    """Whether the session is to show a plan."""
+    return config.getoption(PLAN) is not None
+
+
+def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
+    """The machine that the plan is for, a number of devices and their kind; None: this one, or there is no plan."""
+    value = config.getoption(PLAN, None)
+    return value if isinstance(value, tuple) else None
+
+
+def _machine(text: str) -> tuple[int, str]:
+    from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
+
+    try:
+        return parse_machine(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
+            f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
+        ) from None
 
 
 def settings(config: pytest.Config) -> Settings:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine, describe, parse_kind
 from pytest_accel.hardware.order import parse_order
-from pytest_accel.hardware.registry import kinds
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from pathlib import Path
 from pytest_accel.commands.doctor.checks import SUPPORTED
 from pytest_accel.commands.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
 from pytest_accel.commands.doctor.forks import try_forks
+from pytest_accel.core.kinds import GROUP, kinds, published
 from pytest_accel.hardware.health import HealthVendor, judge
 from pytest_accel.hardware.inventory import grouped
-from pytest_accel.hardware.registry import GROUP, VendorError, describe_kind, kinds, make_vendor, published
+from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
 from pytest_accel.hardware.torch_build import versions
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional

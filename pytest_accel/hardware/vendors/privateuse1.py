@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import kinds, takes_none
+from pytest_accel.hardware.registry import takes_none
 from pytest_accel.hardware.vendors.device_nodes import mismatch
 
 _GROUP = "torch.backends"
