@@ -131,7 +131,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel import plan_command
 
             config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
-        if config.pluginmanager.hasplugin("xdist"):
+        if session.is_distributed:
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_accel.hardware.masks import partition, rotate
-from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
@@ -32,6 +30,8 @@ class XdistHooks:
 
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
+        from pytest_accel.hardware.masks import partition, rotate
+
         machine = self._session.machine
         devices = machine.session.devices
         if not devices:
@@ -73,6 +73,7 @@ class XdistHooks:
         # Another plugin's scheduler has its reasons.
         if self._dispatch is None or type(made).__module__.partition(".")[0] != "xdist":
             return made
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
         from pytest_accel.schedule.controller import AccelScheduling
 
         return AccelScheduling(config, made, self._dispatch, lambda: self._session.machine, cpu_slots())

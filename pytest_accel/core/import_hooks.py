@@ -16,9 +16,12 @@ from typing import Any
 from pytest_accel.core import preload_discovery
 from pytest_accel.core.loaders import INTERPRETERS, loads_plainly
 
-_HARMLESS = re.compile(r"_pytest\.|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$")
+_HARMLESS = re.compile(
+    r"_pytest\.|pytest_accel$|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$"
+)
 """Modules of finders that change nothing that is imported ahead: those of setuptools, virtualenv, packages installed in
-place (setuptools, hatchling, scikit-build-core, meson-python), and pytest, but for what `loaded_otherwise` finds."""
+place (setuptools, hatchling, scikit-build-core, meson-python), this package, and pytest, but for what
+`loaded_otherwise` finds."""
 _NAMES = re.compile(r"\b(meta_path|path_hooks|\w*import_hook|beartype\s*\.\s*claw|pyximport)\b")
 
 
