@@ -1,5 +1,7 @@
 """A pytest plugin for distributed and accelerator test suites.
 
+`__all__` lists what other packages may import, from here; the modules below are this project's own.
+
 PYTEST_DONT_REWRITE (ranks are forked from a process that has this package imported already).
 """
 
@@ -7,13 +9,61 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-__all__ = ["LeftoverWarning", "__version__"]
+if TYPE_CHECKING:
+    from pytest_accel.core.device import Device, MaskError, Vendor
+    from pytest_accel.fixtures import Accel, Gather, MakeMesh
+    from pytest_accel.hardware.health import HealthVendor
+    from pytest_accel.launch.launch_api import Launch
+    from pytest_accel.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
+    from pytest_accel.verdict.judgement import LeftBehind, RankDied, RankError, RankHung, RanksDisagree, RankUnstarted
+
+__all__ = [
+    "Accel",
+    "Device",
+    "Gather",
+    "HealthVendor",
+    "Launch",
+    "LaunchError",
+    "LaunchResult",
+    "LaunchTimeout",
+    "LeftBehind",
+    "LeftoverWarning",
+    "MakeMesh",
+    "MaskError",
+    "NoOutput",
+    "RankDied",
+    "RankError",
+    "RankHung",
+    "RankUnstarted",
+    "RanksDisagree",
+    "Vendor",
+    "__version__",
+]
 
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "core.device": ("Device", "MaskError", "Vendor"),
+    "fixtures": ("Accel", "Gather", "MakeMesh"),
+    "hardware.health": ("HealthVendor",),
+    "launch.launch_api": ("Launch",),
+    "launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
+    "verdict.judgement": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
+}
+"""The names that are imported when they are first asked for, by module: most sessions need none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _PlainFinder:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pytest
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True)
 class Accel:
     """The test's lease, as this rank has it."""
@@ -31,6 +34,20 @@ class Accel:
     """Their stable ids."""
     mask: Mapping[str, str]
     """The variables that make this process see its devices."""
+
+
+class Gather(Protocol):
+    """The type of the fixture `gather`."""
+
+    def __call__(self, obj: _T, /) -> list[_T]:
+        """Return every rank's object, in the order of ranks."""
+
+
+class MakeMesh(Protocol):
+    """The type of the fixture `device_mesh`."""
+
+    def __call__(self, shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
+        """Return a mesh of this `shape` over all ranks, with the `names` of its dimensions."""
 
 
 def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
@@ -126,7 +143,7 @@ def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
 
 
 @pytest.fixture(scope="session")
-def device_mesh(request: pytest.FixtureRequest) -> Callable[..., DeviceMesh]:
+def device_mesh(request: pytest.FixtureRequest) -> MakeMesh:
     """``device_mesh(shape, names)``: a mesh over all ranks; one of a shape is made once and kept."""
     from pytest_accel.rank import process_group as group
 
@@ -161,7 +178,7 @@ def world_store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.fixture(scope="session")
-def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
+def gather(request: pytest.FixtureRequest) -> Gather:
     """``gather(obj)``: every rank's object, in the order of ranks. All ranks must call it; `obj` must pickle.
 
     Goes over the world's store and not the process group, so it works with ``init=False`` and counts as no collective.
@@ -173,7 +190,7 @@ def gather(request: pytest.FixtureRequest) -> Callable[[Any], list[Any]]:
     test = calls = 0
     previous: str | None = None
 
-    def call(obj: Any) -> list[Any]:
+    def call(obj: _T, /) -> list[_T]:
         __tracebackhide__ = True
         nonlocal test, calls, previous
         if context.tests != test:

@@ -1,0 +1,55 @@
+"""What a session without marked tests imports of the plugin."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.plugin.conftest import Suite
+
+MOST = 16
+"""Modules and packages. Each costs a session half a millisecond or more, whether its tests have marks or not."""
+HEAVY = {"psutil", "pynvml", "multiprocessing", "torch"}
+_CONFTEST = """
+    import json
+    import os
+    import sys
+
+
+    def pytest_unconfigure(config):
+        who = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        with open(f"{who}.json", "w") as file:
+            json.dump(sorted(sys.modules), file)
+    """
+
+
+@pytest.mark.parametrize(("how", "who"), [((), "main"), (("-n1",), "gw0")], ids=["alone", "worker"])
+def test_a_session_without_marks_imports_little(suite: Suite, how: tuple[str, ...], who: str) -> None:
+    suite.write("conftest.py", _CONFTEST)
+    suite.write("test_it.py", "def test_it():\n    pass\n")
+    assert suite.run(*how).count() == {"PASSED": 1}
+    imported = set(json.loads((suite.path / f"{who}.json").read_text()))
+    own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
+    assert len(own) <= MOST, own
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize(("how", "lines"), [((), 1), (("-q",), 0), (("-n1",), 1)], ids=["verbose", "quiet", "xdist"])
+def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, how: tuple[str, ...], lines: int) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(1)
+        def test_marked():
+            pass
+        """,
+    )
+    text = suite.run(*how, quiet=bool(lines == 0)).text
+    assert text.count("accel: sim, 4 devices: 4 x sim, order fastest") == lines
+    assert "accel: sim" not in suite.run("--deselect", "test_it.py").text

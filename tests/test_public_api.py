@@ -1,0 +1,43 @@
+"""What `pytest_accel` offers to other packages: each name is there, and annotates what it stands for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import pytest_accel
+from pytest_accel import Accel, Gather, Launch, MakeMesh, RankDied
+
+
+@pytest.mark.parametrize("name", pytest_accel.__all__)
+def test_each_name_is_there(name: str) -> None:
+    assert getattr(pytest_accel, name).__doc__
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'pytest_accel' has no attribute 'Lease'"):
+        getattr(pytest_accel, "Lease")  # noqa: B009 - mypy knows that there is none
+
+
+# mypy checks these as it checks a suite of somebody else's.
+
+
+@pytest.mark.distributed(2, device="cpu", backend="gloo")
+def test_fixtures_have_types(accel: Accel, gather: Gather, device_mesh: MakeMesh, rank: int) -> None:
+    everyone: list[int] = gather(rank)
+    assert everyone == [0, 1]
+    assert accel.kind == "cpu"
+    assert device_mesh((2,), names=("data",)).size() == 2
+
+
+@pytest.mark.distributed(2, device="cpu")
+@pytest.mark.xfail(raises=RankDied, strict=True)
+def test_a_death_has_a_type(rank: int) -> None:
+    if rank == 1:
+        os._exit(3)
+
+
+def test_a_launch_has_a_type(launch: Launch) -> None:
+    with pytest.raises(FileNotFoundError):
+        launch("no_script.py")
