@@ -24,6 +24,7 @@ from benchmarks import (
     launching,
     makespan,
     peers,
+    startup,
     unused,
     warm,
 )
@@ -69,6 +70,7 @@ def main() -> int:
         "first": first.figures,
         "adoption": adoption.figures,
         "unused": unused.figures,
+        "startup": startup.figures,
         "discovery": discovery.figures,
         "broker": leases,
         "launch": launching.figures,
