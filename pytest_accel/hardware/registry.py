@@ -1,8 +1,8 @@
-"""The kinds of accelerator: this package's own, and those that other packages publish.
+"""Registry of the kinds of accelerator: this package's own, and those that other packages publish.
 
-A package publishes a kind as an entry point of the group ``pytest_accel.vendors``: its name is the kind, its value a
-callable that makes the :class:`~pytest_accel.core.device.Vendor` from the text after the colon of ``--accel``
-(None: there is none), and raises ValueError for a text that it does not take.
+A package publishes a kind as an entry point of the group ``pytest_accel.vendors``. Its name is the kind. Its value is a
+callable that takes the text after the colon of ``--accel`` (None if there is none) and returns the
+:class:`~pytest_accel.core.device.Vendor`, or raises ValueError if the text is not allowed.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _NO_KINDS = ("auto", "none")
 
 
 ALL_KINDS = "{kinds}"
-"""Stands in a text for every kind, until `name_kinds` puts them there: packages are not asked for theirs before."""
+"""Placeholder for the names of all kinds, which `name_kinds` replaces, so that entry points are read only then."""
 
 
 class VendorError(ValueError):
-    """The vendor of a kind does not do what a vendor does; the message names the distribution that published it."""
+    """The vendor of a kind is broken; the message names the distribution that published it."""
 
 
 def kinds() -> tuple[str, ...]:
-    """Every kind that a test can name, in the order in which ``auto`` looks for them: this package's own first."""
+    """Return all kinds in the order in which ``auto`` tries them: this package's own first."""
     return (*_OWN, *sorted(published()))
 
 
 @cache
 def published() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of other packages, by kind. This package's own kinds cannot be replaced.
+    """Return the entry points of other packages, by kind. This package's own kinds cannot be replaced.
 
-    Looking them up reads the metadata of every installed package, some milliseconds in all.
+    The first call reads the metadata of every installed package, which takes some milliseconds.
     """
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
@@ -49,22 +49,22 @@ def published() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def name_kinds(text: str) -> str:
-    """`text` with every kind in the place of `ALL_KINDS`."""
+    """Return `text` with the names of all kinds in place of `ALL_KINDS`."""
     return text.replace(ALL_KINDS, ", ".join(kinds()))
 
 
 def check_kind(kind: str) -> None:
-    """ValueError unless `kind` is one that a test can ask for."""
-    # Whether others publish kinds is looked up only for a name that is none of ours.
+    """Raise ValueError unless `kind` exists."""
+    # Entry points are read only for a name that is not one of this package's own kinds.
     if kind not in _OWN and kind not in published():
         raise ValueError(f"kind {kind!r}: allowed are {', '.join(kinds())}")
 
 
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
-    """The vendor of `kind` (one that `check_kind` lets pass).
+    """Return a new vendor of `kind`, which `check_kind` must accept.
 
-    ValueError for an `argument` that it does not take; :class:`VendorError` for a published kind that cannot be loaded,
-    is no vendor, or is published twice.
+    Raise ValueError if it does not allow `argument`, and :class:`VendorError` if a published kind cannot be loaded, is
+    not a vendor, or is published twice.
     """
     if kind in _OWN:
         own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{kind}").make(argument)
@@ -89,13 +89,13 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
 
 
 def describe_kind(kind: str) -> str:
-    """``kind 'cuda'``; for a published one with the distributions that it comes from."""
+    """Return ``kind 'cuda'``; for a published kind, with the distributions that publish it."""
     points = () if kind in _OWN else published().get(kind, ())
     return f"kind {kind!r}" + (f" of {' and of '.join(map(_distribution, points))}" if points else "")
 
 
 def takes_none(kind: str, argument: str | None) -> None:
-    """ValueError for an `argument` to a kind that has none to take."""
+    """Raise ValueError if `argument` is not None, for a kind that takes no argument."""
     if argument is not None:
         raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
 
