@@ -28,11 +28,11 @@ def ensure_safe(folder: str) -> None:
         facts = os.stat(path)
         if not is_trusted_owner(facts.st_uid):
             raise PermissionError(
-                errno.EPERM, f"it belongs to user {facts.st_uid}, who can replace what is in it", str(path)
+                errno.EPERM, f"it belongs to user {facts.st_uid}, who can replace files in it", str(path)
             )
         if is_open_to_others(facts.st_mode):
             raise PermissionError(
-                errno.EPERM, "other users can replace what is in it: they may write, and it is not sticky", str(path)
+                errno.EPERM, "other users can replace files in it: it is writable for them and not sticky", str(path)
             )
 
 

@@ -45,7 +45,7 @@ def connect(path: str) -> socket:
         connection.connect(path)
         uid = peer_uid(connection)
         if not _trusted(uid):
-            raise PermissionError(errno.EPERM, f"user {uid} listens there, and not user {geteuid()}", path)
+            raise PermissionError(errno.EPERM, f"user {uid} listens there instead of user {geteuid()}", path)
     except OSError:
         connection.close()
         raise
