@@ -81,7 +81,8 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | No
     if others:
         reason = "is used by " + ", ".join(_holder(process, names or {}) for process in others)
     elif not facts.processes and (facts.memory_used or 0) > _IDLE_MEMORY:
-        reason = f"has {format_memory(facts.memory_used or 0)} of its memory in use, but no process on it is visible from here"
+        used = format_memory(facts.memory_used or 0)
+        reason = f"has {used} of its memory in use, but no process on it is visible from here"
     else:
         return Health(memory_free=facts.memory_free)
     return Health("busy", reason, facts.memory_free, unseen=not others)
