@@ -122,7 +122,7 @@ def test_a_socket_of_another_user_is_told_nothing(common: Path) -> None:
     path = str(common / "rank.sock")
     with stranger(_LISTEN, path) as other:
         assert said(other) == "listening"
-        with pytest.raises(PermissionError, match=f"user {STRANGER} listens there, and not user 0"):
+        with pytest.raises(PermissionError, match=f"user {STRANGER} listens there instead of user 0"):
             unix_sockets.connect(path)
         assert said(other) == "0"
 

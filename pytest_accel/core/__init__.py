@@ -1,1 +1,1 @@
-"""What all packages share: requirements, world specs, messages, paths, the clock, operating system helpers."""
+"""Code that all packages share: requirements, world specs, messages, paths, the clock, operating system helpers."""

@@ -1,8 +1,8 @@
-"""The clock by which deadlines are kept.
+"""The clock for deadlines, which tests cannot stop or set.
 
-A test may stop time, or set it, where its deadlines are kept: freezegun replaces ``time.monotonic`` in
-every module that has it, time-machine in the ``time`` module itself. Neither touches what is read here: the kernel's
-clock by its number.
+A test may change the time in a rank: freezegun replaces ``time.monotonic`` in every module that has imported it, and
+time-machine replaces it in the ``time`` module itself. Neither replaces ``time.clock_gettime`` for the monotonic clock
+of the kernel, which this module reads.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ import time
 from functools import partial
 
 monotonic = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-"""Seconds, of no meaning but their difference; the same for all processes of a machine."""
+"""Return seconds since an arbitrary start, which is the same for all processes of a machine."""

@@ -1,4 +1,4 @@
-"""How a driver, or the pool, calls a rank: on its own socket, or over the bridge to the machine that it is on."""
+"""Connections from a driver or the pool to a rank: to its socket, or over the bridge to its machine."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.paths import bridge_path, socket_path
 
 ASK = "ask"
-"""The stream over which the other machine is asked (`scout`)."""
+"""Name of the stream to the inspector on the other machine (`pytest_accel.diagnostics.inspector`)."""
 SERVER = "server"
-"""The stream that leads to its fork server."""
+"""Name of the stream to the fork server on the other machine."""
 _RANK = "rank"
 
 
 def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket.socket:
-    """A connection to the rank, whose process is `pid` on its machine; OSError where it does not listen."""
+    """Return a connection to `rank`; raise OSError if it does not listen.
+
+    `pid` is the process id of the rank on its own machine.
+    """
     if spec.is_far(rank):
         return call_far(bridge_path(directory, spec.server_of(rank)), f"{_RANK} {spec.world} {rank} {pid}")
     return unix_sockets.connect(socket_path(directory, spec.world, rank))
 
 
 def call_far(path: str, name: str) -> socket.socket:
-    """A stream to what `name` is on the machine to which the bridge at `path` leads."""
-    call = unix_sockets.connect(path)
-    call.sendall(f"{name}\n".encode())
-    return call
+    """Open the stream `name` on another machine, over the bridge whose socket is at `path`, and return it."""
+    stream = unix_sockets.connect(path)
+    stream.sendall(f"{name}\n".encode())
+    return stream
 
 
 def named_rank(name: str) -> tuple[int, int, int] | None:
-    """World, rank and process that the name of a stream stands for; None where it stands for something else."""
+    """Return the world, rank and pid in the stream name `name`, or None if `name` is not that of a rank's stream."""
     kind, _, numbers = name.partition(" ")
     if kind != _RANK:
         return None

@@ -1,4 +1,4 @@
-"""The words of the hardware floor: a device, what a process needs, and what a vendor can tell."""
+"""Data classes for devices and for what a test needs of them, and the protocol of a vendor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Link:
     """A direct connection from one device to another, as the management library reports it."""
 
     peer: str
-    """The other device's id."""
+    """Id of the other device."""
     via: Near
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator that can be handed out.
+    """One accelerator that can be leased.
 
-    ``id`` is the identity (UUID, else PCI address): it is what locks, leases and masks speak of. ``index`` is the
-    management library's number, good for showing to people and for nothing else.
+    ``id`` is the identity (UUID, else PCI address), which locks, leases and masks use. ``index`` is the number that the
+    management library gives it; it is only for display.
     """
 
     kind: str
@@ -40,18 +40,18 @@ class Device:
     numa: int | None = None
     links: tuple[Link, ...] = ()
     parent: str | None = None
-    """For a slice of a device (MIG): the id of the whole one."""
+    """For a slice of a device (MIG): the id of the whole device."""
     cores: tuple[int, ...] = ()
     """For a CPU slot: the logical CPUs that belong to it."""
     single_process: bool = False
-    """Whether one process at a time can use it: who asks for a share then has all of it."""
+    """True if only one process at a time can use the device. A request for a share of it then gets the whole device."""
     speed: float | None = None
-    """Cores times maximum clock in MHz: comparable between devices of one vendor only."""
+    """Number of cores times maximum clock in MHz; comparable only between devices of one vendor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a device: a fraction of its memory, or bytes of it. Exactly one is set."""
+    """A part of a device: a fraction of its memory, or a number of bytes. Exactly one of the two is set."""
 
     fraction: float | None = None
     bytes: int | None = None
@@ -59,92 +59,95 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeed:
-    """What a test asks of the devices that one lease gives it."""
+    """Requirements of a test for the devices of one lease."""
 
     count: int
     kind: str | None = None
-    """None: the session's kind."""
+    """Kind of the devices; None: the session's kind."""
     memory: int | None = None
-    """At least so many bytes each."""
+    """Minimum memory of each device in bytes."""
     capability: tuple[int, ...] | None = None
-    """At least this each."""
+    """Minimum compute capability of each device."""
     name: str | None = None
-    """A case-insensitive glob (``*H100*``)."""
+    """Case-insensitive glob for the name of each device (``*H100*``)."""
     share: Share | None = None
-    """None: the whole of each."""
+    """Share of each device; None: whole devices."""
     sets: int = 1
-    """`count` is that of so many sets of equal size, one for each rank. A set has no device twice; where devices are
-    shared, several sets may have one in common."""
+    """Number of sets of equal size into which the `count` devices are divided, one set for each rank.
+
+    A device occurs at most once in a set. Shared devices may occur in several sets.
+    """
     near: Near | None = None
+    """Kind of link preferred between the devices; None: no preference."""
 
 
 @runtime_checkable
 class PretendVendor(Protocol):
-    """What a :class:`Vendor` has besides if its devices are pretended."""
+    """The additional attribute of a :class:`Vendor` whose devices are simulated."""
 
     shared: bool
-    """True if sessions lock the devices against one another, as they do real ones."""
+    """True if the devices are locked between sessions, as real devices are."""
 
 
 class MaskError(Exception):
-    """A process does not see the devices that its lease gives it; the message prints both and the environment."""
+    """A process does not see the devices of its lease. The message lists both sets and the environment variables."""
 
 
 @runtime_checkable
 class Vendor(Protocol):
-    """All that the project knows about one kind of accelerator.
+    """Everything that is specific to one kind of accelerator.
 
-    Everything but :meth:`verify` runs in the controller and must not initialise a device runtime, nor import torch.
-    It goes to xdist's workers by pickle. A rank makes one of its own, which has not looked into the machine before it
-    is asked for anything else.
+    All methods but :meth:`verify` may run in the controller, and must not initialize a device runtime or import torch.
+    A vendor is pickled to xdist's workers. A rank creates its own vendor, and calls other methods of it without calling
+    :meth:`discover` first.
     """
 
     kind: str
     mask_variables: tuple[str, ...]
-    """Every variable that narrows what a process sees, outermost layer first."""
+    """Every environment variable that restricts which devices a process sees, outermost layer first."""
     hardware: bool
-    """False for kinds that only run when asked for (``cpu``, ``sim``): ``auto`` never picks them."""
+    """False for kinds that are used only on request (``cpu``, ``sim``): ``auto`` never selects them."""
     backend: str | None
-    """The backend of process groups among its devices; None: the one that torch names for them."""
+    """Backend of process groups on these devices; None: torch's default for the device type."""
     ranks: bool
-    """Whether ranks that name no kind run on it; False where no process group takes its tensors. They take the CPU."""
+    """False if no process group accepts tensors of this kind: ranks of tests that name no kind then use the CPU."""
     notes: tuple[str, ...]
-    """What was left out or had to be guessed in the calls so far, a sentence each."""
+    """Notes of the calls so far on what was left out or guessed, one sentence each."""
 
     def lacking(self) -> str | None:
-        """What torch lacks here to use this kind, in words (``torch is not built for ROCm``); None: nothing.
+        """Return why torch cannot use this kind here (``torch is not built for ROCm``), or None if it can.
 
-        ``auto`` leaves a kind alone for which torch lacks something.
+        ``auto`` skips a kind that torch cannot use.
         """
         ...
 
     def discover(self) -> tuple[Device, ...]:
-        """Every device in the machine, whatever the mask, in PCI order. Empty where the driver is absent."""
+        """Return every device of the machine in PCI order, whatever the mask; empty if its driver is not installed."""
         ...
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """What an inherited mask leaves of `devices`, in the mask's order, read as the driver reads it."""
+        """Return those of `devices` that the mask in `environ` shows, in its order, as the device driver reads it."""
         ...
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """`devices` with the fastest first, asking the driver where it can be asked."""
+        """Return `devices` with the fastest first, in the order of the device driver if it reports one."""
         ...
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The changes to `environ` under which a new process sees exactly `devices`; None removes a variable."""
+        """Return changes to `environ` with which a new process sees exactly `devices`; None removes a variable."""
         ...
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """What torch calls each of `devices` in a process whose mask shows exactly these (``cpu`` for a CPU slot).
+        """Return torch's name of each of `devices` in a process that sees exactly these (``cpu`` for a CPU slot).
 
-        Where the driver keeps the mask's order: ``cuda:0``, ``cuda:1``, and so on. Where it counts in an order of its
-        own, the numbers are those of that order, so that the session's order holds all the same.
+        If the device driver keeps the order of the mask, the names are ``cuda:0``, ``cuda:1``, and so on. If it numbers
+        devices in an order of its own, the names have those numbers, so that the session's order of devices is kept.
         """
         ...
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """In the rank, before anything else uses a device: load what torch needs for this kind.
+        """Load what torch needs for this kind, in a rank, before anything else uses a device.
 
-        Raises :class:`MaskError` unless the process sees exactly `devices`, under the names of :meth:`torch_devices`.
+        Raise :class:`MaskError` unless the process sees exactly `devices`, with the names of :meth:`torch_devices`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Open files that go from one process to another, behind a message on the connection between them (unix(7))."""
+"""File descriptors passed from one process to another, after a message on their connection (unix(7))."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from socket import recv_fds, send_fds, socket
 
 
 def send(connection: Connection, descriptors: Sequence[int]) -> None:
-    """Raises OSError where nobody is at the other end. They stay open in this process."""
+    """Send `descriptors`, which stay open in this process; raise OSError if the other end is closed."""
     with socket(fileno=dup(connection.fileno())) as end:
         send_fds(end, [b"\0"], list(descriptors))
 
 
 def receive(connection: Connection, count: int) -> list[int]:
-    """So many of them, which are this process's to close; EOFError where they do not come."""
+    """Receive `count` descriptors, which the caller has to close; raise EOFError if fewer arrive."""
     with socket(fileno=dup(connection.fileno())) as end:
         _, descriptors, _, _ = recv_fds(end, 1, count)
     if len(descriptors) != count:

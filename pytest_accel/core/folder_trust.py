@@ -1,4 +1,4 @@
-"""Which folders other users cannot tamper with, by the owners and modes that the kernel shows."""
+"""Checks, by owner and mode, that other users cannot tamper with a folder."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 def is_trusted_owner(uid: int) -> bool:
-    """Return whether what belongs to `uid` is safe from other users: it is root's, or this user's."""
+    """Return whether `uid`, the owner of a file, is root or this user, so that no other user controls the file."""
     return uid in (0, os.geteuid(), _unmapped_owner())
 
 
 def is_open_to_others(mode: int) -> bool:
-    """Return whether other users may replace what is in a folder of this `mode`: it is writable, and not sticky."""
+    """Return whether other users may replace files in a folder of this `mode`: it is writable and not sticky."""
     return bool(mode & _WRITABLE_BY_OTHERS) and not mode & stat.S_ISVTX
 
 
 def ensure_safe(folder: str) -> None:
-    """Raise PermissionError, with the path in question, where another user can replace what is in `folder`."""
+    """Raise PermissionError if another user can replace files in `folder` or any parent; it names the unsafe path."""
     named, real = Path(os.path.abspath(folder)), Path(os.path.realpath(folder))
     for path in dict.fromkeys((named, *named.parents, real, *real.parents)):
         facts = os.stat(path)
         if not is_trusted_owner(facts.st_uid):
             raise PermissionError(
-                errno.EPERM, f"it belongs to user {facts.st_uid}, who can replace what is in it", str(path)
+                errno.EPERM, f"it belongs to user {facts.st_uid}, who can replace files in it", str(path)
             )
         if is_open_to_others(facts.st_mode):
             raise PermissionError(
-                errno.EPERM, "other users can replace what is in it: they may write, and it is not sticky", str(path)
+                errno.EPERM, "other users can replace files in it: it is writable for them and not sticky", str(path)
             )
 
 
 def ensure_own_folder(path: str) -> None:
-    """Make the folder `path` for this user alone, or raise PermissionError where there is something else."""
+    """Create the folder `path` for this user alone; raise PermissionError if something else has this path."""
     uid = os.geteuid()
     try:
         os.mkdir(path, 0o700)
@@ -54,9 +54,9 @@ def ensure_own_folder(path: str) -> None:
 
 
 def _unmapped_owner() -> int | None:
-    """Return the owner that a container shows for users who are not mapped in it; None outside of such a container.
+    """Return the user id that a container shows for unmapped users, or None outside such a container.
 
-    The machine's root is one of them, to whom ``/tmp`` belongs (user_namespaces(7)).
+    The root user of the host, who owns ``/tmp``, is one of the unmapped users (user_namespaces(7)).
     """
     try:
         mapped = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]

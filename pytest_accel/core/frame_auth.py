@@ -1,7 +1,7 @@
 """Authentication codes for the frames of a connection between two machines.
 
-Both ends have a key of this connection alone. The code of a frame covers its direction, its number and its content, so
-a frame that somebody else has made, changed, repeated, left out or moved is found. Nothing is encrypted.
+Both ends have a key that is used for this connection alone. The code of a frame covers its direction, number and
+content, so frames that another process forges, changes, repeats, drops or reorders are detected. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import hmac
 import struct
 
 TAG = 16
-"""Bytes of a code."""
+"""Length of a code in bytes."""
 _HEAD = struct.Struct("<BQ")
 
 
 class ForgedFrame(ConnectionError):
-    """A frame has a wrong code, or a size that no frame has."""
+    """A frame has a wrong authentication code or an impossible size."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -26,10 +26,10 @@ class ForgedFrame(ConnectionError):
 
 
 class FrameAuth:
-    """The codes of one direction of a connection, in the order of its frames."""
+    """Computes and checks the codes of one direction of a connection. Frames must be given in their order."""
 
     def __init__(self, key: bytes, direction: int) -> None:
-        """`direction` is 0 or 1; the other end uses the same key, and the same number for the same frames."""
+        """`direction` is 0 or 1. The other end uses the same key, and the same direction for the same frames."""
         self._keyed = hashlib.blake2b(digest_size=TAG, key=key)
         self._direction = direction
         self._number = 0
@@ -43,6 +43,6 @@ class FrameAuth:
         return code.digest()
 
     def check(self, frame: bytes, tag: bytes | bytearray) -> None:
-        """Raise :class:`ForgedFrame` unless `frame` is the next one that the other end has sent."""
+        """Raise :class:`ForgedFrame` unless `tag` is the code of `frame` as the next frame of the other end."""
         if not hmac.compare_digest(self.tag(frame), tag):
             raise ForgedFrame

@@ -1,4 +1,4 @@
-"""Which code is a library's, and which is the user's."""
+"""Distinction of the user's code from that of libraries, by file path."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from threading import main_thread
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = ("/site-packages/", "/lib/python", PACKAGE)
-"""Parts of the paths of files that are Python's own, an installed package's or this package's."""
+"""Path parts of files that belong to Python, to installed packages or to this package."""
 
 
 def is_library(path: str) -> bool:
-    """Whether a file is Python's own, an installed package's or this package's."""
+    """Return whether the file `path` belongs to Python, to an installed package or to this package."""
     return any(part in path for part in LIBRARIES)
 
 
 def place_of_main_thread() -> str:
-    """Return what :func:`where` would say of this process's own main thread; called in another thread."""
+    """Return the innermost frame of the main thread that is not in a library, as ``file:line in function``, or "".
+
+    Called in another thread of this process.
+    """
     frame = _current_frames().get(main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code

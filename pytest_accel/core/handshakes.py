@@ -1,7 +1,8 @@
-"""Handshakes with whoever connects to a listening socket, all at the same time.
+"""Concurrent handshakes with all processes that connect to a listening socket.
 
-A handshake is a generator: it yields bytes that are to be sent, or the number of bytes that it needs next, which it is
-given. So a connection that says nothing, or one byte at a time, holds up no other, and all of them share one deadline.
+A handshake is a generator. It yields either bytes to send, or the number of bytes to receive next, which are then sent
+into the generator. A connection that sends nothing, or one byte at a time, therefore does not delay the others, and all
+connections share one deadline.
 """
 
 from __future__ import annotations
@@ -19,90 +20,93 @@ Result = TypeVar("Result")
 Handshake = Generator[bytes | int, bytes, Result]
 
 PENDING = 64
-"""Connections whose handshake may be under way at the same time, besides those that are expected."""
+"""Number of unfinished handshakes that are allowed in addition to the expected connections."""
 
 
 class Refused(Exception):
-    """The other end is none that this process talks to, or breaks the protocol."""
+    """The other end is not an accepted peer, or it violated the protocol."""
 
 
 _REFUSED = (Refused, EOFError, OSError, ValueError)
-"""Errors that end a handshake, and concern nobody else."""
+"""Errors that end one handshake and do not affect the others."""
 
 
-def perform(call: socket.socket, handshake: Handshake[Result], deadline: float) -> Result:
-    """Perform `handshake` on `call` and return its result; TimeoutError past `deadline`, EOFError at the end."""
+def perform(connection: socket.socket, handshake: Handshake[Result], deadline: float) -> Result:
+    """Perform `handshake` on `connection` and return its result.
+
+    Raise TimeoutError after `deadline`, and EOFError if the other end closes the connection.
+    """
     try:
         step = next(handshake)
         while True:
             if isinstance(step, bytes):
-                call.settimeout(max(0.001, deadline - monotonic()))
-                call.sendall(step)
+                connection.settimeout(max(0.001, deadline - monotonic()))
+                connection.sendall(step)
                 step = handshake.send(b"")
             else:
-                step = handshake.send(_receive(call, step, deadline))
+                step = handshake.send(_receive(connection, step, deadline))
     except StopIteration as end:
-        call.settimeout(None)
+        connection.settimeout(None)
         result: Result = end.value
         return result
 
 
-def _receive(call: socket.socket, size: int, deadline: float) -> bytes:
+def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
-        call.settimeout(max(0.001, deadline - monotonic()))
-        piece = call.recv(size - len(data))
-        if not piece:
+        connection.settimeout(max(0.001, deadline - monotonic()))
+        chunk = connection.recv(size - len(data))
+        if not chunk:
             raise EOFError
-        data += piece
+        data += chunk
     return data
 
 
 @dataclass(slots=True, eq=False)
 class _Pending(Generic[Result]):
-    """A connection whose handshake is under way."""
+    """A connection whose handshake has not finished."""
 
-    call: socket.socket
+    connection: socket.socket
     handshake: Handshake[Result]
-    wanted: int = 0
+    needed: int = 0
     data: bytearray = field(default_factory=bytearray)
 
-    def go_on(self, given: bytes) -> None:
-        """Send what there is to send, until something is to be received; StopIteration at the end."""
-        step = self.handshake.send(given) if given else next(self.handshake)
+    def resume(self, received: bytes) -> None:
+        """Resume the handshake with `received` and send its output, until it needs data; StopIteration at its end."""
+        step = self.handshake.send(received) if received else next(self.handshake)
         while isinstance(step, bytes):
             try:
-                sent = self.call.send(step)
+                sent = self.connection.send(step)
             except BlockingIOError:
                 sent = 0
             if sent != len(step):
-                raise Refused("does not read what it is sent")
+                raise Refused("does not read what is sent to it")
             step = self.handshake.send(b"")
-        self.wanted = step
+        self.needed = step
         self.data.clear()
 
     def receive(self) -> None:
-        """Receive at most what the handshake needs next, and go on when it is complete; StopIteration at the end."""
+        """Receive data that the handshake needs, and resume it once all has arrived; StopIteration at its end."""
         try:
-            piece = self.call.recv(self.wanted - len(self.data))
+            chunk = self.connection.recv(self.needed - len(self.data))
         except BlockingIOError:
             return
-        if not piece:
+        if not chunk:
             raise EOFError
-        self.data += piece
-        if len(self.data) == self.wanted:
-            self.go_on(bytes(self.data))
+        self.data += chunk
+        if len(self.data) == self.needed:
+            self.resume(bytes(self.data))
 
 
 class Handshakes(Generic[Result]):
-    """The handshakes on a listening socket, which stays the caller's to close."""
+    """The handshakes on a listening socket. The caller closes the socket."""
 
     def __init__(
         self, listener: socket.socket, begin: Callable[[socket.socket], Handshake[Result]], expected: int
     ) -> None:
-        """`begin` makes the handshake of a connection, or raises :class:`Refused`.
+        """`begin` creates the handshake of a connection, or raises :class:`Refused`.
 
-        `expected` connections, and :data:`PENDING` more, may be under way; where there are more, the oldest is closed.
+        At most `expected` + :data:`PENDING` handshakes are kept; beyond that, the oldest connection is closed.
         """
         self._listener = listener
         self._begin = begin
@@ -118,12 +122,12 @@ class Handshakes(Generic[Result]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for call in list(self._pending):
-            self._drop(call)
+        for connection in list(self._pending):
+            self._drop(connection)
         self._selector.close()
 
     def wait(self, deadline: float) -> tuple[socket.socket, Result] | None:
-        """Return the next connection whose handshake has succeeded, and the result; None: none until `deadline`."""
+        """Return the next connection whose handshake succeeds, with its result, or None after `deadline`."""
         while True:
             left = deadline - monotonic()
             events = self._selector.select(max(0.0, left))
@@ -140,35 +144,35 @@ class Handshakes(Generic[Result]):
 
     def _accept(self) -> None:
         try:
-            call, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        call.setblocking(False)
+        connection.setblocking(False)
         try:
-            pending = _Pending(call, self._begin(call))
+            pending = _Pending(connection, self._begin(connection))
         except _REFUSED:
-            call.close()
+            connection.close()
             return
         if len(self._pending) >= self._limit:
             self._drop(next(iter(self._pending)))
-        self._pending[call] = pending
-        self._selector.register(call, selectors.EVENT_READ)
-        # A handshake first says what it needs: its result comes with data.
-        self._advance(pending, lambda: pending.go_on(b""))
+        self._pending[connection] = pending
+        self._selector.register(connection, selectors.EVENT_READ)
+        # The result can be ignored: no handshake finishes before it has received data.
+        self._advance(pending, lambda: pending.resume(b""))
 
     def _advance(self, pending: _Pending[Result], step: Callable[[], None]) -> tuple[socket.socket, Result] | None:
         try:
             step()
         except StopIteration as end:
-            del self._pending[pending.call]
-            self._selector.unregister(pending.call)
-            pending.call.setblocking(True)
-            return pending.call, end.value
+            del self._pending[pending.connection]
+            self._selector.unregister(pending.connection)
+            pending.connection.setblocking(True)
+            return pending.connection, end.value
         except _REFUSED:
-            self._drop(pending.call)
+            self._drop(pending.connection)
         return None
 
-    def _drop(self, call: socket.socket) -> None:
-        self._pending.pop(call).handshake.close()
-        self._selector.unregister(call)
-        call.close()
+    def _drop(self, connection: socket.socket) -> None:
+        self._pending.pop(connection).handshake.close()
+        self._selector.unregister(connection)
+        connection.close()

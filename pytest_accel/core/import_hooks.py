@@ -1,7 +1,8 @@
-"""Which finders and loaders change what they import, so that nothing may be imported ahead of them.
+"""Detection of finders and loaders that change the modules they import, which the fork server must not preload.
 
-A module that the fork server has imported ahead is not imported in a rank, so no finder of the rank sees it. typeguard,
-beartype, jaxtyping and pytest's assertion rewriting would be bypassed, and a test that must fail would pass.
+A module that the fork server has preloaded is not imported again in a rank, so the finders of the rank do not see it.
+Without this check, typeguard, beartype, jaxtyping and pytest's assertion rewriting would be bypassed, and tests that
+must fail would pass.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pytest_accel.core.loaders import INTERPRETERS, loads_plainly
 _HARMLESS = re.compile(
     r"_pytest\.|pytest_accel$|_distutils_hack\b|_virtualenv$|_?editables?\b|__editable__|\w+_editable(_loader)?$"
 )
-"""Modules of finders that change nothing that is imported ahead: those of setuptools, virtualenv, packages installed in
-place (setuptools, hatchling, scikit-build-core, meson-python), this package, and pytest, but for what
-`loaded_otherwise` finds."""
+"""Modules of finders that do not change preloaded modules: those of setuptools, virtualenv, editable installs
+(setuptools, hatchling, scikit-build-core, meson-python), this package, and pytest. `loaded_otherwise` finds what pytest
+changes."""
 _NAMES = re.compile(r"\b(meta_path|path_hooks|\w*import_hook|beartype\s*\.\s*claw|pyximport)\b")
 
 
 def foreign_finder() -> str | None:
-    """Return what finder may change the modules that this process imports, and where it is; None if there is none.
+    """Return the name and place of a finder that may change the modules that this process imports; None if none does.
 
-    A finder behind the interpreter's own sees only what that one has not found, which the fork server would not find
-    either. `six` and `mpi4py` have such finders.
+    Finders that come after Python's own are harmless: they are asked only for modules that Python's own finder does not
+    find, which the fork server could not preload either. `six` and `mpi4py` have such finders.
     """
     for finder in _before(PathFinder, sys.meta_path):
         kind = finder if isinstance(finder, type) else type(finder)
@@ -55,22 +56,25 @@ def _is_harmless(module: str) -> bool:
 
 
 def mentioned_in(path: Path) -> bool:
-    """Return whether a file seems to install a finder, which its tests and fixtures may do only when they run."""
+    """Return whether the text of a test file mentions import hooks.
+
+    Its tests and fixtures may install a finder only when they run, so `foreign_finder` cannot see it before.
+    """
     return _NAMES.search(preload_discovery.text(path)) is not None
 
 
 def loaded_otherwise(rootpath: Path) -> set[str]:
-    """Return the imported modules that other loaders than the interpreter's have loaded.
+    """Return the names of imported modules that were not loaded by Python's own loaders.
 
-    Left out are the project's own files, which are not imported ahead, pytest's plugins, whose asserts it rewrites
-    wherever it loads them, and torch, which always is imported ahead: pytest rewrites modules that are named like files
-    of tests, such as `torch._dynamo.test_case`.
+    The result leaves out the project's own files, which are never preloaded; pytest plugins, whose asserts pytest
+    rewrites in every process; and torch, which is always preloaded: pytest rewrites those of its modules that are named
+    like test files, such as `torch._dynamo.test_case`.
     """
-    left_out: Collection[str] = {*preload_discovery.plugin_packages(), "torch"}
+    excluded: Collection[str] = {*preload_discovery.plugin_packages(), "torch"}
     found = set()
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
-        if spec is None or loads_plainly(spec) or name.partition(".")[0] in left_out:
+        if spec is None or loads_plainly(spec) or name.partition(".")[0] in excluded:
             continue
         origin = getattr(spec, "origin", None)
         if not isinstance(origin, str) or preload_discovery.is_outside(origin, rootpath):

@@ -1,4 +1,4 @@
-"""Ending processes for good."""
+"""Functions that kill processes, process groups and everything that descends from them."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ import psutil
 from pytest_accel.core.clock import monotonic
 
 SHM_MANAGER = "torch_shm_manager"
-"""The program that torch keeps for a process that shares tensors by the strategy ``file_system``.
+"""Program that torch starts for a process that shares tensors with the strategy ``file_system``.
 
-It removes what its clients have left in shared memory, and ends by itself 2 s after the last of them (torch,
+It removes files that its clients have left in shared memory, and exits 2 s after its last client (torch,
 ``lib/libshm/manager.cpp``, SHUTDOWN_TIMEOUT).
 """
 _TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker")
-"""In the command line of a process that removes what others have left, and ends by itself once they have ended."""
+"""Modules of resource trackers, as they occur in command lines. A tracker cleans up and exits after its clients."""
 _CLEANING_TIMEOUT = 5.0
-"""Seconds that torch's manager and the trackers have for that."""
+"""Seconds within which torch's manager and the trackers must clean up and exit."""
 MARK = "PYTEST_ACCEL_SESSION"
-"""The environment variable that a session's fork server has, and all that comes from it: the session's folder."""
+"""Environment variable of a session's fork server and all its descendants; its value is the session's folder."""
 
 
 def resource_tracker_pid() -> int | None:
-    """The process that `multiprocessing` keeps for this one: it ends by itself, having removed what others left."""
+    """Return the pid of the resource tracker that `multiprocessing` has started for this process, or None."""
     return getattr(getattr(resource_tracker, "_resource_tracker", None), "_pid", None)
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a process, its process group and every descendant that has left it, but not for what cleans up."""
+    """Kill a process, its process group and all its descendants, except those that clean up (`_cleans_up`)."""
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error, ProcessLookupError):
                 if not _cleans_up(child) and child.is_running():
-                    kill(child.pid, SIGKILL)  # Not psutil's, which takes what a test may have put in os.kill's place.
+                    kill(child.pid, SIGKILL)  # psutil's `kill` looks up os.kill, which a test may have replaced.
     kill_group(pid)
     with suppress(ProcessLookupError):
         kill(pid, SIGKILL)
 
 
 def kill_marked(directory: str) -> None:
-    """SIGKILL for every process of the session in `directory`, until there is none: also those that left their parents.
+    """Kill every process of the session in `directory`, orphans included, and repeat until none is found.
 
-    The environment that is looked at is the one with which a process's program was started.
+    The processes are found by :data:`MARK` in the environment with which their program was started.
     """
     while True:
         found = []
@@ -54,7 +54,7 @@ def kill_marked(directory: str) -> None:
                 if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 if _cleans_up(process):
-                    continue  # It ends by itself, after it has removed what the others left.
+                    continue
                 process.kill()
                 found.append(process)
         if not found:
@@ -63,18 +63,18 @@ def kill_marked(directory: str) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL for what is left of a rank's process group, but not for what cleans up and then ends by itself."""
+    """Kill the remaining processes of the process group `pid`, except those that clean up (`_cleans_up`)."""
     killed: set[int] = set()
     while new := _members(pid) - killed:
         for member in new:
             with suppress(psutil.Error, ProcessLookupError, PermissionError):
                 if not _cleans_up(psutil.Process(member)):
                     kill(member, SIGKILL)
-        killed |= new  # Again, since one of them may have forked meanwhile.
+        killed |= new  # Look again: one of them may have forked before it was killed.
 
 
 def _members(group: int) -> set[int]:
-    """Return the processes of a process group; nearly always there are none, which costs one system call."""
+    """Return the pids of a process group; if it is empty, as it nearly always is, this costs one system call."""
     found: set[int] = set()
     with suppress(ProcessLookupError, PermissionError):
         killpg(group, 0)
@@ -86,11 +86,15 @@ def _members(group: int) -> set[int]:
 
 
 def kill_descendants() -> None:
-    """SIGKILL for all that came from this process, until there is nothing; only after a time for what cleans up."""
-    spared = resource_tracker_pid()
+    """Kill all descendants of this process and wait until they have exited.
+
+    Those that clean up (`_cleans_up`) are killed only after `_CLEANING_TIMEOUT`, and the resource tracker of this
+    process is never killed.
+    """
+    tracker = resource_tracker_pid()
     deadline = monotonic() + _CLEANING_TIMEOUT
     while True:
-        children = [child for child in psutil.Process().children(recursive=True) if child.pid != spared]
+        children = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
         if not children:
             return
         overdue = monotonic() >= deadline
@@ -102,11 +106,11 @@ def kill_descendants() -> None:
 
 
 def _cleans_up(process: psutil.Process) -> bool:
-    """Return whether a process is one that removes what others have left, and ends by itself after that."""
+    """Return whether `process` removes resources that other processes have left, and then exits by itself."""
     command = process.cmdline()
     return command[:1] == [SHM_MANAGER] or any(tracker in part for part in command for tracker in _TRACKERS)
 
 
 def identity(pid: int) -> str:
-    """What tells a process from all others of this machine, those that have had its number included."""
+    """Return text that identifies a process of this machine, even if its pid was used by another process before."""
     return f"{pid}-{psutil.Process(pid).create_time()}"

@@ -1,8 +1,8 @@
 """The kinds of accelerator: this package's own, and those that other packages publish.
 
-A package publishes a kind as an entry point of the group ``pytest_accel.vendors``: its name is the kind, its value a
-callable that makes the :class:`~pytest_accel.core.device.Vendor` from the text after the colon of ``--accel``
-(None: there is none), and raises ValueError for a text that it does not take.
+A package publishes a kind as an entry point of the group ``pytest_accel.vendors``. Its name is the kind. Its value is a
+callable that takes the text after the colon of ``--accel`` (None if there is none) and returns the
+:class:`~pytest_accel.core.device.Vendor`, or raises ValueError if the text is not allowed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _NO_KINDS = ("auto", "none")
 
 
 ALL_KINDS = "{kinds}"
-"""Stands in a text for every kind, until `name_kinds` puts them there: packages are not asked for theirs before."""
+"""Placeholder for the names of all kinds, which `name_kinds` replaces, so that entry points are read only then."""
 
 
 def kinds() -> tuple[str, ...]:
-    """Every kind that a test can name, in the order in which ``auto`` looks for them: this package's own first."""
+    """Return all kinds in the order in which ``auto`` tries them: this package's own first."""
     return (*OWN_KINDS, *sorted(published()))
 
 
 @cache
 def published() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of other packages, by kind. This package's own kinds cannot be replaced.
+    """Return the entry points of other packages, by kind. This package's own kinds cannot be replaced.
 
-    Looking them up reads the metadata of every installed package, some milliseconds in all.
+    The first call reads the metadata of every installed package, which takes some milliseconds.
     """
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):
@@ -40,12 +40,12 @@ def published() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def name_kinds(text: str) -> str:
-    """`text` with every kind in the place of `ALL_KINDS`."""
+    """Return `text` with the names of all kinds in place of `ALL_KINDS`."""
     return text.replace(ALL_KINDS, ", ".join(kinds()))
 
 
 def check_kind(kind: str) -> None:
-    """ValueError unless `kind` is one that a test can ask for."""
-    # Whether others publish kinds is looked up only for a name that is none of ours.
+    """Raise ValueError unless `kind` exists."""
+    # Entry points are read only for a name that is not one of this package's own kinds.
     if kind not in OWN_KINDS and kind not in published():
         raise ValueError(f"kind {kind!r}: allowed are {', '.join(kinds())}")

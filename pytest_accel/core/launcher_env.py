@@ -1,9 +1,10 @@
-"""Whether a launcher has started this process as one of many, by what it has put into the environment.
+"""Detection, by environment variables, of a launcher that has started this process as one of several.
 
-`RANK` and `WORLD_SIZE` alone are no launcher: many a person has them exported. Each launcher is known by what it alone
-sets, read from torch 2.13 (`torch/distributed/elastic/agent/server/local_elastic_agent.py`), DeepSpeed 0.19
-(`deepspeed/launcher/launch.py`), and the environment of processes under Open MPI 4.1, MPICH 4.0 and Slurm 22.05. Intel
-MPI has MPICH's process manager, and is unverified.
+`RANK` and `WORLD_SIZE` alone do not prove a launcher, because users may have exported them. Each launcher is recognized
+by variables that only it sets. They were read in torch 2.13
+(`torch/distributed/elastic/agent/server/local_elastic_agent.py`) and DeepSpeed 0.19 (`deepspeed/launcher/launch.py`),
+and in processes under Open MPI 4.1, MPICH 4.0 and Slurm 22.05. Intel MPI uses MPICH's process manager; it was not
+tried.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """A process of a world that a launcher has started."""
+    """This process's place in a world that a launcher has started, and the identity of that launch."""
 
     launcher: str
-    """As a person calls it."""
+    """Name of the launcher, for display."""
     rank: int
     size: int
     local_rank: int
     local_size: int
-    """How many of the processes are on this machine."""
+    """Number of processes of this world on this machine."""
     job: tuple[str, ...]
-    """Values that the launcher gives to all processes of this start, on all machines, and to no others."""
+    """Values that identify this launch: all its processes on all machines have them, and no other processes."""
     parent: str = ""
-    """The process that started those of this machine, where the launcher gives nothing of the kind."""
+    """Identity of the process that has started the processes of this machine, if `job` is empty; else empty."""
 
     @property
     def about(self) -> str:
-        """The world in a few words."""
+        """Short description of the world, for display."""
         return f"{self.launcher}, {self.size} ranks"
 
     @property
     def key(self) -> str:
-        """The job as a file name."""
+        """Identifier of the launch that can be part of a file name."""
         return hashlib.sha256("\0".join((self.launcher, *self.job, self.parent)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
-class _Signs:
-    """The variables of one launcher. All of them must be there, but for those of `job`."""
+class _LauncherVariables:
+    """Names of the variables that one launcher sets. All but those in `job` must be set."""
 
     launcher: str
     rank: str
@@ -52,44 +53,44 @@ class _Signs:
     local_rank: str
     local_size: str
     job: tuple[str, ...]
-    more: tuple[str, ...] = ()
-    """What else it sets, and nobody else does."""
+    distinctive: tuple[str, ...] = ()
+    """Further variables, which distinguish it from other launchers."""
 
 
 OWN_RUN = "accel-"
-"""What `TORCHELASTIC_RUN_ID` begins with in ranks of this plugin, and in what they start."""
+"""Prefix of `TORCHELASTIC_RUN_ID` in ranks of this plugin and in processes that they start."""
 _ELASTIC_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-_SIGNS = (
-    _Signs(
+_LAUNCHERS = (
+    _LauncherVariables(
         *("accelerate launch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         job=_ELASTIC_JOB,
-        more=("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),
+        distinctive=("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),
     ),
-    _Signs(
+    _LauncherVariables(
         *("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         job=_ELASTIC_JOB,
-        more=("TORCHELASTIC_RUN_ID",),
+        distinctive=("TORCHELASTIC_RUN_ID",),
     ),
-    _Signs(
+    _LauncherVariables(
         *("deepspeed", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
         job=("MASTER_ADDR", "MASTER_PORT"),
-        more=("CROSS_RANK", "CROSS_SIZE"),
+        distinctive=("CROSS_RANK", "CROSS_SIZE"),
     ),
-    _Signs(
+    _LauncherVariables(
         *("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
-    _Signs("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job=()),
-    _Signs(
+    _LauncherVariables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", job=()),
+    _LauncherVariables(
         *("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        more=("SLURM_STEP_ID",),
+        distinctive=("SLURM_STEP_ID",),
     ),
 )
-"""In this order: torchrun may have been started by srun, and mpirun in an allocation of Slurm's."""
+"""Innermost launcher first: srun may start torchrun, and mpirun may run in an allocation of Slurm."""
 
-_OF_A_RANK = frozenset(
+_RANK_VARIABLES = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("LOCAL_SIZE", "NODE_RANK"),
@@ -98,7 +99,7 @@ _OF_A_RANK = frozenset(
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),
     }
 )
-_OF_A_RANK_TOO = (
+_RANK_VARIABLE_PREFIXES = (
     "TORCHELASTIC_",
     "OMPI_COMM_WORLD_",
     "OMPI_UNIVERSE_",
@@ -111,29 +112,30 @@ _OF_A_RANK_TOO = (
 
 
 def find(environ: Mapping[str, str], parent: str) -> Outer | None:
-    """The world that this process was started for; None where no launcher did, or for this process alone.
+    """Return this process's place in the world that its launcher has started; None without a launcher or peers.
 
-    `parent` tells the parent process from all others: one starts all of a job's processes on a machine.
+    `parent` identifies the parent process. It identifies the job on this machine if the launcher sets no variable that
+    does, since one parent starts all processes of a job on a machine.
     """
-    for signs in _SIGNS:
-        names = (signs.rank, signs.size, signs.local_rank, signs.local_size, *signs.more)
+    for variables in _LAUNCHERS:
+        names = (variables.rank, variables.size, variables.local_rank, variables.local_size, *variables.distinctive)
         if not all(environ.get(name) for name in names):
             continue
-        if signs.job == _ELASTIC_JOB and environ["TORCHELASTIC_RUN_ID"].startswith(OWN_RUN):
+        if variables.job == _ELASTIC_JOB and environ["TORCHELASTIC_RUN_ID"].startswith(OWN_RUN):
             continue
         try:
             rank, size, local_rank = (int(environ[name]) for name in names[:3])
-            local_size = _local_size(environ[signs.local_size], environ.get("SLURM_NODEID", "0"))
+            local_size = _local_size(environ[variables.local_size], environ.get("SLURM_NODEID", "0"))
         except ValueError:
             continue
-        job = tuple(environ[name] for name in signs.job if name in environ)
-        started_by = "" if job else parent
-        return Outer(signs.launcher, rank, size, local_rank, local_size, job, started_by) if size > 1 else None
+        job = tuple(environ[name] for name in variables.job if name in environ)
+        job_parent = "" if job else parent
+        return Outer(variables.launcher, rank, size, local_rank, local_size, job, job_parent) if size > 1 else None
     return None
 
 
 def _local_size(text: str, node: str) -> int:
-    """A number, or Slurm's list of them for all nodes: ``2(x3),1``."""
+    """Return the number of processes on `node`. `text` is that number, or Slurm's list for all nodes: ``2(x3),1``."""
     sizes = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -144,17 +146,20 @@ def _local_size(text: str, node: str) -> int:
 
 
 def of_a_rank(environ: Mapping[str, str]) -> list[str]:
-    """The variables that make a process a rank: all launchers', since one may have been started by another."""
-    return [name for name in environ if name in _OF_A_RANK or name.startswith(_OF_A_RANK_TOO)]
+    """Return the variables in `environ` that make a process a rank.
+
+    Variables of all launchers are included, since one launcher may have started another.
+    """
+    return [name for name in environ if name in _RANK_VARIABLES or name.startswith(_RANK_VARIABLE_PREFIXES)]
 
 
 def without_local_rank(args: Sequence[str]) -> list[str]:
-    """The command line without what DeepSpeed puts in front of it for old scripts (``--local_rank=1``)."""
+    """Return `args` without the ``--local_rank=1`` that DeepSpeed adds for old scripts."""
     return [arg for arg in args if not re.fullmatch(r"--local[_-]rank=\d+", arg)]
 
 
 def find_here() -> Outer | None:
-    """The world that this process was started for; None in a worker of xdist."""
+    """Call :func:`find` with this process's environment and parent, and return its result; None in an xdist worker."""
     if "PYTEST_XDIST_WORKER" in os.environ or find(os.environ, "") is None:
         return None
     from pytest_accel.core.kill import identity

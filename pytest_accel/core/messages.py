@@ -1,7 +1,7 @@
-"""What the pool, the fork server, the ranks and the drivers say to each other.
+"""Messages between the pool, the fork server, the ranks and the drivers, and the specs of sessions and worlds.
 
-Everything here is plain data that pickles. What every test sends are named tuples, which pickle faster than
-dataclasses. Times are `clock.monotonic` seconds, which all processes of one machine share.
+Everything here is plain data that can be pickled. The messages that are sent for every test are named tuples, which
+pickle faster than dataclasses. Times are in seconds of `clock.monotonic`, which all processes of one machine share.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
-"""Of a test, as pytest has it (`pytest.Item.location`)."""
+"""File, line and name of a test, as in `pytest.Item.location`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """What every rank of a session shares: the pytest session that it is part of."""
+    """Settings of the pytest session that all ranks share."""
 
     args: tuple[str, ...]
-    """Command line of the controller, and options for what is to be different in a rank."""
+    """Command line of the controller, with additional options for the ranks."""
     invocation_dir: str
     sys_path: tuple[str, ...]
     directory: str
@@ -37,119 +37,122 @@ class SessionSpec:
     preload: tuple[str, ...]
     """Modules that the fork server imports before it forks."""
     plugins: tuple[str, ...]
-    """Installed plugins that were asked for by name, or kept out (``no:NAME``), as ``-p`` has them."""
+    """Values of ``-p``: installed plugins that are enabled, or disabled (``no:NAME``)."""
     roles: tuple[tuple[str, RoleName], ...]
-    """The role that the user has given to the plugins of a module or package."""
+    """Roles that the user has given to plugins, by module or package."""
     markers: tuple[str, ...]
-    """Every mark that the controller's session knows, as its ini lines."""
+    """All registered marks of the controller's session, as lines of the ini option ``markers``."""
     hidden: tuple[tuple[str, str | None], ...]
-    """The mask that hides the session's accelerators: a rank without a lease on some must not use them."""
+    """Mask that hides the session's accelerators, for ranks that have no lease on any."""
     distributed: bool
-    """Whether xdist distributes the session's tests: its workers are the drivers then."""
+    """True if xdist distributes the tests; its workers then are the drivers."""
     debug: bool = False
-    """Whether torch compares the ranks' collectives before it begins them."""
+    """True if torch compares the ranks' collectives before it starts them."""
     logs: str | None = None
-    """The folder in which the ranks' logs are kept; None: they are not."""
+    """Folder in which the ranks' logs are kept; None: they are not kept."""
     leaks: str = "warn"
-    """What becomes of a test that leaves something behind: ``warn``, ``fail`` or ``off``."""
+    """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
     kept_processes: tuple[str, ...] = ()
-    """Texts in the command lines of processes that tests may leave running."""
+    """Parts of command lines: tests may leave processes running whose command line contains one of them."""
     streams: bool = False
-    """Whether the driver shows what the ranks write while they write it."""
+    """True if the driver shows the ranks' output live."""
     server: int = 0
-    """The fork server that this is given to: the driver's own is number 0, and removes the folder in the end."""
+    """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
     far: bool = False
-    """Whether it is on another machine than the driver: it then has a folder to itself."""
+    """True if the fork server is on another machine than the driver; `directory` then is its own."""
     clock: float = 0.0
-    """Seconds to add to `clock.monotonic` for the driver's, which is another machine's where `far`."""
+    """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `far`."""
     bare: bool = False
-    """Whether the fork server imports nothing but torch and pytest: neither `preload` nor plugins."""
+    """True if the fork server preloads only torch and pytest: neither `preload` nor plugins."""
     shared: bool = True
-    """Whether `basetemp` is the driver's, on a file system that it shares with this machine."""
+    """True if `basetemp` is the driver's, on a file system that both machines share."""
     coverage: str | None = None
-    """Settings with which ranks measure coverage (`rank_coverage`); None: they do not."""
+    """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
 
 
 def with_options(args: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
-    """Return a command line with `options` behind its own, before a ``--`` that ends them."""
+    """Return the command line `args` with `options` at its end, or before ``--`` if it has one."""
     end = args.index("--") if "--" in args else len(args)
     return (*args[:end], *options, *args[end:])
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSpec:
-    """A world to start."""
+    """Description of a world: its ranks, their devices and their machines."""
 
     world: int
     ranks: int
     grouped: bool
-    """Whether the ranks form a distributed world, or are one process that only has devices."""
+    """True if the ranks form a distributed world; False: one process that only has devices."""
     backend: str | None
     init: bool
     kind: str
     """The kind of device that the ranks run on."""
     kind_argument: str | None
-    """What the session said of the kind (the `8` of ``sim:8``)."""
+    """Argument of the kind in ``--accel`` (the `8` of ``sim:8``), or None."""
     devices: tuple[Device, ...]
-    """All devices of the lease, rank by rank; one that several ranks share is there several times."""
+    """All devices of the lease, rank by rank. A device that several ranks share occurs several times."""
     devices_per_rank: int
     visible: Literal["world", "rank"]
     env: tuple[tuple[str, str], ...]
     share: Share | None = None
-    """What each rank has of each of its devices; None: all."""
+    """Share that each rank has of each of its devices; None: whole devices."""
     servers: tuple[int, ...] = ()
-    """The fork server of each rank; empty: the driver's own for all."""
+    """Number of each rank's fork server; empty: the driver's own server forks all ranks."""
     nodes: tuple[int, ...] = ()
-    """The machine of each rank, of which the driver's is number 0; empty: that for all."""
+    """Number of each rank's node; 0 is the driver's. Empty: all ranks are on the driver's node."""
     addresses: tuple[str, ...] = ()
-    """That of each rank's machine, as the others reach it; empty: all are on one."""
+    """Network address of each rank's node; empty: all ranks are on one node."""
     secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
-    """Signs what the ranks keep in their store (`signed_store`)."""
+    """Key that authenticates the ranks' values in their store (`pytest_accel.rank.signed_store`)."""
 
     def server_of(self, rank: int) -> int:
-        """The fork server that `rank` comes from."""
+        """Return the number of the fork server of `rank`."""
         return self.servers[rank] if self.servers else 0
 
     def node_of(self, rank: int) -> int:
-        """The machine of `rank`, by its number in the session."""
+        """Return the number, in the session, of the node of `rank`."""
         return self.nodes[rank] if self.nodes else 0
 
     def is_far(self, rank: int) -> bool:
-        """Whether `rank` is on another machine than the driver."""
+        """Return whether `rank` is on another node than the driver."""
         return bool(self.nodes and self.nodes[rank])
 
     @property
     def near(self) -> bool:
-        """Whether all ranks are on the driver's machine, and so can be given ways to each other (`peers`)."""
+        """True if all ranks are on the driver's node, so that socket pairs can connect them (`rank.run_ahead`)."""
         return not any(self.nodes)
 
     @property
     def parted(self) -> bool:
-        """Whether its ranks come from several fork servers, which are given the ranks' ways to each other."""
+        """True if the ranks, all on the driver's node, come from several fork servers.
+
+        The servers then have to receive the sockets that connect the ranks.
+        """
         return self.near and len(set(self.servers)) > 1
 
     @property
     def node_count(self) -> int:
-        """How many machines its ranks are on."""
+        """Number of nodes that the ranks are on."""
         return len(set(self.nodes)) or 1
 
     def node_rank(self, rank: int) -> int:
-        """The number of `rank`'s machine among those of the world."""
+        """Return the position of `rank`'s node among the nodes of the world."""
         return sorted(set(self.nodes)).index(self.nodes[rank]) if self.nodes else 0
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """The ranks on the machine of `rank`, itself included: its place among them is its local rank."""
+        """Return the ranks on the node of `rank`, including itself. Its position among them is its local rank."""
         if not self.nodes:
             return tuple(range(self.ranks))
         return tuple(other for other in range(self.ranks) if self.nodes[other] == self.nodes[rank])
 
     def devices_of(self, rank: int) -> tuple[Device, ...]:
-        """The devices that are `rank`'s own."""
+        """Return the devices that belong to `rank`."""
         first = rank * self.devices_per_rank
         return self.devices[first : first + self.devices_per_rank]
 
     def seen_by(self, rank: int) -> tuple[Device, ...]:
-        """The devices that `rank`'s mask shows: its own, or the world's that are on its machine."""
+        """Return the devices that the mask of `rank` shows: its own, or all of the world on its node."""
         if self.visible == "rank":
             return self.devices_of(rank)
         return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))
@@ -160,28 +163,38 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True)
 class StartWorld:
-    """Behind one of a parted world come the descriptors of `peers.connect`."""
+    """Start the ranks of `spec` that belong to this server.
+
+    If `spec` is `parted`, the descriptors of `run_ahead.connect` follow the message.
+    """
 
     spec: WorldSpec
     port: int | None = None
-    """That of the world's store, where another server holds it."""
+    """Port of the world's store, if another server has created it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorld:
+    """Kill the ranks of `world`."""
+
     world: int
     after: float = 0.0
-    """Seconds from now; the ranks have that long to end by themselves."""
+    """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preload:
+    """Import `modules`, so that ranks need not."""
+
     modules: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KeepOut:
-    """Modules that ranks must import themselves: a server that has imported one of them says so and ends."""
+    """Exit, after an :class:`ImportedAhead`, if one of `modules` has been preloaded.
+
+    Ranks must import these modules themselves. A server with running worlds ignores the message.
+    """
 
     modules: tuple[str, ...]
 
@@ -191,30 +204,36 @@ class KeepOut:
 
 @dataclass(frozen=True, slots=True)
 class WorldStarted:
+    """The ranks of `world` that belong to this server have been forked."""
+
     world: int
     pids: tuple[int, ...]
-    """Of the ranks that this server has forked, in their order."""
+    """Pids of the ranks that this server has forked, in the order of the ranks."""
     port: int | None = None
-    """That of the world's store, where the world has one."""
+    """Port of the world's store, or None if it has no store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
+    """The world could not be started; `text` is the reason."""
+
     world: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
+    """The process of a rank has exited."""
+
     world: int
     rank: int
     status: int
-    """Exit code, or the signal's number negated (as `subprocess` has it)."""
+    """Exit code, or the negative number of the signal (as in `subprocess`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """Something that a person who asked for ``-v`` wants to know."""
+    """A note that is shown with ``-v``."""
 
     text: str
 
@@ -230,32 +249,37 @@ class ImportedAhead:
 
 
 class NodeRef(NamedTuple):
-    """A test as a rank finds it: the file to collect and the names below it."""
+    """A reference to a test: the file to collect, and the names of its nodes in that file."""
 
     path: str
     names: tuple[str, ...]
 
 
 class RunTest(NamedTuple):
+    """Run a test."""
+
     serial: int
     node: NodeRef
     location: Location
-    """The test's, which the driver has looked up already: a rank that did would look at the file once a test."""
+    """Location of the test. The driver sends it because a rank would access the file for every test to find it."""
     next: NodeRef | None
-    """The test that this world runs next, as far as the driver knows."""
+    """The test that this world is expected to run next."""
     last: bool = False
-    """No test follows in this world: session fixtures end with this test."""
+    """True if no test follows in this world, so that session fixtures are torn down after this test."""
     ahead: bool = False
-    """Begin when every rank has passed the test before; if one has not, only when told so again (see `peers`)."""
+    """True if the driver sends the test before the previous one has ended (see `pytest_accel.rank.run_ahead`).
+
+    The ranks start it once all of them have passed the previous test; else they wait for the driver's next message.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """End the session: session fixtures are torn down, then the process exits with :data:`RETIRED`."""
+    """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
 
 RETIRED = 93
-"""Exit status of a rank that has ended its session as it was told. Not 0, with which anything may exit."""
+"""Exit status of a rank after :class:`Retire`. It is not 0, since any code in the rank may exit with 0."""
 
 
 # Rank to driver
@@ -263,50 +287,55 @@ RETIRED = 93
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    pass
+    """The rank can run tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The rank could not start."""
+    """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Astray:
-    """A process that the test forked has left the test, and would have gone on as a second rank of this number."""
+    """A process that the test forked has left the test's code, and would have continued as a copy of the rank."""
 
     text: str
     phase: When
-    """The phase in which it has left the test."""
+    """The phase in which the process left the test's code."""
 
 
 class PhaseReport(NamedTuple):
+    """The report of one phase of a test."""
+
     serial: int
     when: When
     report: dict[str, Any]
-    """The pytest report of this phase, as ``pytest_report_to_serializable`` gives it."""
+    """The pytest report of this phase, as ``pytest_report_to_serializable`` returns it."""
     at: float
     exception: ExceptionSketch | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WantsTerminal:
-    """A debugger is to start; the rank waits for the answer, which comes on a connection of its own (see `lending`)."""
+    """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
+
+    See `pytest_accel.rank.debugger`.
+    """
 
     method: str
-    """pytest's word for how: ``set_trace``, ``runcall``, ``post_mortem``."""
+    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivesTerminal:
-    """The test goes on without the debugger."""
+    """The debugger has finished, and the test continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitRequest:
-    """The test asked for the end of the whole session (``pytest.exit``)."""
+    """The test has requested the end of the whole session (``pytest.exit``)."""
 
     serial: int
     reason: str
@@ -314,7 +343,7 @@ class ExitRequest:
 
 
 class ExtraReport(NamedTuple):
-    """A report that is not a phase's: a subtest's."""
+    """A report that does not belong to a phase, such as that of a subtest."""
 
     serial: int
     report: dict[str, Any]
@@ -322,20 +351,22 @@ class ExtraReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExceptionSketch:
-    """Enough of an exception to stand in for it where marks and plugins look at its type and text."""
+    """Type, text and cause of an exception, enough for marks and plugins that examine it in the driver."""
 
     module: str
     qualname: str
     text: str
     cause: ExceptionSketch | None = None
     peer: int | None = None
-    """The rank whose failure it repeats; None: no other's."""
+    """The rank whose failure this exception repeats; None: it is a failure of its own."""
     own: bool = False
-    """Where it repeats one: whether the rank has failed in the same way itself."""
+    """If `peer` is set: True if this rank has failed in the same way itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarningSketch:
+    """A recorded warning, in a form that can always be pickled."""
+
     message: str
     category_module: str
     category: str
@@ -345,22 +376,25 @@ class WarningSketch:
 
 
 class Finished(NamedTuple):
-    """The last message of a test: what it left behind in this rank."""
+    """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int
     collectives: dict[str, tuple[tuple[int, ...], int]]
-    """For each process group of the rank: its members' global ranks, and how many collectives it has issued."""
+    """For each process group of the rank: the global ranks of its members, and its number of issued collectives."""
     warnings: tuple[WarningSketch, ...] = ()
     stale: str | None = None
-    """Text of an error in tearing down what an earlier test had left set up."""
+    """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
     harm: str | None = None
-    """Why this world should not run another test."""
+    """Why this world must not run another test; None: no reason."""
     left: tuple[str, ...] = ()
-    """What the test has left behind in the rank, and what has become of it since."""
+    """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
     groups: int = 0
-    """How many process groups torch has numbered in the rank."""
+    """Number of process groups that have been created in the rank, by torch's counter."""
     properties: Mapping[str, Any] = MappingProxyType({})
     word: int | None = None
-    """What the rank has told its peers (see `peers`); None: that this test is nothing to go on from."""
+    """Value that the rank has sent to its peers (see `run_ahead.word`).
+
+    None: the test did not pass cleanly, so the ranks must not start the next test without the driver.
+    """
     worn: bool = False
-    """Whether this world should not run another test, but may end in good order."""
+    """True if this world must not run another test but can still shut down cleanly."""

@@ -1,7 +1,8 @@
-"""What is installed, as far as pytest asks for it when a session starts: read once for all ranks.
+"""Cache of the metadata of installed distributions, which is read once for all ranks.
 
-pytest and its plugins read the metadata of every installed distribution two or three times a session, which is a third
-of the time in which a rank starts, and more where more is installed. It does not change while a session runs.
+When a session starts, pytest and its plugins read the metadata of every installed distribution two or three times. In
+a rank that takes a third of the start time, or more if many distributions are installed. The metadata does not change
+while a session runs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from importlib import metadata
 from typing import Any
 
 
-class _Remembered(metadata.PathDistribution):
-    """A distribution whose files are read when they are first asked for, and then no more."""
+class _CachedDistribution(metadata.PathDistribution):
+    """A distribution that reads each of its metadata files at most once, on first use."""
 
     @cached_property
     def entry_points(self) -> Any:
@@ -30,35 +31,39 @@ class _Remembered(metadata.PathDistribution):
         return super().files
 
 
-def _remembered(found: metadata.Distribution) -> metadata.Distribution:
-    if type(found) is metadata.PathDistribution:
-        found.__class__ = _Remembered
-    return found
+def _cached(distribution: metadata.Distribution) -> metadata.Distribution:
+    """Turn a `PathDistribution` into one that caches its metadata, and return it."""
+    if type(distribution) is metadata.PathDistribution:
+        distribution.__class__ = _CachedDistribution
+    return distribution
 
 
 class Installed:
-    """What has been read until now. Kept by the fork server, and so inherited by the ranks."""
+    """The cached distributions. The fork server owns the cache, and the ranks inherit it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str | None, str], list[metadata.Distribution]] = {}
-        """By what was asked for (None: all distributions) and the entry of `sys.path`."""
+        self._cache: dict[tuple[str | None, str], list[metadata.Distribution]] = {}
+        """Distributions by requested name (None: all) and entry of `sys.path`."""
 
     @contextlib.contextmanager
     def remembered(self) -> Iterator[None]:
-        """Within, whoever asks what is installed is told what is known. Not for tests, which may install something."""
+        """Answer look-ups of distributions from the cache within this context.
+
+        Tests run outside of it, because they may install something.
+        """
         finder: Any = metadata.MetadataPathFinder
         original, own = finder.find_distributions, vars(finder)["find_distributions"]
 
         def find(context: Any = metadata.DistributionFinder.Context()) -> Iterator[metadata.Distribution]:  # noqa: B008
             for entry in context.path:
                 if not os.path.isabs(entry):
-                    # What it means depends on the working directory.
+                    # A relative path depends on the working directory, so its distributions are not cached.
                     yield from original(metadata.DistributionFinder.Context(name=context.name, path=[entry]))
                     continue
-                if (context.name, entry) not in self._known:
-                    asked = metadata.DistributionFinder.Context(name=context.name, path=[entry])
-                    self._known[context.name, entry] = [_remembered(found) for found in original(asked)]
-                yield from self._known[context.name, entry]
+                if (context.name, entry) not in self._cache:
+                    context_of_entry = metadata.DistributionFinder.Context(name=context.name, path=[entry])
+                    self._cache[context.name, entry] = [_cached(found) for found in original(context_of_entry)]
+                yield from self._cache[context.name, entry]
 
         finder.find_distributions = staticmethod(find)
         try:

@@ -1,4 +1,4 @@
-"""What lies in a session's private folder: the sockets, logs, stacks and progress of its ranks."""
+"""Paths of the files in a session's private folder: sockets, logs, stacks and progress of its ranks."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ import tempfile
 from pytest_accel.core.folder_trust import ensure_own_folder, ensure_safe
 
 HEADING = "===== test: "
-"""What the line begins with that stands before each test's output in a log that is kept."""
+"""Prefix of the line that precedes each test's output in a log of ``--accel-logs``."""
 
 
 def kept_log_path(folder: str, world: int, rank: int) -> str:
-    """The log of a rank in the folder of ``--accel-logs``."""
+    """Return the path of a rank's log in the folder of ``--accel-logs``."""
     return os.path.join(folder, f"world-{world}-rank-{rank}.log")
 
 
 def server_log_path(directory: str, server: int) -> str:
-    """What a fork server has written."""
+    """Return the path of a fork server's output."""
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")
 
 
 def shared_memory_path(directory: str, server: int | str) -> str:
-    """Where a fork server notes what its ranks have made in shared memory; `server` may be a pattern."""
+    """Return the path of a fork server's record of the files that its ranks create in shared memory.
+
+    `server` may be a glob pattern.
+    """
     return os.path.join(directory, f"shared-memory-{server}")
 
 
 def bridge_path(directory: str, server: int) -> str:
-    """Where the bridge to a fork server on another machine listens for calls."""
+    """Return the path of the socket of the bridge to a fork server on another machine."""
     return os.path.join(directory, f"far-{server}.sock")
 
 
 def socket_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank listens for its driver."""
+    """Return the path of the socket on which a rank waits for its driver."""
     return os.path.join(directory, f"w{world}r{rank}.sock")
 
 
 def log_path(directory: str, world: int, rank: int) -> str:
-    """What a rank wrote to file descriptors 1 and 2 outside of pytest's capture."""
+    """Return the path of a rank's output to file descriptors 1 and 2 outside pytest's capture."""
     return os.path.join(directory, f"w{world}r{rank}.log")
 
 
 def stack_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank's fault handler writes its stacks."""
+    """Return the path of the stacks that a rank's fault handler writes."""
     return os.path.join(directory, f"w{world}r{rank}.stack")
 
 
 def progress_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank notes how far it has come in its test."""
+    """Return the path of a rank's progress in its test."""
     return os.path.join(directory, f"w{world}r{rank}.progress")
 
 
 def flight_path(directory: str, world: int, rank: int) -> str:
-    """Where a rank writes the record of its collectives."""
+    """Return the path of a rank's record of its collectives (flight recorder)."""
     return os.path.join(directory, f"w{world}r{rank}.flight")
 
 
@@ -73,7 +76,7 @@ def captured_log_path(directory: str, world: int, rank: int) -> str:
 
 
 def captured_path(directory: str, world: int, rank: int) -> str:
-    """Return the path of the captured sections of those phases of the running test that have passed."""
+    """Return the path of the captured sections of the phases that the running test has passed."""
     return os.path.join(directory, f"w{world}r{rank}.captured")
 
 
@@ -88,20 +91,20 @@ RANK_FILES = (
     captured_log_path,
     captured_path,
 )
-"""Everything in the session's folder that belongs to one rank."""
+"""Functions that return the paths of all files of one rank in the session's folder."""
 
 _LONGEST_DIRECTORY = 80
-"""Characters: a socket's path has at most 104 on macOS and 108 on Linux (unix(7))."""
+"""Characters; the path of a socket may have at most 104 on macOS and 108 on Linux (unix(7))."""
 
 
 _TEMPORARY = "/tmp"
 
 
 def private_directory() -> str:
-    """Return a new folder for a session, whose path is short enough for sockets.
+    """Create a folder for a session, whose path is short enough for sockets, and return its path.
 
-    Where every temporary folder is open to others, another user can replace it. The sockets are protected even then
-    (`unix_sockets`).
+    If other users can write to every temporary folder, they can replace the new folder. The sockets are protected even
+    then (`unix_sockets`).
     """
     try:
         ensure_safe(tempfile.gettempdir())
@@ -115,10 +118,10 @@ def private_directory() -> str:
 
 
 def user_folder() -> str:
-    """Return the folder, made where it is missing, for sockets that processes of this user find by their names.
+    """Return the folder for sockets that processes of this user find by name; create it if it is missing.
 
-    It depends on the user alone, and not on TMPDIR or XDG_RUNTIME_DIR, which a launcher may set in one process of a job
-    and not in another. OSError names the path and what to do, where another user could put something in its place.
+    The path depends only on the user, and not on TMPDIR or XDG_RUNTIME_DIR, which a launcher may set in some processes
+    of a job only. Raise OSError, with the path and the remedy, if another user could replace the folder.
     """
     ensure_safe(_TEMPORARY)
     path = os.path.join(_TEMPORARY, f"pytest-accel-{os.geteuid()}")

@@ -1,8 +1,8 @@
-"""Which hooks of other plugins a rank calls: those by which a test runs, and none that report or judge for a session.
+"""Tables and functions that decide which hooks of other plugins a rank calls.
 
-The rules go by hook. They hold for third-party plugins: installed ones, and the objects that these register. pytest's
-own plugins, this one, conftests and a project's own modules keep all their hooks. docs/reference/rank-sessions.md is
-the user's form of the tables below.
+A rank calls hooks that run a test, but not those that report or judge for a session. The rules apply to third-party
+plugins: installed ones, and the objects that these register. pytest's own plugins, this plugin, conftests and a
+project's own modules keep all their hooks. docs/reference/rank-sessions.md documents the tables below for users.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ RoleName = Literal["absent", "fixtures", "test", "full"]
 ROLES: Mapping[str, RoleName] = MappingProxyType(
     {
         "allure_pytest": "fixtures",  # Empties the folder of results.
-        "buildkite_test_collector": "fixtures",  # Sends the session's tests in its end.
+        "buildkite_test_collector": "fixtures",  # Sends the session's results when the session ends.
         "flaky": "absent",  # Runs a failed test again, which the driver does with all ranks.
         "pytest_forked": "absent",  # Would fork the ranks.
-        "pytest_html": "fixtures",  # Makes a folder beside its report.
+        "pytest_html": "fixtures",  # Creates a folder beside its report.
         "pytest_isolate": "absent",  # Would fork the ranks.
         "pytest_nunit": "fixtures",  # Writes its file when the session ends.
-        "pytest_picked": "absent",  # Selects and orders by what git says.
-        "pytest_reportlog": "absent",  # Opens its file anew.
+        "pytest_picked": "absent",  # Selects and orders tests by their state in git.
+        "pytest_reportlog": "absent",  # Truncates its file.
         "pytest_rerunfailures": "absent",  # Runs a failed test again, as flaky does.
         "pytest_retry": "absent",  # Runs a failed test again, as flaky does.
         "pytest_split": "absent",  # Selects in the driver, and writes the durations of a session when it ends.
-        "pytest_test_groups": "absent",  # Selects in the driver, and fails where it is left with no test of a file.
-        "pytest_timeout": "absent",  # The driver keeps its limits for all ranks.
-        "teamcity": "fixtures",  # Keeps the running test, and fails where it has none.
-        "testmon": "absent",  # Opens its database and selects; its bridge measures.
-        "vscode_pytest": "absent",  # Sends what it is told of tests to the editor, in hooks of all kinds.
+        "pytest_test_groups": "absent",  # Selects in the driver, and fails if it leaves no test of a file.
+        "pytest_timeout": "absent",  # The driver applies its timeouts to all ranks.
+        "teamcity": "fixtures",  # Records the running test, and fails if there is none.
+        "testmon": "absent",  # Opens its database and selects tests; its bridge measures in ranks.
+        "vscode_pytest": "absent",  # Sends test results to the editor, from hooks of all kinds.
     }
 )
 """Packages whose plugins do not have the role `test`, as all other third-party plugins do.
 
-`absent`: only its options are registered. `fixtures`: its options and fixtures, and a bridge (`pytest_accel.bridges`)
-knows what else it does in a rank. `full`: all its hooks are called.
+`absent`: only the plugin's options are registered. `fixtures`: its options and fixtures are, and a bridge
+(`pytest_accel.bridges`) does what else it needs in a rank. `full`: all its hooks are called.
 """
 
 
@@ -54,7 +54,7 @@ class Call(Enum):
     ALWAYS = "called"
     NEVER = "not called"
     WRAPPER = "called if it is a wrapper"
-    """An implementation that is no wrapper runs the test in a way of its own, which is the driver's to do."""
+    """An implementation that is not a wrapper replaces the way a test runs, which only the driver may do."""
     NO_LISTENER = "called unless the plugin listens to reports"
     NO_REPORTER = "called unless the plugin listens to reports or writes a summary"
 
@@ -119,19 +119,19 @@ HOOKS: Mapping[str, Call] = MappingProxyType(
         "pytest_warning_recorded": Call.NEVER,
     }
 )
-"""pytest's hooks, for plugins whose role is `test`. A hook that another plugin defines is always called."""
+"""When ranks call pytest's hooks of plugins with the role `test`. Hooks that plugins define are always called."""
 
 LISTENS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport")
-"""A plugin, that is one module or object, with one of these hooks listens to reports."""
+"""Hooks by which a plugin (one module or object) listens to reports."""
 SUMMARISES = "pytest_terminal_summary"
-_OF_OPTIONS = ("pytest_addoption", "pytest_addhooks")
+_OPTION_HOOKS = ("pytest_addoption", "pytest_addhooks")
 _OWN = ("_pytest", "pytest", "pytest_accel")
 
 
 def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tuple[str, bool]]) -> dict[str, RoleName]:
-    """Return the role of each module or package that a plugin of `named` comes from: ``full`` if True, else ``absent``.
+    """Return roles by module or package of the plugins in `named`: ``full`` if the value is True, else ``absent``.
 
-    A name is one that ``-p`` takes, or that of a package. One that is not installed has no effect.
+    A name is a value of ``-p`` or the name of a package. Names that are not installed have no effect.
     """
     roles: dict[str, RoleName] = {}
     for name, full in named:
@@ -145,10 +145,10 @@ def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tupl
 
 
 def install(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
-    """Have `pluginmanager` register only the hooks that a rank calls, of every plugin that comes after this call.
+    """Make `pluginmanager` register only the hooks that a rank calls, for every plugin registered after this call.
 
-    `chosen` has roles that the user has given, by package. `PluginManager.parse_hookimpl_opts` is the method by which
-    pluggy asks what of a plugin is a hook, and is there to be overridden
+    `chosen` has the roles that the user has given, by package. pluggy calls `PluginManager.parse_hookimpl_opts` to find
+    out which attributes of a plugin are hooks, and documents that it may be overridden
     (https://pluggy.readthedocs.io/en/stable/api_reference.html).
     """
     roles = {**ROLES, **chosen}
@@ -164,21 +164,21 @@ def install(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, Role
 
 
 class OptionsOnly:
-    """A plugin that has pytest register no hooks of third-party plugins but those by which they add options."""
+    """A plugin that makes pytest register, of third-party plugins, only the hooks that add options."""
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """pytest calls this when it registers the plugins that it was given, before it loads any other."""
+        """Restrict the hooks. pytest calls this when it registers the given plugins, before it loads any other."""
         options_of = pluginmanager.parse_hookimpl_opts
 
         def parse_hookimpl_opts(plugin: object, name: str) -> Any:
-            left_out = name not in _OF_OPTIONS and _is_third_party(plugin, package_of(plugin))
-            return None if left_out else options_of(plugin, name)
+            excluded = name not in _OPTION_HOOKS and _is_third_party(plugin, package_of(plugin))
+            return None if excluded else options_of(plugin, name)
 
         vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
 
 
 def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> frozenset[str]:
-    """Unregister the plugins whose role is `absent`, when all options have been read; return their modules' names."""
+    """Unregister the plugins whose role is `absent`, and return their modules' names; call after parsing options."""
     roles = {**ROLES, **chosen}
     named = pluginmanager.list_name_plugin()
     absent = {name: plugin for name, plugin in named if plugin is not None and _role(plugin, roles) == "absent"}
@@ -190,9 +190,9 @@ def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[
 def with_default_roles(
     pluginmanager: pytest.PytestPluginManager, absent: Iterable[str], chosen: Mapping[str, RoleName]
 ) -> frozenset[str]:
-    """Return the names, and those of the modules, of the plugins whose role is the same with and without `chosen`.
+    """Return the names and modules of the plugins whose role is the same with and without `chosen`.
 
-    `absent` are the modules of the plugins that `leave_out_absent` has unregistered.
+    `absent` has the modules of the plugins that `leave_out_absent` has unregistered.
     """
     modules = {module: module for module in absent}
     for name, plugin in pluginmanager.list_name_plugin():
@@ -221,10 +221,10 @@ def _is_changed(module: str, chosen: Mapping[str, RoleName]) -> bool:
 
 def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Mapping[str, RoleName]) -> bool:
     if isinstance(plugin, pytest.TerminalReporter):
-        return False  # Plugins and conftests may ask for it; it reports nothing in a rank.
+        return False  # Registered since plugins and conftests may look it up, but silent in a rank.
     role = _role(plugin, roles)
     if role in ("absent", "fixtures"):
-        return hook in _OF_OPTIONS
+        return hook in _OPTION_HOOKS
     if role == "full":
         return True
     match HOOKS.get(hook, Call.ALWAYS):
@@ -242,16 +242,16 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
 def _module_name(plugin: object) -> str:
     if isinstance(plugin, ModuleType):
         return plugin.__name__
-    name = getattr(plugin, "__module__", None)  # A class's own, or that of an object's class.
+    name = getattr(plugin, "__module__", None)  # An object has the module of its class.
     return name if isinstance(name, str) else ""
 
 
 def _is_third_party(plugin: object, package: str) -> bool:
-    """Return whether `plugin` is installed, and is no conftest of an installed package."""
+    """Return whether `plugin` is installed and is not a conftest of an installed package."""
     if package in _OWN:
         return False
     origin = getattr(sys.modules.get(_module_name(plugin)), "__file__", None)
     if origin is None or Path(origin).name == "conftest.py":
         return False
-    # A plugin under development is outside of the environment's folders, and publishes an entry point.
+    # A plugin in an editable install is outside site-packages, but publishes an entry point.
     return is_in_environment(origin) or package in published_packages()

@@ -1,4 +1,4 @@
-"""The calls of Linux that keep orphans from staying behind; they do nothing elsewhere."""
+"""Linux system calls that watch processes and files and prevent orphans; no-ops on other systems."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when `parent`, the single-threaded process that forked it, ends or has ended."""
+    """Have the kernel kill this process when `parent` exits; exit now if it already has.
+
+    `parent` is the process that forked this one, and must have a single thread.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         _exit(1)
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose parent ends."""
+    """Make this process the parent of every descendant whose own parent exits."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def watch_for_new_files(folder: str) -> int | None:
-    """A descriptor that is readable once a file has been made in `folder` (inotify(7)); None where there is none."""
+    """Return a descriptor that is readable once a file is created in `folder` (inotify(7)); None if unsupported."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -45,7 +48,7 @@ def watch_for_new_files(folder: str) -> int | None:
 
 
 def end_of(pid: int) -> int | None:
-    """A descriptor that is readable once `pid` has ended (pidfd_open(2)); None where there is none to be had."""
+    """Return a descriptor that is readable once `pid` has exited (pidfd_open(2)); None if that is impossible."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             return os.pidfd_open(pid)

@@ -1,6 +1,6 @@
-"""What the fork server should import ahead of the ranks: seen in the test files and in what collection imports.
+"""Selection of the modules that the fork server should preload, from test files and the imports of collection.
 
-What must not be imported ahead is the business of `import_hooks`.
+`import_hooks` detects what must not be preloaded.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILIN
 
 
 def marks_in(path: Path) -> set[str]:
-    """Which of our marks a test file speaks of: a guess by its text, before anything of it is imported."""
+    """Return the marks of this plugin that the text of a test file mentions: a guess before the file is imported."""
     return set(_MARKS.findall(text(path)))
 
 
 def imports_of(path: Path) -> set[str]:
-    """The packages that a test file's import statements name."""
+    """Return the top-level packages in the import statements of a test file."""
     return set(_IMPORTS.findall(text(path)))
 
 
 def text(path: Path) -> str:
-    """What a test file holds; nothing where it cannot be read."""
+    """Return the text of a test file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""  # Collecting it will say so.
+        return ""  # Collection will report the error.
 
 
 def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
-    """Those of `names` that are installed packages: not the standard library, nor the project's own files.
+    """Return those of `names` that are installed packages: not the standard library, nor the project's own files.
 
-    Packages that hold pytest plugins are left out, because pytest rewrites their asserts when a rank loads them, and so
-    is what else is not loaded as a plain Python loads it.
+    The result leaves out packages with pytest plugins, because pytest rewrites their asserts when a rank loads them,
+    and packages that other loaders than Python's own load.
     """
     from pytest_accel.core.loaders import loads_plainly
 
@@ -56,7 +56,7 @@ def worth_preloading(names: Iterable[str], rootpath: Path) -> tuple[str, ...]:
 
 
 def installed_plugins(named: Iterable[str], rootpath: Path) -> tuple[str, ...]:
-    """Those of the values of ``-p`` that do not make pytest import any of the project's own files."""
+    """Return those of `named`, values of ``-p``, that do not import any of the project's own files."""
 
     def is_harmless(name: str) -> bool:
         published = any(entry.name == name for entry in _plugins())
@@ -78,7 +78,7 @@ def published_packages() -> set[str]:
 
 @functools.cache
 def plugin_packages() -> set[str]:
-    """All that comes with pytest plugins: pytest rewrites a plugin's whole distribution."""
+    """Return the top-level modules of distributions with pytest plugins: pytest rewrites all of their modules."""
     files = [path for entry in _plugins() if entry.dist is not None for path in entry.dist.files or ()]
     return published_packages() | {path.parts[0].removesuffix(".py") for path in files if path.suffix == ".py"}
 
@@ -113,9 +113,9 @@ def is_in_environment(origin: str) -> bool:
 
 
 def _is_vendored(spec: Any) -> bool:
-    """Return whether a package is part of another one, which has put its own folder on `sys.path` (setuptools).
+    """Return whether a package is vendored in another one that has put its own folder on `sys.path` (setuptools).
 
-    The fork server, whose `sys.path` is that of the session's start, would not find it.
+    The fork server would not find it, since its `sys.path` is that of the session's start.
     """
     folder = Path(spec.origin).parent
     if spec.submodule_search_locations is not None:

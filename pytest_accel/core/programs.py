@@ -10,8 +10,8 @@ import sys
 def find_program(name: str) -> str | None:
     """Return the path of the program `name`, or None if it is not installed.
 
-    The folder of the running interpreter comes before PATH: the programs of a virtual environment that is not activated
-    are in the former alone.
+    The folder of the running interpreter is searched before PATH: if its virtual environment is not activated, PATH
+    does not include the programs of that environment.
     """
     beside = shutil.which(name, path=os.path.dirname(sys.executable)) if sys.executable else None
     return beside or shutil.which(name)

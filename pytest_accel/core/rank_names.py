@@ -1,4 +1,4 @@
-"""How messages name ranks."""
+"""Names of ranks in messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 1``, ``ranks 0-3`` or ``ranks 0, 2, 5-7``."""
+    """Return the text for `ranks`: ``rank 1``, ``ranks 0-3`` or ``ranks 0, 2, 5-7``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What a test's marks ask for: pure data, known at collection."""
+"""Data classes for the requirements in a test's marks, which are known at collection."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pytest_accel.core.device import DeviceNeed
 
 @dataclass(frozen=True, slots=True)
 class RankNeed:
-    """What ``@pytest.mark.distributed`` asks for."""
+    """Requirements of ``@pytest.mark.distributed``."""
 
     world_size: int
     nodes: int = 1
-    """On how many machines the ranks must be, at least."""
+    """Minimum number of nodes that the ranks must be on."""
     backend: str | None = None
-    """None: torch's default for the ranks' device."""
+    """Backend of the process group; None: torch's default for the ranks' device."""
     device: str | None = None
-    """The kind that the ranks run on; None: the session's accelerators when it has any, else ``cpu``."""
+    """Kind of device that the ranks run on; None: the session's accelerators if it has any, else ``cpu``."""
     devices_per_rank: int = 1
     init: bool = True
     visible: Literal["world", "rank"] = "world"
     env: tuple[tuple[str, str], ...] = ()
     launcher: str | None = None
-    """The program that starts the ranks' processes; None: the plugin does."""
+    """Program that starts the ranks' processes; None: the plugin starts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Everything that a test's marks ask for.
+    """All requirements in a test's marks.
 
-    `devices` describes the devices of one process (of each rank, where `ranks` is set too); None: the marks name no
-    device. `ranks` is None for a test that one process runs.
+    `devices` describes the devices of one process (of each rank, if `ranks` is set too); None: the marks name no
+    device. `ranks` is None for a test that runs in one process.
     """
 
     devices: DeviceNeed | None
     ranks: RankNeed | None
     timeout: float | None = None
-    """Seconds for each phase; None: the session's."""
+    """Timeout of each phase in seconds; None: the session's."""
     fresh: bool = False

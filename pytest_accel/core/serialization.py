@@ -1,4 +1,4 @@
-"""Exceptions, warnings and what tests record, in a form that always pickles."""
+"""Conversion of exceptions, warnings and recorded properties into forms that can always be pickled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_accel.core.messages import ExceptionSketch, WarningSketch
 
 
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
-    """`error` in a form that always pickles; its causes to a depth of `depth`."""
+    """Return `error`, with up to `depth` of its causes, in a form that can always be pickled."""
     try:
         text = str(error)
     except Exception as second:
@@ -29,29 +29,32 @@ def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
 
 
 def mark_repeated(error: BaseException, rank: int, *, own: bool = False) -> None:
-    """Note that `error` repeats a failure of another `rank`; `own`: this rank has failed in the same way."""
+    """Record that `error` repeats a failure of another `rank`; `own`: this rank has failed in the same way."""
     vars(error)["accel_repeats"] = rank, own
 
 
 def _repeated(error: BaseException) -> tuple[int | None, bool]:
-    """Return what `mark_repeated` has noted of `error`, or of all errors of the group that it is."""
+    """Return the rank and `own` that `mark_repeated` has recorded for `error`.
+
+    An exception group repeats a failure only if all its exceptions do.
+    """
     parts = getattr(error, "exceptions", None)
     if not isinstance(parts, tuple) or not all(isinstance(one, BaseException) and one is not error for one in parts):
-        parts = ()  # An attribute of the same name of an exception that is no group.
+        parts = ()  # Not a group, but an exception with an attribute of this name.
     marks = [_repeated(one) for one in parts] or [vars(error).get("accel_repeats", (None, False))]
     peers = [peer for peer, _ in marks]
     return (None, False) if None in peers else (peers[0], all(own for _, own in marks))
 
 
 def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type[Exception]:
-    """Return a type of exceptions whose text is what they are made with, in place of one of another process.
+    """Return an exception type that stands in for a type of another process; its instances have a given text.
 
-    It has the name of that type and, if this process has it, that type as its base; else `fallback`.
+    It has the name of that type, and has the type itself as base if this process has imported it, else `fallback`.
     """
     kind: Any = sys.modules.get(module)
     for name in qualname.split("."):
         kind = getattr(kind, name, None)
-    # pytest asks its own FixtureLookupError to format itself, which it can only where it was raised.
+    # Types with `formatrepr` (FixtureLookupError) format themselves in pytest, which fails outside their process.
     usable = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "formatrepr")
     base: Any = kind if usable else fallback
 
@@ -64,7 +67,7 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
             return self._text
 
         def __getattr__(self, name: str) -> Any:
-            # The type's own may need what its `__init__` sets: that of urllib's HTTPError raises KeyError.
+            # The base class's __getattr__ may need what its __init__ sets: that of urllib's HTTPError raises KeyError.
             raise AttributeError(name)
 
     StandIn.__name__, StandIn.__qualname__, StandIn.__module__ = qualname.rpartition(".")[2], qualname, module
@@ -72,7 +75,7 @@ def stand_in_type(module: str, qualname: str, fallback: type[Exception]) -> type
 
 
 def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, str] | None) -> WarningSketch:
-    """A warning that was recorded at `location`."""
+    """Return `message`, a warning recorded at `location`, in a form that can always be pickled."""
     category = message.category
     return WarningSketch(
         str(message.message), category.__module__, category.__qualname__, message.filename, message.lineno, location
@@ -80,12 +83,15 @@ def sketch_warning(message: warnings.WarningMessage, location: tuple[str, int, s
 
 
 def plain_properties(properties: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-    """What a test has recorded, as it is where JSON has it, else as text: for a tensor even ``==`` is no yes or no."""
+    """Return recorded `properties`, in which text replaces the values that JSON cannot represent.
+
+    The driver compares the values of the ranks, and ``==`` of tensors does not return a bool.
+    """
     return [(str(name), _plain(value)) for name, value in properties]
 
 
 def travels(value: object) -> bool:
-    """Whether another process can be sent it: what a plugin has added to a report may be anything."""
+    """Return whether `value`, which a plugin may have added to a report, can be pickled and unpickled."""
     try:
         loads(dumps(value))
     except Exception:

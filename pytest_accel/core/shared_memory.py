@@ -1,16 +1,16 @@
-"""Files in shared memory (``/dev/shm``) that ranks have made and that outlive their world: they are removed.
+"""Removal of files in shared memory (``/dev/shm``) that ranks have leaked.
 
-Nothing in the file system says which process has made a file, and sessions of one user share the folder. So a file
-counts as a world's only on evidence that is taken while its ranks live. The fork server looks when something is made
-in the folder, of which inotify(7) tells it, and before it kills a world. A file that is new then, belongs to this user
-and is open or mapped in a rank, or in a process that comes from one, has been made there, unless a process of no rank
-has it too. One that no rank has at two looks has been made by somebody else, whoever uses it later. A rank that ends in
-good order looks at itself. What they find is written to a file in the session's folder, so that the controller can do
-the rest if the server is killed.
+The file system does not record which process created a file, and all sessions of a user share the folder. A file
+therefore counts as created by a world only if that is observed while the ranks live. The fork server scans the folder
+when inotify(7) reports a new file, and before it kills a world. A rank that exits cleanly scans for its own files. A
+new file of this user is attributed to a rank if the rank or one of its descendants has it open or mapped, and no
+process does that does not belong to a rank. A new file that no rank uses in two scans is attributed to others, even if
+a rank opens it later. The results are written to a file in the session's folder, so that the controller can remove the
+files if the server is killed.
 
-When a world has ended, its files are removed, but for those that a process still uses, as the driver, another world or
-another session may: these are looked at again when the next world ends, and when the session does. What a rank has made
-and closed at once, or in the last moment before it died, is not found.
+When a world has ended, its files are removed, except those that any process still uses: the driver, another world or
+another session may. These are checked again when the next world ends and when the session ends. Files that a rank
+closes at once, or creates just before it dies, are not found.
 """
 
 from __future__ import annotations
@@ -30,53 +30,59 @@ from pytest_accel.core.kill import MARK
 from pytest_accel.core.paths import shared_memory_path
 
 FOLDER = os.path.realpath("/dev/shm")
-_REST = 10
-"""The pause between two looks, as a multiple of the time that a look takes: others may make files all the time."""
+_PAUSE_FACTOR = 10
+"""Pause between two scans as a multiple of a scan's duration, since other programs may create files all the time."""
 
 
 class _Note(NamedTuple):
-    """Who has made a file, as far as it is known."""
+    """Record of who has created a file."""
 
     world: int | None
-    """The world whose ranks have made it; None: somebody else has, whatever other notes say."""
+    """World whose ranks have created it. None: others have; this overrides all other notes about the file."""
     name: str
     inode: int
 
 
 class Watch:
-    """Finds out which files in shared memory the ranks of a fork server have made; a rank inherits a copy of it."""
+    """Finds the files in shared memory that the ranks of a fork server create.
+
+    The fork server owns it, and each rank inherits a copy.
+    """
 
     def __init__(self, directory: str, server: int) -> None:
-        """`directory` is the session's, and `server` the number of the fork server."""
+        """`directory` is the session's folder, and `server` the number of the fork server."""
         self.descriptor = prctl.watch_for_new_files(FOLDER)
-        """Readable when something has been made in the folder; None where that cannot be had."""
+        """Readable when a file has been created in the folder; None if the system cannot report it."""
         self.due: float | None = None
-        """When to look (`clock.monotonic`); None: not before something has been made."""
+        """Time of the next scan (`clock.monotonic`); None: when a file has been created."""
         self._record = shared_memory_path(directory, server)
         self._known = _files()
-        self._unclear: set[tuple[str, int]] = set()
-        """New files that nobody had open when they were seen: they may have been about to be."""
-        self._rests_until = 0.0
+        self._unclaimed: set[tuple[str, int]] = set()
+        """New files that no rank used in the last scan, possibly because they were just being created."""
+        self._paused_until = 0.0
 
-    def heard(self) -> None:
-        """Something has been made."""
+    def on_change(self) -> None:
+        """Schedule a scan; called when `descriptor` is readable."""
         if self.descriptor is not None:
             with contextlib.suppress(BlockingIOError):
-                os.read(self.descriptor, 1 << 16)  # Which file it was is seen in the folder.
-            self.due = max(monotonic(), self._rests_until)
+                os.read(self.descriptor, 1 << 16)  # Discard the events: the scan reads the folder.
+            self.due = max(monotonic(), self._paused_until)
 
     def look_if_due(self, ranks: Mapping[int, int]) -> None:
-        """Look, if it is time to. `ranks` gives the world of each rank, by its process id."""
+        """Scan if a scan is due. `ranks` has the world of each rank, by its process id."""
         if self.due is None or monotonic() < self.due:
             return
-        unclear, self._unclear = self._unclear, self.look(ranks)
-        strange = unclear & self._unclear
-        self._write({_Note(None, *one) for one in strange})
-        self._unclear -= strange
-        self.due = self._rests_until if self._unclear else None
+        unclaimed, self._unclaimed = self._unclaimed, self.look(ranks)
+        foreign = unclaimed & self._unclaimed
+        self._write({_Note(None, *one) for one in foreign})
+        self._unclaimed -= foreign
+        self.due = self._paused_until if self._unclaimed else None
 
     def look(self, ranks: Mapping[int, int]) -> set[tuple[str, int]]:
-        """Note which new files the `ranks` have, and return the others; takes a few microseconds if none is new."""
+        """Record which new files the `ranks` have, and return the other new files.
+
+        Takes a few microseconds if there is no new file.
+        """
         began = monotonic()
         new = _files() - self._known
         if new:
@@ -88,17 +94,17 @@ class Watch:
                     world = _world_of(process, ranks)
                     notes |= {_Note(world, name, inodes[name]) for name in used}
             if notes:
-                strange = {note.name for note in notes} & _used_by_all(but=self._is_of_session)
-                notes |= {_Note(None, name, inodes[name]) for name in strange}
+                foreign = {note.name for note in notes} & _used_by_all(but=self._is_of_session)
+                notes |= {_Note(None, name, inodes[name]) for name in foreign}
             self._write(notes)
         ended = monotonic()
-        self._rests_until = ended + _REST * (ended - began)
+        self._paused_until = ended + _PAUSE_FACTOR * (ended - began)
         return new - self._known
 
     def _is_of_session(self, pid: int) -> bool:
-        """Return whether a process comes from one of the session's fork servers, of which a world may need several.
+        """Return whether a process descends from a fork server of this session; a world may use several of them.
 
-        One that is ending has no environment any more, and may be a rank: it is nobody else's.
+        A process that is exiting has no environment any more. It may be a rank, so it counts as one of the session.
         """
         with contextlib.suppress(psutil.Error):
             environment = psutil.Process(pid).environ()
@@ -109,19 +115,19 @@ class Watch:
         if not notes:
             return
         self._known |= {(note.name, note.inode) for note in notes}
-        with contextlib.suppress(OSError), open(self._record, "a") as file:  # As where the session's folder is gone.
-            file.write("".join(f"{json.dumps(note)}\n" for note in notes))  # In one piece: ranks write there too.
+        with contextlib.suppress(OSError), open(self._record, "a") as file:  # The folder may have been removed.
+            file.write("".join(f"{json.dumps(note)}\n" for note in notes))  # One write, since ranks append to it too.
 
 
 def remove(record: str, living: Collection[int] = ()) -> None:
-    """Remove what only worlds that are not among the `living` ones have made, as `record` says, and nobody uses.
+    """Remove the files that, by `record`, only ended worlds have created, and that no process uses.
 
-    Nothing is done, at the cost of one system call, where no rank has made anything.
+    Worlds in `living` have not ended. If there is no record, this costs one system call.
     """
     if not os.path.exists(record):
         return
-    there = _files()
-    notes = [note for note in _read(record) if (note.name, note.inode) in there]
+    existing = _files()
+    notes = [note for note in _read(record) if (note.name, note.inode) in existing]
     names = {note.name for note in notes} - {note.name for note in notes if note.world is None or note.world in living}
     for name in names - _used_by_all() if names else ():
         with contextlib.suppress(OSError):
@@ -131,18 +137,18 @@ def remove(record: str, living: Collection[int] = ()) -> None:
 def _read(record: str) -> Iterator[_Note]:
     with open(record) as file:
         for line in file:
-            with contextlib.suppress(ValueError):  # One that could not be written to its end.
+            with contextlib.suppress(ValueError):  # An incompletely written line.
                 yield _Note(*json.loads(line))
 
 
 def remove_all(directory: str) -> None:
-    """Remove what the ranks of all fork servers of a session have made; `directory` is the session's."""
+    """Remove the files that ranks of all fork servers of the session in `directory` have created, if unused."""
     for record in Path(directory).glob(os.path.basename(shared_memory_path(directory, "*"))):
         remove(str(record))
 
 
 def _files() -> set[tuple[str, int]]:
-    """This user's files, by their names and by the numbers that tell one from another that had its name before."""
+    """Return name and inode of this user's files; the inode distinguishes files that have had the same name."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
         for entry in entries:
@@ -162,7 +168,7 @@ def _used_by_all(but: Callable[[int], bool] = lambda pid: False) -> set[str]:
 
 
 def _used_by(pid: int) -> set[str]:
-    """The names in shared memory that a process has open or mapped; none where it may not be looked at."""
+    """Return the names in shared memory that a process has open or mapped; none if it may not be inspected."""
     return {path.removeprefix(f"{FOLDER}/") for path in _paths_of(pid) if path.startswith(f"{FOLDER}/")}
 
 
@@ -178,7 +184,7 @@ def _paths_of(pid: int) -> Iterator[str]:
 
 
 def _world_of(process: psutil.Process, ranks: Mapping[int, int]) -> int | None:
-    """The world of the rank that `process` is, or comes from."""
+    """Return the world of `process`, a rank or a descendant of one; None if it is neither."""
     with contextlib.suppress(psutil.Error):
         for one in (process, *process.parents()):
             if one.pid in ranks:

@@ -1,4 +1,4 @@
-"""The one place for what pytest and xdist offer no public way to."""
+"""All uses of private attributes and classes of pytest and xdist that have no public equivalent."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 
 
 def base_temporary_directory(config: pytest.Config) -> Path | None:
-    """The folder in which a session keeps its temporary directories; None where the tmpdir plugin is off.
+    """Return the base temporary directory of a session, or None if the tmpdir plugin is disabled.
 
-    Public only as the fixture `tmp_path_factory`, and the ranks' folders are named before any test runs. xdist takes
-    it from the same attribute for its workers.
+    The public way is the fixture `tmp_path_factory`, but the ranks' folders are named before any test runs. xdist reads
+    the same attribute for its workers.
     """
     factory = getattr(config, "_tmp_path_factory", None)
     return None if factory is None else Path(factory.getbasetemp())
 
 
 def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
-    """Have pytest rewrite the asserts of the files that `session` is given by name, whatever their names.
+    """Make pytest rewrite the asserts of the files given to `session`, even if they are not named like tests.
 
-    pytest does so when it starts to collect, which a rank does once for each file. Called once a collection knows what
-    it is given. Files that the command line names beside it count too: one may import the other.
+    pytest does so when it starts to collect; a rank collects each file separately. Call this once the session has its
+    arguments. All files on the command line are included, since one may import another.
     """
     from _pytest import assertion
 
@@ -37,29 +37,29 @@ def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
 
 
 def teardown_for(item: pytest.Item) -> None:
-    """Tear down what is set up and not `item`'s: fixtures kept for a test that did not come.
+    """Tear down the fixtures that are set up but not used by `item`: they were kept for a test that did not run.
 
-    The public hook, `pytest_runtest_teardown`, is about an item whose phases run, and its plugins fail for another.
-    Raises what the fixtures raise.
+    The public hook, `pytest_runtest_teardown`, is for an item whose phases run; plugins fail for others.
+    Errors of the fixtures propagate.
     """
     item.session._setupstate.teardown_exact(item)
 
 
 def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
-    """Tear down what is set up and `following` does not use (None: all), where no test runs that would do it."""
+    """Tear down the fixtures that `following` does not use (None: all), when no test runs that would do it."""
     session._setupstate.teardown_exact(following)
 
 
 def forget_sections(item: pytest.Item) -> None:
-    """Of a test that is run once more, the output that it was found to have written before."""
+    """Discard the captured output of an earlier run of `item`, before it runs again."""
     item._report_sections.clear()
 
 
 def captured_streams(config: pytest.Config) -> dict[str, Any]:
-    """Return the files ``stdout`` and ``stderr`` that pytest captures into; empty without a capture.
+    """Return the files into which pytest captures, by name (``stdout``, ``stderr``); empty without capturing.
 
-    They have a descriptor of a file without a name (``fd``), or `getvalue` and hold the text in memory (``sys`` and
-    ``tee-sys``). pytest has no public way to read them while a phase runs, nor to say where they are kept.
+    With ``--capture=fd`` they are unnamed files; with ``sys`` and ``tee-sys`` they hold the text in memory and have
+    `getvalue`. pytest has no public way to read them while a phase runs, or to choose where they are stored.
     """
     capturing = getattr(config.pluginmanager.get_plugin("capturemanager"), "_global_capturing", None)
     streams: dict[str, Any] = {"stdout": getattr(capturing, "out", None), "stderr": getattr(capturing, "err", None)}
@@ -67,15 +67,15 @@ def captured_streams(config: pytest.Config) -> dict[str, Any]:
 
 
 def captured_log(config: pytest.Config) -> logging.Handler | None:
-    """Return the handler whose text is the captured log of a report; None where the logging plugin is off."""
+    """Return the handler whose text is the captured log of a report, or None if the logging plugin is disabled."""
     return getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
 
 
 def leave_fixtures_to_ranks(item: pytest.Item) -> None:
-    """Give `item`, here and in each rerun, a request that sets nothing up: its fixtures belong to its ranks.
+    """Give `item`, now and in each rerun, a request that sets up no fixtures, since its ranks set them up.
 
-    Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to learn their scope. The
-    item's own data (names of its fixtures, parameters, marks, function) stays as it is, for plugins that report it.
+    Plugins that wrap a test's phases may ask its request for fixtures: Hypothesis does, to find their scope. The item's
+    own data (names of its fixtures, parameters, marks, function) does not change, for plugins that report it.
     """
     if hasattr(item, "_initrequest"):
         vars(item)["_initrequest"] = functools.partial(_without_fixtures, item)
@@ -89,11 +89,11 @@ def _without_fixtures(item: Any) -> None:
 
 @functools.cache
 def _request_without_fixtures() -> Any:
-    """Return the class of such requests."""
+    """Return the class of requests that set up no fixtures."""
     from _pytest.fixtures import FuncFixtureInfo, TopRequest
 
     class NoFixtureManager:
-        """Stands in for pytest's fixture manager, and knows no fixtures."""
+        """Replaces pytest's fixture manager, and has no fixtures."""
 
         def getfixtureinfo(self, *args: object, **kwargs: object) -> FuncFixtureInfo:
             return FuncFixtureInfo((), (), [], {})
@@ -114,16 +114,16 @@ def _request_without_fixtures() -> Any:
 
 
 def left_out_conftests(hooks: Any) -> frozenset[object]:
-    """Return the conftests that do not apply to a node whose `ihook` is `hooks`, and not the session's own hooks."""
+    """Return the conftests that do not apply to a node; `hooks` is its `ihook`, which must not be the session's."""
     return frozenset(hooks.remove_mods)
 
 
 def ask_before_debugging(may: Callable[[str], bool]) -> None:
-    """Have `may` asked before each debugger that pytest starts, by the name of the way it is started.
+    """Make pytest call `may` before it starts a debugger, with its name for the way of starting.
 
-    Where it says no the program goes on as if no debugger had been asked for. Of ``breakpoint()``, ``--trace`` and
-    ``--pdb`` only the last has a hook that comes before the debugger's first word. A debugger that comes to a
-    breakpoint of its own asks once more: pytest has gone on capturing since.
+    If the result is False, the program continues without a debugger. Of ``breakpoint()``, ``--trace`` and ``--pdb``,
+    only the last has a hook that runs before the debugger's first output. When a debugger stops again at a breakpoint
+    of its own, `may` is called again, because pytest has resumed capturing in the meantime.
     """
     from _pytest.debugging import pytestPDB
 
@@ -147,7 +147,7 @@ def ask_before_debugging(may: Callable[[str], bool]) -> None:
 
 
 class _NoDebugger:
-    """What pytest does with a debugger, and nothing comes of it."""
+    """Implements the methods that pytest calls on a debugger, without effect."""
 
     quitting = False
 
@@ -165,9 +165,10 @@ class _NoDebugger:
 
 
 def junit_log(config: pytest.Config) -> Any:
-    """Return the object that collects what ``--junitxml`` writes; None without this option, and in a worker of xdist.
+    """Return the object that collects the report of ``--junitxml``; None without this option and in an xdist worker.
 
-    Public only as the fixtures `record_xml_attribute` and `record_testsuite_property`, which are lost in a rank.
+    The public way is the fixtures `record_xml_attribute` and `record_testsuite_property`; in a rank, their records are
+    lost.
     """
     from _pytest.junitxml import xml_key
 
@@ -175,17 +176,17 @@ def junit_log(config: pytest.Config) -> Any:
 
 
 def forget_junit_log(config: pytest.Config) -> None:
-    """Leave pytest's fixtures, and the end of its plugin, without the object that :func:`junit_log` returns."""
+    """Hide the object of :func:`junit_log` from pytest's fixtures and from the end of its junitxml plugin."""
     from _pytest.junitxml import xml_key
 
     del config.stash[xml_key]
 
 
 def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.Item, pytest.Item | None], bool]) -> None:
-    """Have an xdist worker ask ``passes_over(item, nextitem)`` before it runs a test; if True, it runs nothing.
+    """Make an xdist worker call ``passes_over(item, nextitem)`` before each test; if True, it runs nothing.
 
-    xdist has no way to do so. An implementation of `pytest_runtest_protocol` that runs nothing would be surrounded by
-    the wrappers of other plugins, which would hear of a test that has no phases.
+    xdist has no hook for this. With an implementation of `pytest_runtest_protocol` that runs nothing, the wrappers of
+    other plugins would still be called, for a test without phases.
     """
     own, hook = config, config.hook
 
@@ -196,7 +197,7 @@ def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.It
         return hook.pytest_report_to_serializable(config=own, report=report)
 
     hooks = _Overridden(hook, pytest_runtest_protocol=run, pytest_report_to_serializable=serialize)
-    # Its class is of a module that execnet has run under a name of its own.
+    # Compare the class by name: execnet runs its module under another module name.
     workers = [one for _, one in config.pluginmanager.list_name_plugin() if type(one).__name__ == "WorkerInteractor"]
     if not workers:
         raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
@@ -205,11 +206,11 @@ def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.It
 
 
 class _Overridden:
-    """An object with the attributes of `original`, but for `others`."""
+    """Delegates to `original`, except for the attributes in `overrides`."""
 
-    def __init__(self, original: object, **others: object) -> None:
+    def __init__(self, original: object, **overrides: object) -> None:
         self._original = original
-        vars(self).update(others)
+        vars(self).update(overrides)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -1,6 +1,7 @@
-"""Where the plugin keeps its things on pytest's objects.
+"""Keys of the objects that the plugin stores in pytest's stashes.
 
-The keys are those of the lowest package, and have no types of the packages above it: who reads one says what it is.
+The keys are typed `Any`, because this package must not import the classes of the packages above it. A reader annotates
+the value.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 import pytest
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
-"""An `AccelSession`, on the config of a driver or controller."""
+"""The `AccelSession`, on the config of a driver or controller."""
 OUTER: pytest.StashKey[Any] = pytest.StashKey()
-"""An `OuterSession`, on the config of a driver that a launcher has started as one of many processes."""
+"""The `OuterSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
-"""A `MarkedItem`, on an item that runs in a world."""
+"""The `MarkedItem`, on an item that runs in a world."""
 RANK_PLUGIN = "accel-rank"
-"""The name of the plugin by which a rank's session, and no other, is known from its beginning."""
+"""Name of the plugin that only sessions of ranks have, from their start."""
 RETRIED = "accel_retried"
-"""The property of a report that tells why its test was begun once more (``--accel-retry-dead``)."""
+"""Name of the property of a report that says why its test was retried (``--accel-retry-dead``)."""

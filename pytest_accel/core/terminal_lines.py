@@ -1,4 +1,4 @@
-"""Lines on the session's terminal."""
+"""Functions that write lines to the session's terminal."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 
 
 def write_line(config: pytest.Config, line: str) -> None:
-    """Write `line` on the terminal on a line of its own, whether output is captured or a test's line has begun."""
+    """Write `line` to the terminal on a line of its own, even if output is captured or a line is unfinished."""
     plugins = config.pluginmanager
     reporter, capture = plugins.getplugin("terminalreporter"), plugins.getplugin("capturemanager")
     if reporter is None:
         return
     with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
-        # It makes the reporter begin again with the test's name or file, where it shows these.
+        # Makes the reporter repeat the name of the test or file, if it shows these.
         reporter.ensure_newline()
-        if config.get_terminal_writer().width_of_current_line:  # The dots of xdist.
+        if config.get_terminal_writer().width_of_current_line:  # xdist's progress dots
             reporter.write_line("")
         reporter.write_line(line)
-        if hasattr(reporter, "flush"):  # Another plugin's reporter may be in its place.
+        if hasattr(reporter, "flush"):  # Another plugin may have replaced the reporter.
             reporter.flush()
 
 
 def write_section(config: pytest.Config, title: str | None, lines: Iterable[tuple[str, bool]]) -> None:
-    """Write `lines`, those with True in bold, under a `title`: to standard output if there is no terminal reporter."""
+    """Write `lines` (text, and True for bold) under `title`; to standard output if there is no terminal reporter."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if title is not None:
         print(title) if reporter is None else reporter.section(title, sep="-")

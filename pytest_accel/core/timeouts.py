@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 GRACE = 3.0
-"""Seconds that the other ranks have once one has failed: they may be waiting for it for ever."""
+"""Seconds that the other ranks may continue after one has failed, since they may wait for it forever."""
 AFTER_DEATH = 0.6
-"""As `GRACE`, once one has died and none of the others is at work: nothing is to come of them, and the world ends."""
+"""As `GRACE`, for when a rank has died and no other rank is at work: no result is expected from them."""
 START_PATIENCE = 120.0
-"""Seconds that a rank may take to import, configure pytest and join its process group."""
+"""Timeout in seconds for a rank to import modules, configure pytest and join its process group."""

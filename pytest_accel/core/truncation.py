@@ -1,4 +1,4 @@
-"""Long text cut in the middle: what a rank prints, and what an assertion makes of a tensor with a million elements."""
+"""Truncation of long text in the middle: a rank's output, and assertions on tensors with a million elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_LINES = 120
 
 
 def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
-    """`text` with at most about `longest` characters."""
+    """Return `text`, truncated in the middle to about `longest` characters."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -19,7 +19,7 @@ def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
 
 
 def read_cut(path: str, longest: int = _LONGEST_SECTION) -> str:
-    """Return the text of the file `path`, cut as by :func:`cut`; only what is returned is read."""
+    """Return the text of the file `path`, truncated to about `longest` bytes; read only what is returned."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= longest:
@@ -32,7 +32,7 @@ def read_cut(path: str, longest: int = _LONGEST_SECTION) -> str:
 
 
 def cut_lines(lines: list[str]) -> list[str]:
-    """`lines`, not too many, and none too long."""
+    """Return `lines`, truncated to `_MOST_LINES` lines of about `_LONGEST_LINE` characters each."""
     if len(lines) > _MOST_LINES:
         first, last = lines[: _MOST_LINES * 2 // 3], lines[-_MOST_LINES // 3 :]
         lines = [*first, f"[… {len(lines) - len(first) - len(last)} lines left out; -vv shows them …]", *last]
@@ -46,7 +46,7 @@ def cut_lines(lines: list[str]) -> list[str]:
 
 
 def cut_failure(longrepr: Any) -> None:
-    """Shorten, in its place, a failure as pytest serialises it."""
+    """Truncate a serialized failure of pytest (`longrepr`) in place."""
     if not isinstance(longrepr, dict):
         return
     tracebacks = [longrepr.get("reprtraceback"), *(part[0] for part in longrepr.get("chain") or ())]

@@ -1,4 +1,4 @@
-"""Counts, amounts of memory and compute capabilities: the forms in which people write them."""
+"""Parsing and formatting of counts, amounts of memory and compute capabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CAPABILITY = re.compile(r"[0-9]+(?:\.[0-9]+)*", re.ASCII)
 
 
 def parse_memory(value: object) -> int:
-    """Bytes from ``"40GiB"`` (1024-based), ``"512MB"`` (1000-based) or a number of bytes; ValueError for all else."""
+    """Return bytes from ``"40GiB"`` (1024-based), ``"512MB"`` (1000-based) or a number of bytes; else ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if isinstance(value, str) and (match := _MEMORY.fullmatch(value.strip())):
@@ -35,7 +35,7 @@ def parse_memory(value: object) -> int:
 
 
 def format_memory(size: int) -> str:
-    """For example ``80 GiB`` or ``79.2 GiB``: 1024-based, one decimal where it says something."""
+    """Return ``80 GiB`` or ``79.2 GiB``, for example: 1024-based, with one decimal unless it is 0."""
     number, unit = float(size), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if number < 1023.95 or unit == "TiB":
@@ -45,12 +45,12 @@ def format_memory(size: int) -> str:
 
 
 def is_count(text: str) -> bool:
-    """Whether `text` is a whole number from 1, in digits alone."""
+    """Return whether `text` is a positive integer, in ASCII digits only."""
     return text.isdecimal() and text.isascii() and int(text) > 0
 
 
 def parse_capability(value: object) -> tuple[int, ...]:
-    """``"9.0"`` or ``"9"`` as ``(9, 0)``; ValueError for anything but numbers with dots between them."""
+    """Return ``(9, 0)`` for ``"9.0"`` or ``"9"``; raise ValueError unless `value` has numbers separated by dots."""
     if isinstance(value, str) and _CAPABILITY.fullmatch(value.strip()):
         parts = tuple(int(part) for part in value.strip().split("."))
         return parts if len(parts) > 1 else (*parts, 0)
@@ -58,5 +58,5 @@ def parse_capability(value: object) -> tuple[int, ...]:
 
 
 def format_capability(capability: tuple[int, ...]) -> str:
-    """``(9, 0)`` as ``9.0``."""
+    """Return ``9.0`` for ``(9, 0)``."""
     return ".".join(str(part) for part in capability)

@@ -1,7 +1,8 @@
-"""Unix sockets between processes of one user: the user at the other end of every connection is checked.
+"""Unix sockets between processes of one user, with a check of the user at the other end of every connection.
 
-The path of a socket proves nothing: whoever may write one of its parent folders can put another socket in its place.
-The kernel tells which user is at the other end (unix(7): SO_PEERCRED; getpeereid(3) elsewhere, which was not tried).
+The path of a socket does not identify its owner: anybody who may write to one of its parent folders can replace the
+socket. The kernel reports the user at the other end (unix(7): SO_PEERCRED; on other systems than Linux getpeereid(3),
+which was not tried).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if sys.platform == "linux":
     from socket import SO_PEERCRED
 
 _CREDENTIALS = Struct("=iII")
-"""Process, user and group."""
+"""Pid, user id and group id."""
 _accept = socket._accept  # type: ignore[attr-defined]
 
 
 def listen(path: str, backlog: int) -> socket:
-    """Return a listening socket at `path`; OSError where there is something of this name."""
+    """Return a listening socket at `path`; raise OSError if the path exists."""
     listener = socket(AF_UNIX)
     try:
         listener.bind(path)
@@ -34,54 +35,57 @@ def listen(path: str, backlog: int) -> socket:
 
 
 def connect(path: str) -> socket:
-    """Return a connection to `path`; PermissionError where another user listens there, OSError where nobody does."""
-    call = socket(AF_UNIX)
-    call.setblocking(True)  # Whatever default timeout the tests have set.
+    """Return a connection to `path`.
+
+    Raise PermissionError if another user listens there, and OSError if no process does.
+    """
+    connection = socket(AF_UNIX)
+    connection.setblocking(True)  # Tests may have set a default timeout.
     try:
-        call.connect(path)
-        uid = peer_uid(call)
+        connection.connect(path)
+        uid = peer_uid(connection)
         if not _trusted(uid):
-            raise PermissionError(errno.EPERM, f"user {uid} listens there, and not user {geteuid()}", path)
+            raise PermissionError(errno.EPERM, f"user {uid} listens there instead of user {geteuid()}", path)
     except OSError:
-        call.close()
+        connection.close()
         raise
-    return call
+    return connection
 
 
 def accept(listener: socket) -> socket:
     """Wait for a connection from a process of this user, and return it; connections of other users are closed.
 
-    `listener.accept()` would use `socket.socket` as the test has replaced it, and the default timeout that it has set.
+    Tests may replace `socket.socket` and set a default timeout, both of which `listener.accept()` would use.
     """
     while True:
-        call = socket(fileno=_accept(listener)[0])
-        call.setblocking(True)
-        if is_own(call):
-            return call
-        call.close()
+        connection = socket(fileno=_accept(listener)[0])
+        connection.setblocking(True)
+        if is_own(connection):
+            return connection
+        connection.close()
 
 
-def is_own(call: socket) -> bool:
-    """Return whether the process at the other end of `call` is this user's, or root's."""
+def is_own(connection: socket) -> bool:
+    """Return whether the process at the other end of `connection` belongs to this user or root."""
     try:
-        return _trusted(peer_uid(call))
-    except OSError:  # Closed already, which some systems answer with an error.
+        return _trusted(peer_uid(connection))
+    except OSError:  # Some systems raise it if the connection is already closed.
         return False
 
 
-def peer_uid(call: socket) -> int:
-    """Return the user at the other end of `call`: of the one who listened, or of the one who connected."""
+def peer_uid(connection: socket) -> int:
+    """Return the user id of the process at the other end of `connection`."""
     if sys.platform == "linux":
-        credentials = call.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
+        credentials = connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size)
         uid: int = _CREDENTIALS.unpack(credentials)[1]
     else:
         found, group = ctypes.c_uint32(), ctypes.c_uint32()
-        if ctypes.CDLL(None, use_errno=True).getpeereid(call.fileno(), ctypes.byref(found), ctypes.byref(group)):
+        if ctypes.CDLL(None, use_errno=True).getpeereid(connection.fileno(), ctypes.byref(found), ctypes.byref(group)):
             raise OSError(ctypes.get_errno(), "the user of the other end is unknown")
         uid = found.value
     return uid
 
 
 def _trusted(uid: int) -> bool:
-    # Root may do anything with this process anyway; a test that gives up root's rights is still its driver's.
+    # Root controls this process anyway, and a test that gives up root's rights still has a driver that is root.
     return uid in (geteuid(), 0)

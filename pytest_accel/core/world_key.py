@@ -1,4 +1,4 @@
-"""The shape of a world: what a test needs of it, and what makes a warm one fit for the next test."""
+"""Computation of the key that decides which tests can run in the same world (`WorldShape`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.requirement import RankNeed, Requirement
 
-_ON_ONE_DEVICE = {"gloo", "mpi"}
+_SHARING_BACKENDS = {"gloo", "mpi"}
 
 
 @dataclass(frozen=True, slots=True)
 class WorldShape:
-    """Two tests of one shape can share a world, one after the other."""
+    """Key of a world: tests with equal shapes can run in the same world, one after the other."""
 
     kind: str
     need: DeviceNeed | None
-    """All that is leased for the world; None: ranks on the CPU, which need no lease."""
+    """Devices to lease for the whole world; None: the ranks run on the CPU, without a lease."""
     ranks: int
     grouped: bool
-    """Whether the ranks form a distributed world; False: one process that only has devices."""
+    """True if the ranks form a distributed world; False: one process that only has devices."""
     backend: str | None = None
     init: bool = True
     devices_per_rank: int = 0
@@ -31,19 +31,19 @@ class WorldShape:
     env: tuple[tuple[str, str], ...] = ()
     fresh: bool = False
     launcher: str | None = None
-    """The program that starts the ranks' processes; None: they come from a fork server of the session's."""
+    """Program that starts the ranks' processes; None: a fork server of the session forks them."""
     nodes: int = 1
-    """On how many machines the ranks must be, at least."""
+    """Minimum number of nodes that the ranks must be on."""
     server: int = 0
-    """The fork server that a world without a group comes from."""
+    """Number of the fork server for a world that is not `grouped`."""
 
     @property
     def about(self) -> str:
-        """The world in a few words."""
+        """Short description of the world, for display."""
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
 
     def spec(self, world: int, devices: tuple[Device, ...], kind_argument: str | None) -> WorldSpec:
-        """World number `world` of this shape on `devices`."""
+        """Return the spec of world number `world`, of this shape, on `devices`."""
         return WorldSpec(
             world=world,
             ranks=self.ranks,
@@ -60,7 +60,7 @@ class WorldShape:
         )
 
     def needs(self, nodes: Sequence[int]) -> dict[int, DeviceNeed]:
-        """What is leased on each machine for ranks that are on `nodes`, by rank; nothing where no lease is needed."""
+        """Return the devices to lease on each node; `nodes` has the node of each rank. Empty if no lease is needed."""
         counts = Counter(nodes)
         return {
             node: replace(
@@ -72,14 +72,14 @@ class WorldShape:
 
 
 class Traits(NamedTuple):
-    """What the shape of a world owes to the kind of its devices."""
+    """Properties of a kind of device that the shape of a world depends on."""
 
     backend: str | None = None
-    """The vendor's own backend; None: the one that torch names."""
+    """Backend that the vendor names; None: torch's default."""
     ranks: bool = True
-    """Whether ranks run on it that name no kind."""
+    """False if ranks of tests that name no kind use the CPU instead (`Vendor.ranks`)."""
     share: Share | None = None
-    """Of each device for a test that asks for none: the session's."""
+    """Share of each device for tests that request none, from the session's options."""
 
 
 def shape_of(
@@ -89,30 +89,30 @@ def shape_of(
     *,
     fresh: bool = False,
 ) -> WorldShape:
-    """The world that `requirement` asks for, where the session's accelerators are of `session_kind` (None: none).
+    """Return the shape of the world that `requirement` needs.
 
-    `traits` are those of each kind of device.
+    `session_kind` is the kind of the session's accelerators (None: it has none); `traits` returns the traits of a kind.
     """
     devices, ranks = requirement.devices, requirement.ranks
     fresh = fresh or requirement.fresh
-    asked = (ranks.device if ranks else None) or (devices.kind if devices else None)
+    requested = (ranks.device if ranks else None) or (devices.kind if devices else None)
     if ranks is None:
         assert devices is not None
-        kind = asked or session_kind or "none"
-        alone = replace(devices, share=devices.share or traits(kind).share)
-        return WorldShape(kind, alone, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
+        kind = requested or session_kind or "none"
+        own_need = replace(devices, share=devices.share or traits(kind).share)
+        return WorldShape(kind, own_need, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
     if session_kind is not None and devices is None and not traits(session_kind).ranks:
         session_kind = None
-    # Ranks make do with the CPU; devices that a test asks for by a mark are accelerators.
-    kind = asked or session_kind or ("cpu" if devices is None else "none")
-    leased = devices is not None or (kind != "cpu" if asked else session_kind is not None)
+    # Ranks can run on the CPU, but devices that a mark requests are accelerators.
+    kind = requested or session_kind or ("cpu" if devices is None else "none")
+    leased = devices is not None or (kind != "cpu" if requested else session_kind is not None)
     per_rank = devices.count if devices else ranks.devices_per_rank
     need: DeviceNeed | None = None
     if leased:
         need = replace(devices or DeviceNeed(1), count=ranks.world_size * per_rank, kind=kind)
         share = need.share or traits(kind).share
-        together = share is not None and _may_be_on_one_device(ranks, traits(kind).backend)
-        need = replace(need, share=share, sets=ranks.world_size if together else 1)
+        can_share = share is not None and _can_use_one_device(ranks, traits(kind).backend)
+        need = replace(need, share=share, sets=ranks.world_size if can_share else 1)
     return WorldShape(
         kind,
         need,
@@ -130,14 +130,15 @@ def shape_of(
 
 
 def backend_names(backend: str | None) -> list[str]:
-    """Those of ``cpu:gloo,cuda:nccl``, which is `torch.distributed.init_process_group`'s form."""
+    """Return the names in ``cpu:gloo,cuda:nccl``, a `backend` of `torch.distributed.init_process_group`."""
     return [part.rpartition(":")[2].lower() for part in backend.split(",")] if backend else []
 
 
-def _may_be_on_one_device(ranks: RankNeed, default: str | None) -> bool:
-    """Whether two ranks can use one device: NCCL refuses that ("Duplicate GPU detected"), as others of its kind do.
+def _can_use_one_device(ranks: RankNeed, default: str | None) -> bool:
+    """Return whether two ranks may use one device.
 
-    A test that makes its own groups knows what it does.
+    NCCL and similar backends refuse that ("Duplicate GPU detected"). A test that creates its own process groups
+    (``init=False``) is not restricted.
     """
     names = backend_names(ranks.backend or default)
-    return not ranks.init or (bool(names) and set(names) <= _ON_ONE_DEVICE)
+    return not ranks.init or (bool(names) and set(names) <= _SHARING_BACKENDS)

@@ -119,7 +119,7 @@ class _Server:
                 if self._controller_end in ready:
                     return
                 if self.shared_memory.descriptor in ready:
-                    self.shared_memory.heard()
+                    self.shared_memory.on_change()
                 self.shared_memory.look_if_due(self.ranks)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)

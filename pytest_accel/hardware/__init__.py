@@ -1,1 +1,1 @@
-"""What is in the machine, in which order, and how a process is made to see part of it."""
+"""The devices of a machine, their order and state, and the masks that restrict a process to some of them."""

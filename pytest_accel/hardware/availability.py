@@ -1,4 +1,4 @@
-"""Whether a device may be handed out now: asked of its driver again and again, where that can tell."""
+"""Checks, by repeated queries of the device driver, of whether a device may be leased now."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from pytest_accel.core.device import Device
 from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.health import Health, HealthVendor
 
-PATIENCE = 30.0
-"""Seconds in which the memory of a device must come back when the processes that used it have been killed."""
+RECOVERY_TIMEOUT = 30.0
+"""Seconds within which the memory of a device must be released after the processes that used it were killed."""
 _SLACK = 512 * 1024**2
-"""Bytes that others (a desktop, the driver itself) may have taken since the session began."""
-_FRESH = 0.25
-"""Seconds for which the driver is not asked again: on some machines it takes tens of milliseconds to answer."""
+"""Bytes that others (a desktop, the driver itself) may have allocated since the session started."""
+_CACHE_TIME = 0.25
+"""Seconds for which a result is cached, since on some machines the driver takes tens of milliseconds to answer."""
 
 
-def recovery(before: int | None, health: Health, waited: float) -> Literal["there", "waits"] | str:
-    """What to make of a device `waited` seconds after its processes were killed; any other word is why it is set aside.
+def recovery(before: int | None, health: Health, waited: float) -> Literal["recovered", "waiting"] | str:
+    """Return the state of a device `waited` seconds after its processes were killed.
 
-    `before` are the bytes that were free when the session began. Where other processes are told to use it, or nothing
-    is told of its memory, what is missing cannot be laid to the dead.
+    ``recovered``: it can be leased; ``waiting``: its memory may still be released; other text is the reason to set it
+    aside. `before` is the number of bytes that were free when the session started. If the driver reports other
+    processes on the device, or no free memory, missing memory cannot be attributed to the killed processes.
     """
     if health.state == "sick":
         return health.reason
     used_by_others = health.state == "busy" and not health.unseen
     if before is None or health.memory_free is None or used_by_others or health.memory_free + _SLACK >= before:
-        return "there"
-    if waited < PATIENCE:
-        return "waits"
+        return "recovered"
+    if waited < RECOVERY_TIMEOUT:
+        return "waiting"
     missing = format_memory(before - health.memory_free)
-    return f"{missing} of its memory have not come back within {PATIENCE:g} s of the end of the processes that used it"
+    return f"{missing} of its memory were not released within {RECOVERY_TIMEOUT:g} s after its processes were killed"
 
 
 class Guard:
-    """Watches over the `devices` of one kind, for the session whose main process is `session`. Thread-safe.
+    """Decides which `devices` of one kind may be leased now. Thread-safe.
 
-    `waits` is ``--accel-busy wait``: a device that others use may not be handed out until they are done.
+    `session` is the pid of the session's main process. `waits` is ``--accel-busy wait``: a device that other processes
+    use may not be leased until they have finished.
     """
 
     def __init__(
@@ -58,24 +60,25 @@ class Guard:
         self._clock = clock
         self._lock = threading.Lock()
         self._suspects: dict[str, float | None] = {}
+        """Time of the first check of each suspect device; None: not checked yet."""
         self._aside: dict[str, str] = {}
-        self._seen: dict[str, tuple[float, Health]] = {}
+        self._cache: dict[str, tuple[float, Health]] = {}
 
     @property
     def aside(self) -> dict[str, str]:
-        """The devices that are never handed out again in this session, and why."""
+        """Reasons, by id, for the devices that are not leased again in this session."""
         with self._lock:
             return dict(self._aside)
 
     def suspect(self, ids: Iterable[str]) -> None:
-        """The processes that used these devices have been killed: what they held must come back first."""
+        """Check these devices before they are leased again, because processes that used them have been killed."""
         with self._lock:
             for name in ids:
                 self._suspects[name] = None
-                self._seen.pop(name, None)
+                self._cache.pop(name, None)
 
     def refuses(self, name: str) -> str | None:
-        """Why the device may not be handed out now, in words to follow its id; None: it may."""
+        """Return why the device may not be leased now, as text that follows its id, or None if it may."""
         with self._lock:
             if name in self._aside:
                 return self._aside[name]
@@ -83,19 +86,19 @@ class Guard:
                 return None
             health = self._health(name)
             if name in self._suspects:
-                # From the first look on: until then others may have had a part of the device.
+                # The timeout starts with the first check: before it, other tests may have used shares of the device.
                 since = self._suspects[name] = self._suspects[name] or self._clock()
-                found = recovery(self._devices[name].memory_free, health, self._clock() - since)
-                if found == "waits":
-                    return "waits for its memory to come back"
+                state = recovery(self._devices[name].memory_free, health, self._clock() - since)
+                if state == "waiting":
+                    return "waits for its memory to be released"
                 del self._suspects[name]
-                if found != "there":
-                    self._aside[name] = found
-                    return found
+                if state != "recovered":
+                    self._aside[name] = state
+                    return state
             return health.reason if self._waits and health.state == "busy" else None
 
     def _health(self, name: str) -> Health:
         now = self._clock()
-        if name not in self._seen or now - self._seen[name][0] >= _FRESH:
-            self._seen[name] = (now, self._vendor.health([self._devices[name]], self._session)[name])
-        return self._seen[name][1]
+        if name not in self._cache or now - self._cache[name][0] >= _CACHE_TIME:
+            self._cache[name] = (now, self._vendor.health([self._devices[name]], self._session)[name])
+        return self._cache[name][1]

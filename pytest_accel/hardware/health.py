@@ -1,4 +1,4 @@
-"""Whether a device can be used: what its driver tells of it, judged."""
+"""The health of a device, judged from what its driver reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 from pytest_accel.core.device import Device
 from pytest_accel.core.units import format_memory
 
-_NOBODYS = 2 * 1024**3
-"""Bytes that a driver (some 600 MiB) and a desktop may use of a device on which nothing computes."""
+_IDLE_MEMORY = 2 * 1024**3
+"""Bytes that the driver (some 600 MiB) and a desktop may use on an otherwise idle device."""
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 
 
@@ -20,58 +20,59 @@ class Process:
 
     pid: int
     used: int | None = None
-    """Bytes of the device's memory; None where the driver does not tell."""
+    """Bytes of the device's memory; None if the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a driver tells of a device; what it does not tell speaks neither for the device nor against it."""
+    """Facts about a device that its driver reports. A missing fact counts as normal."""
 
     processes: tuple[Process, ...] = ()
     ecc_errors: int = 0
     """Uncorrectable memory errors since the driver was loaded."""
     retirement_pending: bool = False
-    """Whether a broken memory page stays in use until the driver is loaded anew."""
+    """True if a defective memory page stays in use until the driver is reloaded."""
     remap_failed: bool = False
-    """Whether a broken row of memory could not be replaced, ever."""
+    """True if a defective memory row could not be remapped."""
     compute_mode: ComputeMode = "default"
     lost: bool = False
-    """Whether the driver cannot reach it any more."""
+    """True if the driver cannot reach the device any more."""
     memory_used: int | None = None
-    """Bytes in use, whoever uses them and the driver's own included."""
+    """Bytes in use by any process or by the driver itself."""
     memory_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A sick device is never handed out; a busy one is used by processes that are none of this session's."""
+    """State of a device. A sick one is never leased; a busy one is used by processes outside this session."""
 
     state: Literal["fine", "busy", "sick"] = "fine"
     reason: str = ""
-    """In words, to follow the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
+    """Text that follows the device's name: ``is used by pid 71 (python3, 2 GiB)``."""
     memory_free: int | None = None
     """Bytes that are free now."""
     unseen: bool = False
-    """Whether it is busy by memory in use alone, which no process is told to have."""
+    """True if the device is busy only because of memory that the driver attributes to no process."""
 
 
 @runtime_checkable
 class HealthVendor(Protocol):
-    """What a :class:`~pytest_accel.core.device.Vendor` may have besides, if its driver tells who uses a device."""
+    """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports who uses a device."""
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
-        """The health of each of `devices`, now, by its id.
+        """Return the current health of each of `devices`, by its id.
 
-        `session` is the pid of the session's main process (None: this one): it and what descends from it make no
+        `session` is the pid of the session's main process (None: this process). It and its descendants do not make a
         device busy.
         """
         ...
 
 
 def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | None = None) -> Health:
-    """Sick comes before busy. `own` are pids that make no device busy; `names` are those of processes, by pid.
+    """Return the health of a device with these `facts`: sick, else busy, else fine.
 
-    Where no process is told of (in a container the driver may hide them), much memory in use makes a device busy too.
+    `own` are pids that do not make a device busy; `names` has process names by pid. If the driver reports no process
+    (in a container it may hide them), much used memory makes a device busy too.
     """
     sickness = _sickness(facts)
     if sickness:
@@ -79,10 +80,9 @@ def judge(facts: Facts, own: Collection[int] = (), names: Mapping[int, str] | No
     others = [process for process in facts.processes if process.pid not in own]
     if others:
         reason = "is used by " + ", ".join(_holder(process, names or {}) for process in others)
-    elif not facts.processes and (facts.memory_used or 0) > _NOBODYS:
-        reason = (
-            f"has {format_memory(facts.memory_used or 0)} of its memory in use, by nobody who can be seen from here"
-        )
+    elif not facts.processes and (facts.memory_used or 0) > _IDLE_MEMORY:
+        used = format_memory(facts.memory_used or 0)
+        reason = f"has {used} of its memory in use, but no process on it is visible from here"
     else:
         return Health(memory_free=facts.memory_free)
     return Health("busy", reason, facts.memory_free, unseen=not others)
@@ -96,7 +96,7 @@ def _sickness(facts: Facts) -> str:
     if facts.remap_failed:
         return "it has failed to replace a broken row of its memory"
     if facts.retirement_pending:
-        return "it has broken memory pages that stay in use until the driver is loaded anew"
+        return "it has broken memory pages that stay in use until the driver is reloaded"
     if facts.ecc_errors:
         several = f"{facts.ecc_errors} uncorrectable memory errors"
         errors = "an uncorrectable memory error" if facts.ecc_errors == 1 else several
@@ -106,7 +106,7 @@ def _sickness(facts: Facts) -> str:
 
 def _holder(process: Process, names: Mapping[int, str]) -> str:
     name = names.get(process.pid)
-    told = [name or "not to be seen from here"]
+    details = [name or "not visible from here"]
     if process.used is not None:
-        told.append(format_memory(process.used))
-    return f"pid {process.pid} ({', '.join(told)})"
+        details.append(format_memory(process.used))
+    return f"pid {process.pid} ({', '.join(details)})"

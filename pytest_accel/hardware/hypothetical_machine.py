@@ -1,4 +1,4 @@
-"""A machine that is not here: so many devices of a kind, of which nothing else is known."""
+"""A hypothetical machine for planning: a number of devices of a kind, without further properties."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pytest_accel.core.units import is_count
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
 
 MOST = 256
-"""Devices that can be pretended."""
+"""Maximum number of devices."""
 
 
 def parse_machine(text: str) -> tuple[int, str]:
-    """The number and the kind that ``8xcuda`` names; ValueError for what is not of this form."""
+    """Return number and kind of the devices of a machine such as ``8xcuda``; raise ValueError for other text."""
     number, _, kind = text.strip().partition("x")
     if not is_count(number) or int(number) > MOST:
         raise ValueError(text)
@@ -23,7 +23,7 @@ def parse_machine(text: str) -> tuple[int, str]:
 
 
 class PretendedMachine(Machine):
-    """`count` devices of `kind`; of other kinds it has none. Nothing is looked up in the real machine."""
+    """A machine with `count` devices of `kind` and none of other kinds. It does not access the real machine."""
 
     def __init__(self, count: int, kind: str) -> None:
         super().__init__(KindSpec(kind))
@@ -31,14 +31,14 @@ class PretendedMachine(Machine):
         self.session = Inventory(kind, devices, present=count, visible=count)
 
     def of(self, kind: str) -> Inventory:
-        """The devices of a kind."""
+        """Return the devices of `kind`."""
         return self.session if kind == self.session.kind else Inventory(kind)
 
 
 def without_figures(need: DeviceNeed) -> DeviceNeed:
-    """`need` but for what a pretended device cannot tell: memory, capability and name count as met.
+    """Return `need` without requirements that a pretended device cannot answer: memory, capability and name.
 
-    An amount of its memory counts as the whole device.
+    A share in bytes becomes the whole device.
     """
     share = need.share if need.share is not None and need.share.bytes is None else None
     return replace(need, memory=None, capability=None, name=None, share=share)

@@ -1,4 +1,4 @@
-"""What a session has: the vendor that ``--accel`` names, and what masks and options leave of its devices, in order."""
+"""The devices of a session: those of the kind in ``--accel`` that masks and options leave, in the session's order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_accel.hardware.registry import VendorError, describe_kind, make_vend
 
 @dataclass(frozen=True, slots=True)
 class KindSpec:
-    """A parsed ``--accel``: ``auto``, ``none`` or a kind, and what stood after its colon."""
+    """A parsed ``--accel``: ``auto``, ``none`` or a kind, and the argument after its colon."""
 
     name: str
     argument: str | None = None
@@ -27,7 +27,10 @@ class KindSpec:
 
 
 def parse_kind(text: str) -> KindSpec:
-    """ValueError, with the allowed values, for an unknown kind; what it takes after its colon, its vendor says."""
+    """Parse a value of ``--accel``; raise ValueError, with the allowed values, for an unknown kind.
+
+    The argument after the colon is checked later, by the vendor.
+    """
     name, colon, argument = text.strip().partition(":")
     if name not in ("auto", "none"):
         try:
@@ -41,33 +44,34 @@ def parse_kind(text: str) -> KindSpec:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The devices of one kind that a session may hand out."""
+    """The devices of one kind that a session may lease."""
 
     kind: str
-    """``none`` where there is no accelerator."""
+    """Kind of the devices; ``none`` if there is no accelerator."""
     devices: tuple[Device, ...] = ()
-    """In the session's order."""
+    """The devices in the session's order."""
     order: str = ""
-    """The text of ``--accel-order``; empty: the order of the inherited mask, else of the PCI bus."""
+    """Value of ``--accel-order``; empty: the order of the inherited mask if there is one, else PCI order."""
     inherited: Mapping[str, str] = field(default_factory=dict)
-    """The mask variables that the session found set."""
+    """Mask variables that the session has inherited, with their values."""
     present: int = 0
-    """How many devices the machine has."""
+    """Number of devices in the machine."""
     visible: int = 0
-    """How many of them the inherited masks leave."""
+    """Number of devices that the inherited masks leave."""
     notes: tuple[str, ...] = ()
-    """What was left out and why, a sentence each."""
+    """Notes on what was left out and why, one sentence each."""
     busy: tuple[str, ...] = ()
-    """Who uses each device that does not count because it is busy, a sentence each (``--accel-busy skip``)."""
+    """Devices left out because others use them (``--accel-busy skip``), with their users, one sentence each."""
 
 
 class Machine:
-    """Looks into the machine, each kind once and only when it is asked for.
+    """Discovers the devices of this machine, each kind once and on first use.
 
-    `spec` is ``--accel``; `only` is ``--accel-devices`` (ids or indices into what the inherited mask leaves: it narrows
-    further and sets the order); `order` is ``--accel-order``, whose indices count the same; `environ` is what the
-    session inherited (None: what this process has). `skip_busy` is ``--accel-busy skip``: a device that others use does
-    not count, where the vendor can tell. An id or index that is not there is a ValueError when `session` is first read.
+    `spec` is ``--accel``. `only` is ``--accel-devices``: ids or indices of devices that the inherited mask leaves, in
+    the order that the session uses. `order` is ``--accel-order``; its indices count the same devices. `environ` is the
+    environment that the session inherited (None: that of this process). `skip_busy` is ``--accel-busy skip``: devices
+    that others use are left out, if the vendor can find out. If an id or index does not exist, the first access to
+    `session` raises ValueError.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class Machine:
     ) -> None:
         self._spec = spec
         self._skip_busy = skip_busy
-        # It may look into the machine later, and in a worker: what the session runs is its own there, too.
+        # Stored now: devices may be discovered later in an xdist worker, which has another pid.
         self._pid = os.getpid()
         self._only = None if only is None else parse_names(only, "--accel-devices")
         self._order = order
@@ -89,23 +93,23 @@ class Machine:
         self._others: dict[str, Inventory] = {}
 
     def vendor(self, kind: str) -> Vendor:
-        """The vendor of `kind`, as ``--accel`` configures it; ValueError for what is no kind."""
+        """Return the vendor of `kind`, configured by ``--accel``; raise ValueError if the kind does not exist."""
         check_kind(kind)
         if kind not in self._vendors:
             self._vendors[kind] = make_vendor(kind, self.argument(kind))
         return self._vendors[kind]
 
     def argument(self, kind: str) -> str | None:
-        """What ``--accel`` says of `kind` after its colon; None where it says nothing."""
+        """Return the argument for `kind` after the colon of ``--accel``, or None."""
         return self._spec.argument if kind == self._spec.name else None
 
     @cached_property
     def session(self) -> Inventory:
-        """The kind that tests get which name none: the one of ``--accel``, or the first with hardware."""
+        """Devices for tests that name no kind: those of the kind in ``--accel``, or of the first kind with hardware."""
         if self._spec.name == "none":
             return Inventory("none", notes=("--accel none: accelerators are left alone",))
         if self._spec.name != "auto":
-            return self._take(self.vendor(self._spec.name), mine=True)
+            return self._take(self.vendor(self._spec.name), is_session_kind=True)
         notes: tuple[str, ...] = ()
         for kind in kinds():
             try:
@@ -113,27 +117,30 @@ class Machine:
                 if not vendor.hardware:
                     continue
                 lacking = vendor.lacking()
-                inventory = self._take(vendor, mine=lacking is None)
+                inventory = self._take(vendor, is_session_kind=lacking is None)
             except VendorError as error:
-                # What only `auto` asked for must not stop a session that does not need it.
+                # With `auto`, a broken vendor must not stop a session that may not need its devices.
                 notes += (str(error),)
                 continue
             if inventory.present and lacking is None:
                 return inventory
-            left_alone = f"{grouped(inventory.devices)} left alone, for {lacking}"
-            notes += (left_alone,) if inventory.present else inventory.notes
+            ignored = f"{grouped(inventory.devices)} ignored, since {lacking}"
+            notes += (ignored,) if inventory.present else inventory.notes
         return Inventory("none", notes=notes)
 
     def of(self, kind: str) -> Inventory:
-        """What a test gets that names `kind`; ``sim`` is empty unless ``--accel`` made some."""
+        """Return the devices for tests that name `kind`; ``sim`` has none unless ``--accel`` creates them."""
         if kind == self.session.kind:
             return self.session
         if kind not in self._others:
-            self._others[kind] = self._take(self.vendor(kind), mine=False)
+            self._others[kind] = self._take(self.vendor(kind), is_session_kind=False)
         return self._others[kind]
 
-    def _take(self, vendor: Vendor, mine: bool) -> Inventory:
-        """`mine`: the options that name devices speak of the session's kind only."""
+    def _take(self, vendor: Vendor, is_session_kind: bool) -> Inventory:
+        """Discover the devices of `vendor` and apply masks and options to them.
+
+        Options that name devices apply to the session's kind only; `is_session_kind` tells if `vendor` is of that kind.
+        """
         try:
             found = vendor.discover()
         except Exception as error:
@@ -142,12 +149,12 @@ class Machine:
         visible = vendor.visible(found, self._environ)
         inherited = {name: self._environ[name] for name in vendor.mask_variables if name in self._environ}
         devices, notes = visible, vendor.notes
-        order = self._order if mine or self._order is None or self._order.how != "ids" else None
-        if mine and found and self._only is not None:
+        order = self._order if is_session_kind or self._order is None or self._order.how != "ids" else None
+        if is_session_kind and found and self._only is not None:
             devices = select(self._only, visible, "--accel-devices")
             notes += (f"--accel-devices {','.join(self._only)} leaves {len(devices)} of {len(visible)}",)
         if order is not None and order.how == "ids" and found:
-            # Its indices count what the mask leaves, as those of --accel-devices do.
+            # Indices count the devices that the mask leaves, as in --accel-devices.
             devices = tuple(device for device in apply_order(order, visible, vendor) if device in devices)
         elif order is not None and order.how != "ids":
             devices = apply_order(order, devices, vendor)
@@ -168,12 +175,12 @@ class Machine:
             return devices, ()
         health = vendor.health(devices, self._pid)
         busy = {device.id: health[device.id].reason for device in devices if health[device.id].state == "busy"}
-        told = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
-        return tuple(device for device in devices if device.id not in busy), told
+        sentences = tuple(f"{one.name} ({one.id}) {busy[one.id]}" for one in devices if one.id in busy)
+        return tuple(device for device in devices if device.id not in busy), sentences
 
 
 def describe(inventory: Inventory) -> str:
-    """The session's header line."""
+    """Return the line about devices in the header of a session."""
     if inventory.kind == "none":
         what = "; ".join(inventory.notes) or "no accelerator found"
         return f"accel: {what} (ranks run on the CPU)"
@@ -188,20 +195,20 @@ def describe(inventory: Inventory) -> str:
 
 
 def skipped(inventory: Inventory) -> list[str]:
-    """``left out as busy: NVIDIA T4 (GPU-...) is used by pid 71 (python3, 2 GiB)``; nothing where no device is busy."""
+    """Return ``left out as busy: NVIDIA T4 (GPU-...) is used by pid 71 (python3, 2 GiB)``; empty if none is busy."""
     return [f"left out as busy: {', '.join(inventory.busy)}"] if inventory.busy else []
 
 
 def masked(inventory: Inventory) -> list[str]:
-    """What came of each inherited mask: ``CUDA_VISIBLE_DEVICES=0,2 leaves 2 of 4``."""
+    """Return the effect of each inherited mask: ``CUDA_VISIBLE_DEVICES=0,2 leaves 2 of 4``."""
     left = f"leaves {inventory.visible or 'none'} of {inventory.present}"
     return [f"{name}={value} {left}" for name, value in inventory.inherited.items()]
 
 
 def grouped(devices: Sequence[Device], more: Callable[[Device], str] = lambda device: "") -> str:
-    """Names with what tells them apart, counted: ``2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB)``.
+    """Return the devices grouped by name and properties: ``2 x NVIDIA A100 (80 GiB), NVIDIA T4 (15 GiB)``.
 
-    `more` adds to what stands in parentheses.
+    `more` returns further text for the parentheses.
     """
     counts: dict[str, int] = {}
     for device in devices:

@@ -1,4 +1,4 @@
-"""Visibility masks, read as the CUDA driver reads them, and written in the one form that no reader gets wrong."""
+"""Parsing of visibility masks as the CUDA driver does it, and writing of masks in an unambiguous form."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Sequence
 from pytest_accel.core.device import Device
 
 _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
-_DIGITS = 640
-"""So many int() reads whatever limit Python was given (``PYTHONINTMAXSTRDIGITS``)."""
+_MAX_DIGITS = 640
+"""Maximum number of digits that int() accepts with any limit (``PYTHONINTMAXSTRDIGITS``)."""
 _UUID_FORMS = ("GPU-", "MIG-")
 
 
 def write_mask(devices: Sequence[Device]) -> str:
-    """Full ids with commas between them and no spaces; the empty string hides every device."""
+    """Return the mask for `devices`: full ids separated by commas; the empty string hides every device."""
     return ",".join(device.id for device in devices)
 
 
 def is_index_mask(text: str) -> bool:
-    """Whether `text` is a CUDA mask of indices, so that its meaning hangs on the order in which CUDA counts."""
+    """Return whether `text` is a CUDA mask of indices, whose meaning depends on CUDA's order of devices."""
     return not text.startswith(_UUID_FORMS) and _index(text.split(",")[0]) is not None
 
 
 def read_cuda_mask(
     text: str | None, devices: Sequence[Device], cards: Sequence[str] | None = None
 ) -> tuple[Device, ...]:
-    """What ``CUDA_VISIBLE_DEVICES=text`` leaves of `devices`, in the mask's order.
+    """Return those of `devices` that ``CUDA_VISIBLE_DEVICES=text`` leaves, in the mask's order.
 
-    The grammar (CUDA programming guide, "CUDA Environment Variables", and what torch 2.13 was measured to do where the
-    guide is silent): None is all and ``""`` is none. The first entry decides the form, indices, ``GPU-`` or ``MIG-``;
-    an entry of another form ends the list, as do an index that is negative or out of range, an id that nothing
-    starts with and one that several start with. What stands before it stays. A repeated device empties the set.
-    Indices are read like C's ``strtoul``: ``1gpu2`` is 1 and ``0x2`` is 0.
+    The grammar is that of the CUDA programming guide ("CUDA Environment Variables"); where the guide is silent, it
+    follows measurements with torch 2.13. None leaves all devices, ``""`` none. The first entry decides the form of all:
+    indices, ``GPU-`` ids or ``MIG-`` ids. The list ends before the first entry that has another form, that is an index
+    below 0 or out of range, or that is the start of no id or of several. A repeated device empties the set. Indices are
+    parsed like C's ``strtoul``: ``1gpu2`` is 1 and ``0x2`` is 0.
 
     An index or a ``GPU-`` id names a whole card. A card in MIG mode stands for all its instances: a process would see
-    the first of them, but the card is ours to hand out. `cards` are the ids of the whole cards in the order in which
-    CUDA counts them; None: in the order of `devices`. It matters where cards are counted that are not in `devices`.
+    only the first, but the session may lease all of them. `cards` has the ids of the whole cards in CUDA's order; None:
+    the order of `devices`. The two differ if CUDA counts cards that are not in `devices`.
     """
     if text is None:
         return tuple(devices)
@@ -52,9 +52,9 @@ def read_cuda_mask(
 
 
 def read_simple_mask(text: str | None, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """What a mask of full ids or indices leaves of `devices`, in the mask's order.
+    """Return those of `devices` that a mask of full ids or indices leaves, in the mask's order.
 
-    None is all, ``""`` is none, an entry that names no device ends the list, a repeated device empties the set.
+    None leaves all, ``""`` none. An entry that names no device ends the list; a repeated device empties the set.
     """
     if text is None:
         return tuple(devices)
@@ -72,17 +72,17 @@ def read_simple_mask(text: str | None, devices: Sequence[Device]) -> tuple[Devic
 
 
 def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:
-    """`devices` with the `n`-th first: another first device for each worker, the same count for all."""
+    """Return `devices`, rotated so that number `n` is first: each worker gets all, with another one first."""
     start = n % len(devices) if devices else 0
     return (*devices[start:], *devices[:start])
 
 
 def partition(devices: Sequence[Device], workers: int, worker: int, per_worker: int) -> tuple[Device, ...]:
-    """The `per_worker` devices of worker number `worker` (from 0) of `workers`.
+    """Return the `per_worker` devices of worker number `worker` (from 0) of `workers`.
 
-    The parts are disjoint while there are enough devices, and start over from the first device after that, so that
-    every worker has the same count. Without any device every part is empty. ValueError: `worker` is not one of
-    `workers`, or one part is more than there is.
+    The parts are disjoint as far as there are enough devices, and then start again at the first device, so that every
+    worker has the same number. Without any device every part is empty. Raise ValueError if `worker` is not one of
+    `workers`, or if `per_worker` exceeds the number of devices.
     """
     if not 0 <= worker < workers:
         raise ValueError(f"worker {worker} is not one of {workers} workers: allowed are 0 to {workers - 1}")
@@ -96,12 +96,12 @@ def partition(devices: Sequence[Device], workers: int, worker: int, per_worker: 
 
 
 def _index(entry: str) -> int | None:
-    """The number at the start of `entry`; None where there is none that could be an index."""
+    """Return the number at the start of `entry`, or None if there is none or it is negative."""
     match = _STRTOUL.match(entry.strip())
     if match is None:
         return None
     sign, digits = match.groups()
-    number = int(digits[:_DIGITS])
+    number = int(digits[:_MAX_DIGITS])
     return None if sign == "-" and number else number
 
 

@@ -1,4 +1,4 @@
-"""In which order a session counts its devices."""
+"""The order in which a session uses its devices (``--accel-order``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS: tuple[How, ...] = tuple(how for how in get_args(How) if how != "ids")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A parsed ``--accel-order``: one of its words, or the ids (or prefixes, or indices) that come first."""
+    """A parsed ``--accel-order``: one of its words, or the devices that come first (ids, starts of ids, or indices)."""
 
     how: How
     ids: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Order:
 
 
 def parse_order(text: str) -> Order:
-    """``fastest``, ``pci``, ``free``, ``near`` or ``ID,ID…``; ValueError where an id is empty."""
+    """Parse ``fastest``, ``pci``, ``free``, ``near`` or ``ID,ID…``; raise ValueError if an id is empty."""
     for how in _WORDS:
         if text.strip() == how:
             return Order(how)
@@ -33,7 +33,7 @@ def parse_order(text: str) -> Order:
 
 
 def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str, ...]:
-    """The entries of a list ``ID,ID…``; ValueError, naming `option` and its other `words`, where one is empty."""
+    """Return the entries of ``ID,ID…``; raise ValueError, with `option` and its `words`, if an entry is empty."""
     names = tuple(entry.strip() for entry in text.split(","))
     if not all(names):
         allowed = "".join(f"{word}, " for word in words)
@@ -42,10 +42,10 @@ def parse_names(text: str, option: str, words: Sequence[str] = ()) -> tuple[str,
 
 
 def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tuple[Device, ...]:
-    """All of `devices`, in `order`.
+    """Return all `devices` in `order`.
 
-    ``free`` goes by the memory that was free at discovery; ``near`` puts devices that are well linked next to each
-    other. Explicit ids put the named devices first and drop none; ValueError where one is not there.
+    ``free`` sorts by the memory that was free at discovery; ``near`` puts well-linked devices next to each other.
+    Explicit ids put the named devices first and keep the others; raise ValueError if one does not exist.
     """
     if order.how == "fastest":
         return vendor.fastest(devices)
@@ -62,13 +62,13 @@ def apply_order(order: Order, devices: Sequence[Device], vendor: Vendor) -> tupl
 def select(
     names: Sequence[str], devices: Sequence[Device], option: str, words: Sequence[str] = ()
 ) -> tuple[Device, ...]:
-    """The devices that `names` name, in that order: by full id, unique start of one, or index into `devices`.
+    """Return the devices in `names`, in that order. A name is an id, the unique start of one, or an index in `devices`.
 
-    ValueError, naming `option`, its other `words` and what is there, where a name fits no device, several, or one
-    that was named before.
+    Raise ValueError, with `option`, its `words` and the devices, if a name matches no device, several devices, or one
+    that another name has selected.
     """
-    there = "allowed are " + "".join(f"{word}, " for word in words)
-    there += ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices)) or "no device: none is there"
+    allowed = "allowed are " + "".join(f"{word}, " for word in words)
+    allowed += ", ".join(f"{index} ({device.id})" for index, device in enumerate(devices)) or "no device: none is there"
     chosen: list[Device] = []
     for name in names:
         matches = [device for device in devices if device.id == name]
@@ -77,21 +77,21 @@ def select(
         elif not matches:
             matches = [device for device in devices if device.id.lower().startswith(name.lower())]
         if len(matches) != 1:
-            what = "names several devices" if matches else "names no device"
-            raise ValueError(f"{option}: {name!r} {what}; {there}")
+            problem = "names several devices" if matches else "names no device"
+            raise ValueError(f"{option}: {name!r} {problem}; {allowed}")
         if matches[0] in chosen:
-            raise ValueError(f"{option}: {name!r} names {matches[0].id} a second time; {there}")
+            raise ValueError(f"{option}: {name!r} names {matches[0].id} a second time; {allowed}")
         chosen += matches
     return tuple(chosen)
 
 
 def by_pci(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """By PCI address; devices without one last, by the management library's number."""
+    """Return `devices` by PCI address; those without one are last, by the management library's number."""
     return tuple(sorted(devices, key=lambda device: (device.pci is None, device.pci or "", device.index)))
 
 
 def by_figures(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Fastest first as far as the figures tell: capability, then cores times clock, then memory, then PCI order."""
+    """Return `devices`, presumably fastest first: by capability, cores times clock, memory, then PCI order."""
     return tuple(
         sorted(
             by_pci(devices),
@@ -102,17 +102,18 @@ def by_figures(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def by_nearness(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Well linked devices next to each other: from the first in PCI order, always on to the one that is nearest.
+    """Return `devices` in a chain that puts well-linked devices next to each other.
 
-    Nearest is what has most links to the device before it, then to all those before it (NVLink far above a common
-    NUMA node), then what comes first in PCI order.
+    The chain starts with the first device in PCI order, and the nearest remaining device is appended each time: the one
+    with the most links to the last device of the chain, then to all its devices (NVLink counts far more than a common
+    NUMA node), then the first in PCI order.
     """
-    left = list(by_pci(devices))
-    chain = left[:1]
-    del left[:1]
-    while left:
-        nearest = max(left, key=lambda device: (linked(chain[-1], device), sum(linked(one, device) for one in chain)))
-        left.remove(nearest)
+    rest = list(by_pci(devices))
+    chain = rest[:1]
+    del rest[:1]
+    while rest:
+        nearest = max(rest, key=lambda device: (linked(chain[-1], device), sum(linked(one, device) for one in chain)))
+        rest.remove(nearest)
         chain.append(nearest)
     return tuple(chain)
 

@@ -12,14 +12,14 @@ from pytest_accel.core.kinds import OWN_KINDS, published
 
 
 class VendorError(ValueError):
-    """The vendor of a kind does not do what a vendor does; the message names the distribution that published it."""
+    """The vendor of a kind is broken; the message names the distribution that published it."""
 
 
 def make_vendor(kind: str, argument: str | None = None) -> Vendor:
-    """The vendor of `kind` (one that `check_kind` lets pass).
+    """Return a new vendor of `kind`, which `check_kind` must accept.
 
-    ValueError for an `argument` that it does not take; :class:`VendorError` for a published kind that cannot be loaded,
-    is no vendor, or is published twice.
+    Raise ValueError if it does not allow `argument`, and :class:`VendorError` if a published kind cannot be loaded, is
+    not a vendor, or is published twice.
     """
     if kind in OWN_KINDS:
         own: Vendor = importlib.import_module(f"pytest_accel.hardware.vendors.{kind}").make(argument)
@@ -44,13 +44,13 @@ def make_vendor(kind: str, argument: str | None = None) -> Vendor:
 
 
 def describe_kind(kind: str) -> str:
-    """``kind 'cuda'``; for a published one with the distributions that it comes from."""
+    """Return ``kind 'cuda'``; for a published kind, with the distributions that publish it."""
     points = () if kind in OWN_KINDS else published().get(kind, ())
     return f"kind {kind!r}" + (f" of {' and of '.join(map(_distribution, points))}" if points else "")
 
 
 def takes_none(kind: str, argument: str | None) -> None:
-    """ValueError for an `argument` to a kind that has none to take."""
+    """Raise ValueError if `argument` is not None, for a kind that takes no argument."""
     if argument is not None:
         raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
 

@@ -1,21 +1,21 @@
-"""Parts of devices: what a share comes to on a device, in parts that are counted without rounding up."""
+"""Conversion of shares of a device into a whole number of parts, which add up exactly."""
 
 from __future__ import annotations
 
 from pytest_accel.core.device import Device, Share
 
 WHOLE = 1_000_000
-"""The parts of a device."""
-# So that 0.29 of a device, a little less than 29 hundredths in binary, is not one part short of it.
+"""Number of parts of a device."""
 _ROUNDING = 1e-6
+"""Added before rounding down, since 0.29 in binary is slightly less than 29 hundredths and would lose one part."""
 
 
 def parts(share: Share | None, device: Device) -> int | None:
-    """How many of the `WHOLE` parts of `device` are `share` (None: all).
+    """Return the number of parts, out of `WHOLE`, of `device` that `share` takes (None: all).
 
-    A fraction is rounded down, so that N shares of 1/N fit; bytes are rounded up, so that no more is promised than is
-    there. Of a device that serves one process at a time a share is all. None where `share` is in bytes and the device
-    has less, or is one that could be shared if it told how much it has.
+    A fraction is rounded down, so that N shares of 1/N fit. Bytes are rounded up, so that shares never exceed the
+    memory. If only one process at a time can use the device, any share takes all parts. Return None if `share` is in
+    bytes and the device has less memory, or its memory is unknown and it could be shared.
     """
     if share is None:
         return WHOLE
@@ -32,5 +32,5 @@ def parts(share: Share | None, device: Device) -> int | None:
 
 
 def fraction(share: Share | None, device: Device) -> float:
-    """The same as a fraction of the device's memory; 1.0 where it cannot be told."""
+    """Return `share` as a fraction of the device's memory; 1.0 if it cannot be computed."""
     return (parts(share, device) or WHOLE) / WHOLE

@@ -1,4 +1,4 @@
-"""What the installed torch was built for, without importing it."""
+"""Detection, without importing torch, of the accelerator platforms that it was built for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LINE = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*'([^']*)'", re.MULTILINE)
 
 @cache
 def built_for() -> frozenset[str]:
-    """Of ``cuda``, ``hip`` and ``xpu`` those that ``torch/version.py``, which its build writes, gives a version of.
+    """Return those of ``cuda``, ``hip`` and ``xpu`` that the installed torch was built for; empty without torch.
 
-    Empty where there is no torch.
+    torch's build writes their versions to ``torch/version.py``.
     """
     return frozenset(versions())
 
 
 def versions() -> dict[str, str]:
-    """The same, each with that version: ``{"cuda": "12.8"}``."""
+    """Return the versions of the platforms that torch was built for: ``{"cuda": "12.8"}``; empty without torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -28,12 +28,12 @@ def versions() -> dict[str, str]:
 
 
 def builds_in(version_file: Path) -> frozenset[str]:
-    """What `built_for` is, of one file; empty where it cannot be read."""
+    """Return the platforms in `version_file`; empty if it cannot be read."""
     return frozenset(versions_in(version_file))
 
 
 def versions_in(version_file: Path) -> dict[str, str]:
-    """What `versions` is, of one file; empty where it cannot be read."""
+    """Return the versions of the platforms in `version_file`; empty if it cannot be read."""
     try:
         text = version_file.read_text(encoding="utf-8")
     except OSError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.availability import PATIENCE, recovery
+from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, recovery
 from pytest_accel.hardware.health import Health
 
 OnMachine = Callable[..., Any]
@@ -21,21 +21,21 @@ WHOLE = f"memory {16 * GIB} {16 * GIB}"
 @pytest.mark.parametrize(
     ("before", "health", "waited", "found"),
     [
-        (16 * GIB, Health(memory_free=16 * GIB), 0.0, "there"),
-        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, "there"),
-        (16 * GIB, Health(memory_free=15 * GIB), 0.0, "waits"),
-        (16 * GIB, Health(memory_free=15 * GIB), PATIENCE - 0.1, "waits"),
+        (16 * GIB, Health(memory_free=16 * GIB), 0.0, "recovered"),
+        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, "recovered"),
+        (16 * GIB, Health(memory_free=15 * GIB), 0.0, "waiting"),
+        (16 * GIB, Health(memory_free=15 * GIB), RECOVERY_TIMEOUT - 0.1, "waiting"),
         (
             16 * GIB,
             Health(memory_free=13 * GIB),
-            PATIENCE,
-            "3 GiB of its memory have not come back within 30 s of the end of the processes that used it",
+            RECOVERY_TIMEOUT,
+            "3 GiB of its memory were not released within 30 s after its processes were killed",
         ),
-        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), PATIENCE, "there"),
-        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, "waits"),
+        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), RECOVERY_TIMEOUT, "recovered"),
+        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, "waiting"),
         (16 * GIB, Health("sick", "it has had an error", memory_free=16 * GIB), 0.0, "it has had an error"),
-        (None, Health(memory_free=1), 0.0, "there"),
-        (16 * GIB, Health(), 0.0, "there"),
+        (None, Health(memory_free=1), 0.0, "recovered"),
+        (16 * GIB, Health(), 0.0, "recovered"),
     ],
 )
 def test_what_becomes_of_a_device_whose_processes_were_killed(
@@ -82,15 +82,15 @@ LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
 def test_memory_must_come_back_after_a_kill(on_machine: OnMachine) -> None:
     steps = f"look(0, {LESS}); guard.suspect(['GPU-1']); look(9, {LESS}); look(1, {LESS}); look(1); look(1, {LESS})"
     found = on_machine(guard(steps), *T4, WHOLE)
-    waiting = "waits for its memory to come back"
+    waiting = "waits for its memory to be released"
     assert found == {"said": [None, waiting, waiting, None, None], "aside": {}}
 
 
 def test_memory_that_does_not_come_back_sets_the_device_aside(on_machine: OnMachine) -> None:
     steps = f"guard.suspect(['GPU-1']); look(1000, {LESS}); look(29, {LESS}); look(1, {LESS}); look(99)"
     found = on_machine(guard(steps), *T4, WHOLE)
-    lost = "4 GiB of its memory have not come back within 30 s of the end of the processes that used it"
-    waiting = "waits for its memory to come back"
+    lost = "4 GiB of its memory were not released within 30 s after its processes were killed"
+    waiting = "waits for its memory to be released"
     assert found == {"said": [waiting, waiting, lost, lost], "aside": {"GPU-1": lost}}
 
 
@@ -157,7 +157,7 @@ print(json.dumps([*before, lease.devices]))
 
 def test_a_device_that_is_set_aside_is_told_to_who_needs_it(on_machine: OnMachine, tmp_path: Path) -> None:
     code = """
-guard.PATIENCE = 0.0
+guard.RECOVERY_TIMEOUT = 0.0
 submit()
 lease = leases.get_nowait()
 text = file.read_text()
@@ -181,7 +181,7 @@ print(json.dumps([before, given, after]))
         None,
         True,
         "needs 1 cuda device; there is none to use\nGPU-1 was set aside: "
-        "15 GiB of its memory have not come back within 0 s of the end of the processes that used it",
+        "15 GiB of its memory were not released within 0 s after its processes were killed",
     ]
 
 

@@ -69,7 +69,7 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
             Health("sick", "it has had 12 uncorrectable memory errors (ECC) since its driver was loaded"),
         ),
         (Facts((Process(7, 2 * GIB),)), (), Health("busy", "is used by pid 7 (trainer, 2 GiB)")),
-        (Facts((Process(7), Process(8))), (7,), Health("busy", "is used by pid 8 (not to be seen from here)")),
+        (Facts((Process(7), Process(8))), (7,), Health("busy", "is used by pid 8 (not visible from here)")),
         (Facts((Process(7), Process(8))), (7, 8), Health()),
     ],
 )
@@ -81,7 +81,7 @@ def test_the_verdict_on_a_device(facts: Facts, own: tuple[int, ...], health: Hea
     ("fact", "reason"),
     [
         ("ecc 2 2", "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"),
-        ("retiring 1", "it has broken memory pages that stay in use until the driver is loaded anew"),
+        ("retiring 1", "it has broken memory pages that stay in use until the driver is reloaded"),
         ("remapped 0 1", "it has failed to replace a broken row of its memory"),
         ("compute 2", "its compute mode is PROHIBITED"),
     ],
@@ -145,7 +145,7 @@ def test_every_holder_is_named_and_what_it_uses_where_the_driver_tells(
 ) -> None:
     processes = (f"process {holder.pid} {2 * GIB}", f"process {NO_PID} -1")
     found = on_machine(VENDOR, *gpu(1), *gpu(2, *processes), driver=driver)
-    holders = f"pid {holder.pid} ({name_of(holder)}, 2 GiB), pid {NO_PID} (not to be seen from here)"
+    holders = f"pid {holder.pid} ({name_of(holder)}, 2 GiB), pid {NO_PID} (not visible from here)"
     assert found == {"GPU-1": ["fine", ""], "GPU-2": ["busy", f"is used by {holders}"]}
 
 
