@@ -1,4 +1,4 @@
-"""A plan in words: pure."""
+"""Text of ``--accel-plan``, made from forecasts. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pytest_accel.schedule.forecast import CLOSE, Play, Suite, Times, best, chain
 
 _SHOWN = 5
-"""Tests that are shown of those that make the session as long as it is."""
+"""Number of tests of the critical path that are shown."""
 _NARROW = 30
-"""Columns that a test's name gets at the least."""
+"""Minimum number of columns for a test's name."""
 
 Line = tuple[str, bool]
-"""A line, and whether it stands out."""
+"""A line, and True if it is highlighted."""
 
 
 def plain(lines: Iterable[str]) -> Iterator[Line]:
-    """Lines that do not stand out."""
+    """Return `lines` without highlighting."""
     return ((line, False) for line in lines)
 
 
 def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """How many tests there are, and how many would be skipped for each reason."""
+    """Return lines with the number of tests to run, and the number skipped for each reason."""
     total = sum(count for _, count in skipped)
     yield f"{_tests(tests)} to run" + (f", {total} skipped:" if total else "")
     for reason, count in skipped:
@@ -29,7 +29,7 @@ def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 
 def about_times(found: Times) -> Iterator[str]:
-    """Where the tests' times come from."""
+    """Return lines that say where the tests' times come from."""
     total = len(found.seconds)
     if found.unknown == total:
         yield f"nothing is remembered: each counted as {found.guess:g} s"
@@ -43,7 +43,7 @@ def about_times(found: Times) -> Iterator[str]:
 
 
 def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
-    """How long the session takes by its number of workers."""
+    """Return a table of the session's makespan by the number of workers; the best line is highlighted."""
     shortest = best(plays)
     yield "", False
     yield f"{'-n':>5}{'makespan':>14}{'utilisation':>14}" if devices else f"{'-n':>5}{'makespan':>14}", True
@@ -55,7 +55,7 @@ def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
 
 
 def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
-    """One number of workers in full, in lines of so many columns."""
+    """Return the details of the session with one number of workers, in lines of at most `columns` characters."""
     yield ""
     over = play.makespan / suite.least - 1 if suite.least else 0.0
     more = f", {over:.0%} above it" if over >= 0.005 else ""
@@ -77,7 +77,7 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
 
 
 def clock(seconds: float) -> str:
-    """``0.8 s``, ``12 min 05 s``, ``3 h 05 min``."""
+    """Return a duration like ``0.8 s``, ``12 min 05 s`` or ``3 h 05 min``."""
     if seconds < 119.95:
         return f"{seconds:.1f} s" if seconds >= 0.95 or not seconds else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)
