@@ -75,7 +75,7 @@ def folder_problem(folder: Path) -> str | None:
     """Return the reason why `folder` must not be used, as text to follow its path, or None. Raises OSError."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        return f"is not a directory{' (a symbolic link is none)' if stat.S_ISLNK(found.st_mode) else ''}"
+        return f"is not a directory{' (symbolic links are not allowed)' if stat.S_ISLNK(found.st_mode) else ''}"
     if not is_trusted_owner(found.st_uid):
         return (
             f"belongs to {user_name(found.st_uid)}, who could replace the locks of other users; allowed is a folder of "

@@ -87,7 +87,7 @@ def check(request: Request, slots: int) -> None:
         raise ValueError(f"parts={list(request.parts)}: must be from 1 to {WHOLE} each")
     capacities = [WHOLE // request.takes(device) for device in request.candidates]
     if sum(min(sets, capacity) for capacity in capacities) < count or not 0 <= count // sets <= len(capacities):
-        most = f"the number of candidates, {len(capacities)}" if sets == 1 else f"what {sets} sets find room for"
+        most = f"the number of candidates, {len(capacities)}" if sets == 1 else f"what {sets} sets have room for"
         raise ValueError(f"count={count}: must be from 0 to {most}")
     if not 0 <= request.slots <= slots:
         raise ValueError(f"slots={request.slots}: must be from 0 to the session's {slots}")

@@ -78,7 +78,7 @@ class _Bucket:
 
 
 class Backlog:
-    """The remaining tests, owned by the scheduler. The cost of a method does not grow with their number."""
+    """The remaining tests, owned by the scheduler. After construction, the cost of a method is constant."""
 
     def __init__(self, needs: list[Need], tasks: list[Task]) -> None:
         self.tasks = tasks

@@ -32,14 +32,14 @@ def about_times(found: Times) -> Iterator[str]:
     """Return lines that say where the tests' times come from."""
     total = len(found.seconds)
     if found.unknown == total:
-        yield f"nothing is remembered: each counted as {found.guess:g} s"
+        yield f"no times are stored: each test counts as {found.guess:g} s"
     elif found.unknown:
         guess = f"the median of the others, {clock(found.guess)}"
         yield f"{found.unknown} of {_tests(total)} never timed: counted as {guess}"
     else:
-        yield "all times are remembered"
+        yield "the times of all tests are stored"
     if found.elsewhere:
-        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted as there"
+        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted with those times"
 
 
 def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
@@ -51,7 +51,7 @@ def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
         line = f"{play.workers:>5}{clock(play.makespan):>14}"
         line += f"{play.utilisation(devices):>14.0%}" if devices else ""
         yield line + ("   best" if play is shortest else ""), play is shortest
-    yield f"best: the fewest workers of those within {CLOSE:.0%} of the shortest", False
+    yield f"best: the fewest workers with a makespan within {CLOSE:.0%} of the shortest", False
 
 
 def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
@@ -66,7 +66,7 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
         yield f"{suite.devices} devices: {hours}, utilisation {play.utilisation(suite.devices):.0%}"
     links = chain(play.spans)
     longest = sorted(links, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
-    yield "The tests that make it so long, each begun when the one before it had ended" + (
+    yield "Critical path: each test started when the one before it ended" + (
         f" (the longest {_SHOWN} of {len(links)}):" if len(links) > _SHOWN else ":"
     )
     for span in links:

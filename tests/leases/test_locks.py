@@ -268,7 +268,7 @@ def test_a_lock_that_cannot_be_described_is_not_kept(make: Make) -> None:
 def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LockFolderError, match=r"locks is not a directory \(a symbolic link is none\)"):
+    with pytest.raises(LockFolderError, match=r"locks is not a directory \(symbolic links are not allowed\)"):
         DeviceLocks(folder)
 
 

@@ -100,7 +100,7 @@ class Cuda:
             return read_cuda_mask(text, devices, cards)
         order = self._driver_order
         if order is None:
-            note = f"{_MASK}={text} was read in PCI order, for CUDA could not be asked for its own"
+            note = f"{_MASK}={text} was read in PCI order, because CUDA's order is unknown"
             self.notes = (*(one for one in self.notes if one != note), note)
         else:
             # For a card in MIG mode the driver returns the UUID of the instance that a process would get.

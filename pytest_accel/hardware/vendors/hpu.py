@@ -63,7 +63,7 @@ class Hpu:
                 continue
             module = read_number(folder / "module_id")
             if module is None:
-                notes.append(f"{name} is left out: its driver tells no module_id, by which masks name it")
+                notes.append(f"{name} is left out: its driver reports no module_id, which masks need")
                 continue
             pci = read_text(folder / "pci_addr").lower() or pci_address(self._root, name)
             devices.append(

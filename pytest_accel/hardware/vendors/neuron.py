@@ -75,7 +75,7 @@ class Neuron:
             folder = self._root / "sys/devices/virtual/neuron_device" / name
             cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
             if not cores:
-                notes.append(f"{name} is left out: sysfs does not tell how many cores it has")
+                notes.append(f"{name} is left out: sysfs does not have its number of cores")
             model = read_text(folder / "info/architecture/device_name")
             for first in range(0, cores, self._device_size(model)):
                 devices.append(

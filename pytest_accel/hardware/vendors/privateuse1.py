@@ -110,10 +110,10 @@ class PrivateUse1:
         try:
             backend, found = ask_torch()
         except OSError as error:
-            self.notes = (f"what torch's backends ({names}) have is not known: {error}",)
+            self.notes = (f"the devices of torch's backends ({names}) are unknown: {error}",)
             return ()
         if backend is None or backend in kinds() or not found:
-            has = "no accelerator" if backend is None or not found else f"{backend}, which is a kind of its own"
+            has = "no accelerator" if backend is None or not found else f"{backend}, which has a kind of its own"
             self.notes = (f"torch, with the backends ({names}), has {has}",) if names else ()
             return ()
         # single_process, because it is not known whether two processes can use one device.
@@ -160,7 +160,7 @@ def ask_torch(timeout: float = _TIMEOUT) -> tuple[str | None, list[str]]:
         # The last line: the packages may print something before.
         backend, names = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise OSError("its answer cannot be read") from None
+        raise OSError("its output cannot be read") from None
     return backend, names
 
 

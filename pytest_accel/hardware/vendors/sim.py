@@ -107,7 +107,7 @@ def read_topology(file: Path) -> tuple[Device, ...]:
     except OSError as error:
         raise ValueError(f"sim topology {file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"sim topology {file}: is no TOML file: {error}") from None
+        raise ValueError(f"sim topology {file}: is not a TOML file: {error}") from None
     tables = data.get("device")
     if set(data) != {"device"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ValueError(f"sim topology {file}: allowed are [[device]] tables, and nothing else")

@@ -117,11 +117,15 @@ class Xpu:
         """
         cards = self._counted(devices)
         reading = read_masks(environ, [card for _, card in cards])
-        notes = [f"{name}={environ[name]!r} is nothing that Intel's runtimes can read" for name in reading.unreadable]
-        notes += [f"{cards[at][0]} is integrated: torch leaves it out beside discrete GPUs" for at in reading.unused]
-        notes += [f"{cards[at][0]} is taken whole, though only some of its tiles are left" for at in reading.partly]
+        notes = [f"{name}={environ[name]!r} cannot be read by Intel's runtimes" for name in reading.unreadable]
+        notes += [
+            f"{cards[at][0]} is integrated: torch ignores it, since there are discrete GPUs" for at in reading.unused
+        ]
+        notes += [
+            f"{cards[at][0]} is used as a whole, although only some of its tiles are visible" for at in reading.partly
+        ]
         if _ALLOWLIST in environ:
-            notes.append(f"{_ALLOWLIST} is left to SYCL: what it hides is counted here")
+            notes.append(f"{_ALLOWLIST} is not read: devices that it hides are counted")
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
         known = {device.id: device for device in devices}
         return tuple(known[cards[at][0]] for at in reading.left if cards[at][0] in known)
@@ -181,7 +185,7 @@ class Xpu:
             return None
         address = os.path.basename(os.path.realpath(device))
         if not _ADDRESS.fullmatch(address):
-            raise ValueError(f"{address!r} is no PCI address")
+            raise ValueError(f"{address!r} is not a PCI address")
         driver = os.path.basename(os.path.realpath(device / "driver"))
         if driver not in ("i915", "xe"):
             raise ValueError(f"the driver of {address} is {driver!r}, which is neither i915 nor xe")
@@ -190,7 +194,9 @@ class Xpu:
             if address == _INTEGRATED and self.lacking():
                 # No error: this is the case in every container on a machine with integrated graphics.
                 return None
-            raise ValueError(f"{address} has no render node that can be opened ({', '.join(nodes) or 'none at all'})")
+            raise ValueError(
+                f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
+            )
         product = int((device / "device").read_text(), 16)
         files = sorted(device.glob("tile[0-9]*/physical_vram_size_bytes"))
         tiles = len(files)
