@@ -232,7 +232,7 @@ def thought(count: int) -> list[float]:
         tests.append(Test(draw.uniform(0.2, 8), devices, share, number // 20))
     machine = Machine(tests, 64, 64)
     machine.play(ours(machine, [test.seconds for test in tests]))
-    return machine.thought
+    return machine.scheduler_seconds
 
 
 _SUITE = """

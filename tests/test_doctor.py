@@ -351,7 +351,7 @@ def test_lock_folders(tmp_path: Path) -> None:
     folder.chmod(0o777)
     assert (look_at_locks(folder, mounts).problem or "").startswith("has mode 0777: other users may write to it")
     (tmp_path / "link").symlink_to(folder)
-    assert look_at_locks(tmp_path / "link", mounts).problem == "is not a directory (a symbolic link is none)"
+    assert look_at_locks(tmp_path / "link", mounts).problem == "is not a directory (symbolic links are not allowed)"
     (tmp_path / "file").touch()
     assert look_at_locks(tmp_path / "file", mounts).problem == "is not a directory"
     assert (

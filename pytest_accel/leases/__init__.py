@@ -1,1 +1,1 @@
-"""Who may use what: the policy, the broker that applies it, the locks between sessions."""
+"""Leases on devices and CPU slots: the policy, the broker that applies it, and the locks between sessions."""

@@ -1,4 +1,4 @@
-"""What a session can hand out: the devices of each kind that tests name, and the ranks that may run on the CPU."""
+"""The allocator: a broker for each kind of device that tests name, and one for the CPU slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_accel.leases.policy import Request
 
 
 def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
-    """What is asked of a broker for `need`; the request has no number yet."""
+    """Return the request for `need` to submit to a broker, which then assigns its id (here 0)."""
     fitting = candidates(need, inventory)
     return Request(
         0,
@@ -36,9 +36,9 @@ def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
 
 
 class Supply:
-    """A broker for each kind, made when it is first asked for. Not thread-safe: the pool calls it under its own lock.
+    """A broker for each kind, created at its first use. Not thread-safe: the pool calls it under its own lock.
 
-    A kind that is None stands for the CPU slots, which need no device.
+    The kind None means the CPU slots, which need no device.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Supply:
         *,
         waits_for_busy: bool,
     ) -> None:
-        """``on_wanted(kind, lease)`` and ``on_lost(kind, lease, why)``: as a :class:`Broker`'s.
+        """`slots` is the number of CPU slots. `waits_for_busy` is True for ``--accel-busy wait``.
 
-        `waits_for_busy` is ``--accel-busy wait``.
+        ``on_wanted(kind, lease)`` and ``on_lost(kind, lease, why)`` are called like those of :class:`Broker`.
         """
         self._slots = slots
         self._machine = machine
@@ -64,7 +64,7 @@ class Supply:
         self._guards: dict[str, Guard] = {}
 
     def broker(self, kind: str | None) -> Broker:
-        """The broker of the devices of `kind`."""
+        """Return the broker of the devices of `kind`."""
         if kind not in self._brokers:
             wanted = partial(self._on_wanted, kind)
             if kind is None:
@@ -87,7 +87,7 @@ class Supply:
         on_grant: Callable[[Lease], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """Ask for what `need` says; the request's number at the kind's broker."""
+        """Request the devices for `need`; return the id of the request at the kind's broker."""
         request = request_for(need, self._inventory(kind))
         return self.broker(kind).submit(
             request.candidates,
@@ -101,57 +101,61 @@ class Supply:
         )
 
     def lost(self, kind: str, need: DeviceNeed) -> str | None:
-        """Why `need` can be met no more, since devices were set aside in this session; None where it can."""
-        aside = self._aside(kind)
-        missing = shortfall(need, self._inventory(kind)) if aside else None
+        """Return why `need` cannot be met any more because devices were set aside in this session, or None."""
+        set_aside = self._set_aside(kind)
+        missing = shortfall(need, self._inventory(kind)) if set_aside else None
         if missing is None:
             return None
-        return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in aside.items())])
+        return "\n".join([missing, *(f"{name} was set aside: {why}" for name, why in set_aside.items())])
 
     def obstacles(self, kind: str | None, request: int) -> list[str] | None:
-        """Return who has what a request waits for, and why other devices cannot be had, an entry for each.
+        """Return a line for each reason why a request waits: holders, refused devices, and earlier requests.
 
-        None if the request does not wait (any more).
+        Return None if the request does not wait (any more).
         """
         broker = self.broker(kind)
         holders = broker.holders(request)
         if holders is None:
             return None
-        ahead = [f"{_holder(one)} has waited longer" for one in broker.ahead_of(request)]
+        ahead = [f"{_holder(holder)} has waited longer" for holder in broker.ahead_of(request)]
         if kind is None:
-            slots = [(f"{count} of {self._slots}", count, one) for count, one in broker.users_of_slots()]
-            return [f"{name} {_held(count)} by {_holder(one)}" for name, count, one in slots] + ahead
+            users = broker.users_of_slots()
+            slots = [f"{count} of {self._slots} {_held(count)} by {_holder(holder)}" for count, holder in users]
+            return slots + ahead
         by_holder: dict[Holder, list[str]] = {}
-        for name, one in holders.items():
-            by_holder.setdefault(one, []).append(name)
-        lines = [f"{', '.join(names)} {_held(len(names))} by {_holder(one)}" for one, names in by_holder.items()]
+        for name, holder in holders.items():
+            by_holder.setdefault(holder, []).append(name)
+        lines = [f"{', '.join(names)} {_held(len(names))} by {_holder(holder)}" for holder, names in by_holder.items()]
         others = [device.id for device in self._inventory(kind).devices if device.id not in holders]
         return lines + [f"{name} {why}" for name in others if (why := self._refuses(kind, name)) is not None] + ahead
 
     def give_back(self, kind: str | None, lease: Lease, *, killed: bool) -> None:
-        """The processes that used a lease are gone; where they were `killed`, their memory must come back first."""
+        """Release a lease after its processes have ended.
+
+        If they were `killed`, its devices are not leased again before their memory has been freed.
+        """
         broker = self.broker(kind)
         if killed and kind in self._guards:
             self._guards[kind].suspect(lease.devices)
         broker.release(lease.id)
 
     def close(self) -> None:
-        """Give all leases back."""
+        """Release all leases."""
         for broker in self._brokers.values():
             broker.close()
 
     def _refuses(self, kind: str, device: str) -> str | None:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
-    def _aside(self, kind: str) -> dict[str, str]:
+    def _set_aside(self, kind: str) -> dict[str, str]:
         return self._guards[kind].aside if kind in self._guards else {}
 
     def _inventory(self, kind: str) -> Inventory:
-        """What the session has of `kind`, without what was set aside since it began."""
-        inventory, aside = self._machine.of(kind), self._aside(kind)
-        if not aside:
+        """Return the session's inventory of `kind` without the devices that were set aside since it started."""
+        inventory, set_aside = self._machine.of(kind), self._set_aside(kind)
+        if not set_aside:
             return inventory
-        return replace(inventory, devices=tuple(one for one in inventory.devices if one.id not in aside))
+        return replace(inventory, devices=tuple(device for device in inventory.devices if device.id not in set_aside))
 
 
 def _held(count: int) -> str:
@@ -159,7 +163,7 @@ def _held(count: int) -> str:
 
 
 def _holder(holder: Holder) -> str:
-    """Return the holder in words: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
+    """Return a description of the holder: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
     if not holder.pid:
         return "a session that has not said who it is"
     moment = time.localtime(holder.since)

@@ -1,11 +1,11 @@
-"""The one place in a session that grants leases: applies the policy, holds the locks, tells who waits.
+"""The broker, the only place in a session that grants leases: applies the policy and takes the locks of devices.
 
-Between sessions the rule is the policy's: first come, first served, where a request of a session that has had much of
-the devices lately counts as having come later (`usage.py`). A request that waits for a device which another session
-has makes its wish known in the lock folder with the time from which it counts, and no session takes a device for a
-request that counts from later than somebody else's wish for that device. So a busy session cannot keep a device to
-itself by taking it again each time it gives it back, nor by tests that last longer than another's, and two that wait
-for several devices each do not wait for each other.
+Sessions share devices by the policy's rule: first come, first served, except that a request of a session that has used
+the devices much lately counts as having arrived later (`fair_share.py`). A request that waits for a device of another
+session is published in the lock folder with its arrival time (`wait_queue.py`), and no session takes a device for a
+request that arrived later than a published request for that device. So a busy session cannot keep a device by taking
+it again each time it releases it, nor by running longer tests than other sessions, and two sessions that each wait for
+several devices cannot deadlock.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.leases.fair_share import Usage
-from pytest_accel.leases.lease_table import Holdings, Lease
+from pytest_accel.leases.lease_table import Lease, LeaseTable
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
 
 if TYPE_CHECKING:
     from pytest_accel.leases.locks import DeviceLocks, Holder
 
-_EAGER = 0.002
-_EAGER_FOR = 1.0
-_PATIENT = 0.020
-_LOOK = 0.100
-_LOOK_AGAIN = 0.025
-_LINGER = 1.0
-_LOOK_AT_LOCKS = 0.5
-"""Seconds between two looks at whether the lock files of what is held are in their places."""
+_FAST_POLL = 0.002
+"""Seconds between attempts to lock devices of other sessions, during `_FAST_POLL_TIME` seconds after a change."""
+_FAST_POLL_TIME = 1.0
+_SLOW_POLL = 0.020
+"""Seconds between these attempts later on."""
+_QUEUE_CHECK_INTERVAL = 0.100
+"""Seconds between checks if other sessions wait for devices of this one."""
+_QUEUE_CHECK_AFTER_HIT = 0.025
+"""Seconds until the next such check after one that has found a lease that another session waits for."""
+_IDLE_TIME = 1.0
+"""Seconds after which the thread ends if no device is leased and no request waits for another session."""
+_LOCK_CHECK_INTERVAL = 0.5
+"""Seconds between checks that the lock files of leased devices still exist."""
 
 
 class BrokerError(Exception):
-    """The broker's thread has ended with an error; the message has the traceback."""
+    """The broker's thread has ended with an error; the message contains the traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ class _Waiting:
 class Broker:
     """Grants leases on `devices` and on `slots` CPU rank slots. Thread-safe; no method waits for a lease.
 
-    Callbacks run in the thread whose call made them due, or in the broker's own, never with its lock held; they may
-    call the broker, must be short and must not raise.
+    Callbacks run in the thread whose call caused them, or in the broker's own thread, and never while the broker's lock
+    is held. They may call the broker; they must be short and must not raise.
     """
 
     def __init__(
@@ -69,30 +74,32 @@ class Broker:
         clock: Callable[[], float] = time.time,
         on_lost: Callable[[int, str], None] | None = None,
     ) -> None:
-        """`devices` are in the session's order. `locks` None: no other session is asked.
+        """`devices` are in the session's order. If `locks` is None, the devices are not shared with other sessions.
 
-        ``on_wanted(lease_id)`` is called once a lease when somebody, here or in another session, waits for something
-        that it holds: a holder that keeps it for later use gives it back, one that is at work goes on.
-        ``on_lost(lease_id, why)`` is called when the lock of a device of the lease was lost and cannot be had again.
-        The holder must stop using the device, since another session may take it, and then release the lease.
+        ``on_wanted(lease_id)`` is called when a request in this or another session waits for something that the lease
+        holds, once for each holder. A holder that only keeps the lease for later use should release it; one that is
+        running a test goes on.
+        ``on_lost(lease_id, why)`` is called when the lock of a device of the lease was lost and cannot be acquired
+        again. The holder must stop using the device, since another session may take it, and then release the lease.
         """
         self._slots = slots
-        self._holdings = Holdings(devices, slots)
+        self._table = LeaseTable(devices, slots)
         self._locks = locks
         self._on_wanted = on_wanted
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting: dict[int, _Waiting] = {}
-        self._foreign: set[str] = set()
+        self._unavailable: set[str] = set()
+        """Devices that could not be locked at the last attempt, or for which another session has waited longer."""
         self._ids = itertools.count(1)
         self._last_since = 0.0
         self._clock = clock
-        """Seconds since the epoch: what sessions compare."""
+        """Returns seconds since the epoch, so that sessions can compare their times."""
         self._usage = Usage(moment=clock())
         self._thread: threading.Thread | None = None
         self._last_change = 0.0
-        self._nap = 0.0
+        self._poll_interval = 0.0
         self._closed = False
 
     def submit(
@@ -108,22 +115,22 @@ class Broker:
         sets: int = 1,
         on_failure: Callable[[Exception], None] | None = None,
     ) -> int:
-        """Ask for `count` of the devices `candidates` and for `slots` slots; the request's id.
+        """Request `count` of the devices `candidates` and `slots` CPU slots; return the request's id.
 
-        `parts` says how many parts of each candidate are asked for (None: whole devices); see
+        `parts` gives the number of requested parts of each candidate (None: whole devices); see
         :class:`~pytest_accel.leases.policy.Request` for `ties` and `sets`.
 
-        ``on_grant(lease)`` is called when the lease is there: before this returns, if it can be granted now.
-        ``on_failure(error)`` is called in its place where the lock folder cannot be used
-        (:class:`~pytest_accel.leases.lock_dir.LockFolderError`), or the broker's thread has ended with an error
-        (:class:`BrokerError`); without it the error is raised in the thread that meets it. Raises ValueError for a
-        request that could never be granted, RuntimeError when the broker is closed.
+        ``on_grant(lease)`` is called when the lease is granted: before this method returns, if that is possible now.
+        ``on_failure(error)`` is called instead if the lock folder cannot be used
+        (:class:`~pytest_accel.leases.lock_dir.LockFolderError`) or the broker's thread has ended with an error
+        (:class:`BrokerError`); without it the error is raised in the thread in which it occurred. Raises ValueError for
+        a request that could never be granted, RuntimeError if the broker is closed.
         """
-        chosen = tuple(name for name in self._holdings.devices if name in set(candidates))
+        chosen = tuple(name for name in self._table.devices if name in set(candidates))
         taken = tuple(parts[name] for name in chosen) if parts else ()
         if unknown := set(candidates).difference(chosen):
             raise ValueError(
-                f"candidates {sorted(unknown)} are not among the session's devices {list(self._holdings.devices)}"
+                f"candidates {sorted(unknown)} are not among the session's devices {list(self._table.devices)}"
             )
         request = Request(next(self._ids), chosen, count, slots, tuple(ties), taken, sets)
         check(request, self._slots)
@@ -134,47 +141,48 @@ class Broker:
             turn = self._clock() + self._usage.handicap
             self._last_since = max(turn, math.nextafter(self._last_since, math.inf))
             if not self._waiting:
-                # Nobody has looked at these since the last request went.
-                self._foreign.clear()
+                # Out of date: these are not checked while no request waits.
+                self._unavailable.clear()
             self._waiting[request.id] = _Waiting(request, holder, self._last_since, on_grant, on_failure)
-            calls = self._settle()
-        self._deliver(calls)
+            calls = self._react()
+        self._run_callbacks(calls)
         return request.id
 
     def cancel(self, request_id: int) -> bool:
-        """Withdraw a request; False if it is not waiting (any more), because it was granted, failed or cancelled."""
+        """Cancel a request; return False if it does not wait (it was granted, has failed or was cancelled)."""
         with self._lock:
             if self._waiting.pop(request_id, None) is None:
                 return False
-            calls = self._settle()
-        self._deliver(calls)
+            calls = self._react()
+        self._run_callbacks(calls)
         return True
 
     def release(self, lease_id: int) -> None:
-        """Give a lease back. Once is enough and twice does no harm: a crash and an orderly end may both do it."""
+        """Release a lease. Releasing it again has no effect: a crash and a clean shutdown may both release it."""
         with self._lock:
-            held = self._holdings.leases.get(lease_id)
+            held = self._table.leases.get(lease_id)
             if held is None:
                 return
             self._count_usage()
-            left = self._holdings.remove(lease_id)
+            freed = self._table.remove(lease_id)
             if self._locks is not None:
-                for device in left:
-                    if self._locks.holds(device):  # Else its lock has been lost.
-                        self._locks.loosen(device)
+                for device in freed:
+                    if self._locks.holds(device):  # Otherwise its lock was lost.
+                        self._locks.retain(device)
             with suppress(LockFolderError):
-                self._tell(held.lease.devices)
-            calls = self._settle()
-        self._deliver(calls)
+                self._write_holders(held.lease.devices)
+            calls = self._react()
+        self._run_callbacks(calls)
 
     def pass_on(self, lease_id: int, request_id: int) -> bool:
-        """Give a lease of devices as it is to the request that has waited longest, in place of release and grant.
+        """Transfer a lease of devices to the request that has waited longest, instead of releasing and granting it.
 
-        So a process that is warm on the devices can serve the next one. False, and nothing happens, if another request
-        waits longer, here or in another session, or the lease is not what the request is for. `on_grant` is not called.
+        So a process that is warm on the devices can serve the next request. Return False, without effect, if another
+        request in this or another session waits longer, or if the lease does not match the request. `on_grant` is not
+        called.
         """
         with self._lock:
-            held = self._holdings.leases.get(lease_id)
+            held = self._table.leases.get(lease_id)
             waiting = next(iter(self._waiting.values()), None)
             if held is None or waiting is None or waiting.request.id != request_id:
                 return False
@@ -184,40 +192,40 @@ class Broker:
             if any(request.takes(device) != parts for device, parts in held.lease.takes()):
                 return False
             if self._locks is not None:
-                rivals = self._locks.wishes.rivals()
-                if any(rivals.get(device, math.inf) < waiting.since for device in devices):
+                other_waits = self._locks.wait_queue.others()
+                if any(other_waits.get(device, math.inf) < waiting.since for device in devices):
                     return False
             del self._waiting[request_id]
-            held.told = False
+            held.notified = False
             held.holder = replace(waiting.holder, since=time.time(), processes=held.holder.processes)
             with suppress(LockFolderError):
-                self._tell(devices)
-            calls = self._settle()
-        self._deliver(calls)
+                self._write_holders(devices)
+            calls = self._react()
+        self._run_callbacks(calls)
         return True
 
     def describe(
         self, lease_id: int, *, processes: Sequence[tuple[int, float]] | None = None, test: str | None = None
     ) -> None:
-        """Tell other sessions what a lease is used for; nothing happens if it has been given back.
+        """Record in the lock files what a lease is used for; no effect if the lease has been released.
 
-        `processes` are those that use its devices (pid and creation time): as long as one of them is alive, whatever
-        becomes of this session, nobody else gets the devices.
+        `processes` are the processes that use its devices (pid and creation time): as long as one of them is alive, no
+        other session gets the devices, even if this session has ended.
         """
         with self._lock:
-            held = self._holdings.leases.get(lease_id)
+            held = self._table.leases.get(lease_id)
             if held is None:
                 return
             if processes is not None:
                 held.holder = replace(held.holder, processes=tuple(processes))
             if test is not None:
                 held.holder = replace(held.holder, test=test)
-            self._tell(held.lease.devices)
+            self._write_holders(held.lease.devices)
 
     def holders(self, request_id: int) -> dict[str, Holder] | None:
-        """Return who has each of the candidates of a waiting request that somebody has, here or in another session.
+        """Return the holders, in this or another session, of those candidates of a waiting request that are held.
 
-        None if the request is not waiting (any more).
+        Return None if the request does not wait (any more).
         """
         with self._lock:
             waiting = self._waiting.get(request_id)
@@ -225,19 +233,19 @@ class Broker:
                 return None
             found: dict[str, Holder] = {}
             for device in waiting.request.candidates:
-                if device in self._holdings.held:
-                    found[device] = self._holdings.holder(device)
+                if device in self._table.held:
+                    found[device] = self._table.holder(device)
                 elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
                     found[device] = holder
             return found
 
     def users_of_slots(self) -> list[tuple[int, Holder]]:
-        """Return how many CPU slots each lease has that has some, and who has the lease."""
+        """Return the number of CPU slots and the holder of each lease that has any."""
         with self._lock:
-            return [(held.lease.slots, held.holder) for held in self._holdings.leases.values() if held.lease.slots]
+            return [(held.lease.slots, held.holder) for held in self._table.leases.values() if held.lease.slots]
 
     def ahead_of(self, request_id: int) -> list[Holder]:
-        """Return who waits in this session, for longer, for a device or slots that the request waits for too."""
+        """Return the holders of earlier requests of this session that wait for the same devices or slots."""
         with self._lock:
             waiting = self._waiting.get(request_id)
             if waiting is None:
@@ -251,114 +259,114 @@ class Broker:
             ]
 
     def close(self) -> None:
-        """Give every lease back and forget every request, without a callback."""
+        """Release every lease and drop every request, without callbacks."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
-            self._holdings.clear()
+            self._table.clear()
             if self._locks is not None:
                 self._locks.close()
             thread = self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
-            # A callback that waits for the caller of close() must not keep it here.
+            # The timeout prevents a deadlock with a callback that waits for the caller of close().
             thread.join(2.0)
 
     def _count_usage(self) -> None:
-        """Before anything changes in what is held."""
-        self._usage = self._usage.at(self._clock(), self._holdings.part)
+        """Add the use of devices up to now. Call this before the set of leases changes."""
+        self._usage = self._usage.at(self._clock(), self._table.used_fraction)
 
     def _requests(self) -> list[Request]:
         return [waiting.request for waiting in self._waiting.values()]
 
     def _free(self) -> dict[str, int]:
-        return self._holdings.free(without=self._foreign)
+        return self._table.free(without=self._unavailable)
 
-    def _tell(self, devices: Iterable[str]) -> None:
-        """Say in the lock files who has those of `devices` that are held."""
+    def _write_holders(self, devices: Iterable[str]) -> None:
+        """Write the current holders of `devices` to their lock files, skipping devices that are not held."""
         if self._locks is not None:
             for device in dict.fromkeys(devices):
-                if device in self._holdings.held and self._locks.holds(device):
-                    self._locks.update(device, self._holdings.holder(device))
+                if device in self._table.held and self._locks.holds(device):
+                    self._locks.update(device, self._table.holder(device))
 
-    def _settle(self) -> list[Callable[[], None]]:
-        """What follows from a change, with the lock held; returns the calls that are then due without it."""
+    def _react(self) -> list[Callable[[], None]]:
+        """React to a change, with the lock held; return the callbacks to run after the lock has been released."""
         calls = self._grant()
         self._last_change = monotonic()
         if self._locks is not None:
-            sought = bool(self._sought())
-            if (sought or self._holdings.held) and self._thread is None:
+            foreign_waits = bool(self._foreign_waits())
+            if (foreign_waits or self._table.held) and self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=(self._locks,), name="accel-broker", daemon=True)
                 self._thread.start()
-            elif sought and self._nap > _EAGER:
+            elif foreign_waits and self._poll_interval > _FAST_POLL:
                 self._changed.notify()
         return calls
 
     def _grant(self) -> list[Callable[[], None]]:
         calls: list[Callable[[], None]] = []
-        rivals: dict[str, float] | None = None
+        other_waits: dict[str, float] | None = None
         settled = False
         while self._waiting and not settled:
             settled = True
-            for grant in decide(self._requests(), self._free(), self._holdings.free_slots):
+            for grant in decide(self._requests(), self._free(), self._table.free_slots):
                 waiting = self._waiting[grant.request]
                 holder = replace(waiting.holder, since=time.time())
                 if grant.devices and self._locks is not None:
-                    rivals = self._locks.wishes.rivals() if rivals is None else rivals
+                    other_waits = self._locks.wait_queue.others() if other_waits is None else other_waits
                     try:
-                        refused = self._take(self._locks, grant.devices, holder, rivals, waiting.since)
+                        refused = self._lock_all(self._locks, grant.devices, holder, other_waits, waiting.since)
                     except Exception as error:
                         del self._waiting[grant.request]
-                        calls.append(partial(waiting.on_failure or _fail, error))
+                        calls.append(partial(waiting.on_failure or _raise, error))
                         settled = False
                         break
                     if refused is not None:
-                        self._foreign.add(refused)
+                        self._unavailable.add(refused)
                         settled = False
                         break
-                calls.append(self._give(grant, holder))
+                calls.append(self._add_lease(grant, holder))
         if self._locks is not None:
-            # Not before: another session would take what an earlier request of this one gets now.
-            self._let_go(self._locks)
+            # After granting: otherwise another session could take a device that a request of this session gets now.
+            self._unlock_unneeded(self._locks)
         return calls
 
-    def _let_go(self, locks: DeviceLocks) -> None:
-        """Unlock the devices that nobody has any more, except those that a request of this session waits for.
+    def _unlock_unneeded(self, locks: DeviceLocks) -> None:
+        """Unlock released devices, except those that a request of this session waits for.
 
-        If these were unlocked, other sessions could take one of them after the other from a request that needs several
-        at once. A device for which another session has waited longer is unlocked: two sessions that keep a device each
-        and need both would wait for each other otherwise.
+        If these were unlocked too, other sessions could take them one by one, and a request that needs several at once
+        would starve. A device for which another session has waited longer is unlocked in any case: otherwise two
+        sessions that both need two devices and keep one each would deadlock.
         """
-        loose = locks.loose
-        if not loose:
+        retained = locks.retained
+        if not retained:
             return
         kept: dict[str, Holder] = {}
-        rivals = locks.wishes.rivals() if self._waiting else {}
-        for shortage in shortages(self._requests(), self._free(), self._holdings.free_slots) if self._waiting else ():
+        other_waits = locks.wait_queue.others() if self._waiting else {}
+        for shortage in shortages(self._requests(), self._free(), self._table.free_slots) if self._waiting else ():
             waiting = self._waiting[shortage.request.id]
-            for device in loose.intersection(shortage.request.candidates) if shortage.devices else ():
-                if waiting.since <= rivals.get(device, math.inf):
+            for device in retained.intersection(shortage.request.candidates) if shortage.devices else ():
+                if waiting.since <= other_waits.get(device, math.inf):
                     kept.setdefault(device, waiting.holder)
-        locks.let_go(loose - kept.keys())
+        locks.unlock(retained - kept.keys())
         for device, holder in kept.items():
-            locks.keep(device, holder)
+            locks.reserve(device, holder)
 
-    def _give(self, grant: Grant, holder: Holder) -> Callable[[], None]:
+    def _add_lease(self, grant: Grant, holder: Holder) -> Callable[[], None]:
         waiting = self._waiting.pop(grant.request)
         lease = Lease(next(self._ids), grant.devices, grant.slots, grant.parts)
         self._count_usage()
-        self._holdings.add(lease, holder)
+        self._table.add(lease, holder)
         if grant.parts:
             with suppress(LockFolderError):
-                self._tell(grant.devices)
+                self._write_holders(grant.devices)
         return partial(waiting.on_grant, lease)
 
-    def _deliver(self, calls: Sequence[Callable[[], None]]) -> None:
-        # One that raises against the rules must not cost the others their lease.
+    def _run_callbacks(self, calls: Sequence[Callable[[], None]]) -> None:
+        # A callback that raises must not keep the others from running.
         with ExitStack() as stack:
             for call in reversed(calls):
                 stack.callback(call)
-        # One after the other: what the first gives back may be all that was wanted.
+        # One at a time: the first holder may release all that the waiting requests need.
         while (lease := self._next_wanted()) is not None:
             self._on_wanted(lease)
 
@@ -366,71 +374,71 @@ class Broker:
         with self._lock:
             if not self._waiting:
                 return None
-            leases = self._holdings.leases
+            leases = self._table.leases
             slots = {lease: held.lease.slots for lease, held in leases.items()}
             devices = {lease: held.lease.devices for lease, held in leases.items()}
-            asked = wanted(self._requests(), self._free(), self._holdings.free_slots, devices, slots)
-            lease = next((lease for lease in asked if not leases[lease].told), None)
+            blocking = wanted(self._requests(), self._free(), self._table.free_slots, devices, slots)
+            lease = next((lease for lease in blocking if not leases[lease].notified), None)
             if lease is not None:
-                leases[lease].told = True
+                leases[lease].notified = True
             return lease
 
-    def _sought(self) -> dict[str, float]:
-        """The candidates of the requests that another session keeps waiting, and since when they wait."""
+    def _foreign_waits(self) -> dict[str, float]:
+        """Return the candidates of requests that wait for unavailable devices, each with its request's arrival time."""
         since: dict[str, float] = {}
-        if self._foreign and self._waiting:
-            for shortage in shortages(self._requests(), self._free(), self._holdings.free_slots):
-                if shortage.devices and not self._foreign.isdisjoint(shortage.request.candidates):
+        if self._unavailable and self._waiting:
+            for shortage in shortages(self._requests(), self._free(), self._table.free_slots):
+                if shortage.devices and not self._unavailable.isdisjoint(shortage.request.candidates):
                     for device in shortage.request.candidates:
                         since.setdefault(device, self._waiting[shortage.request.id].since)
         return since
 
     def _run(self, locks: DeviceLocks) -> None:
-        """The thread: asks for devices that other sessions have, and listens for the wishes of other sessions."""
+        """Run in the thread: try to lock devices of other sessions, and check which devices other sessions wait for."""
         try:
-            self._attend(locks)
+            self._poll(locks)
         except Exception as error:
-            self._break(error)
+            self._fail_all(error)
 
-    def _attend(self, locks: DeviceLocks) -> None:
-        needed = look = look_at_locks = monotonic()
+    def _poll(self, locks: DeviceLocks) -> None:
+        last_needed = next_check = next_lock_check = monotonic()
         while True:
             with self._changed:
                 now = monotonic()
-                sought = self._sought()
-                if sought or self._holdings.held:
-                    needed = now
-                if self._closed or now - needed > _LINGER:
+                foreign_waits = self._foreign_waits()
+                if foreign_waits or self._table.held:
+                    last_needed = now
+                if self._closed or now - last_needed > _IDLE_TIME:
                     self._thread = None
                     return
                 calls: list[Callable[[], None]] = []
-                if sought:
-                    self._foreign.clear()
+                if foreign_waits:
+                    self._unavailable.clear()
                     calls = self._grant()
-                    sought = self._sought()
-                # A wish that cannot be written costs the place in the queue between sessions, not the device.
+                    foreign_waits = self._foreign_waits()
+                # If the wait file cannot be written, this session loses its place in the queue, but may get the device.
                 with suppress(Exception):
-                    locks.wishes.want(sought)
-                if now >= look:
+                    locks.wait_queue.publish(foreign_waits)
+                if now >= next_check:
                     lease = self._wanted_elsewhere(locks)
-                    look = now + (_LOOK if lease is None else _LOOK_AGAIN)
+                    next_check = now + (_QUEUE_CHECK_INTERVAL if lease is None else _QUEUE_CHECK_AFTER_HIT)
                     if lease is not None:
                         calls.append(partial(self._on_wanted, lease))
-                    self._let_go(locks)  # Another session may have waited longer for what is kept.
-                if now >= look_at_locks:
-                    look_at_locks = now + _LOOK_AT_LOCKS
+                    self._unlock_unneeded(locks)  # Another session may have waited longer for a retained device.
+                if now >= next_lock_check:
+                    next_lock_check = now + _LOCK_CHECK_INTERVAL
                     calls += self._renew_locks(locks)
                 if not calls:
-                    eager = now - self._last_change < _EAGER_FOR
-                    self._nap = (_EAGER if eager else _PATIENT) if sought else look - now
-                    self._changed.wait(self._nap)
+                    recent = now - self._last_change < _FAST_POLL_TIME
+                    self._poll_interval = (_FAST_POLL if recent else _SLOW_POLL) if foreign_waits else next_check - now
+                    self._changed.wait(self._poll_interval)
             try:
-                self._deliver(calls)
+                self._run_callbacks(calls)
             except Exception as error:
                 self._report(error)
 
-    def _break(self, error: Exception) -> None:
-        """Fail every request that waits: nobody would grant it. The next request starts a new thread."""
+    def _fail_all(self, error: Exception) -> None:
+        """Fail every waiting request, which the ended thread cannot grant. The next request starts a new thread."""
         text = "".join(traceback.format_exception(error))
         failure = BrokerError(f"the thread that grants devices has ended with an error:\n{text}")
         with self._lock:
@@ -440,7 +448,7 @@ class Broker:
         try:
             if not waiting:
                 self._report(error)
-            self._deliver([partial(one.on_failure or _fail, failure) for one in waiting])
+            self._run_callbacks([partial(one.on_failure or _raise, failure) for one in waiting])
         except Exception as another:
             self._report(another)
 
@@ -449,7 +457,7 @@ class Broker:
         threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
 
     def _renew_locks(self, locks: DeviceLocks) -> list[Callable[[], None]]:
-        """Make the lock files anew that something has deleted; returns the calls for leases whose locks are lost."""
+        """Recreate lock files that were deleted; return the ``on_lost`` callbacks of leases whose locks are lost."""
         calls: list[Callable[[], None]] = []
         for device in locks.missing():
             try:
@@ -458,38 +466,41 @@ class Broker:
                 why = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
                 calls += [
                     partial(self._on_lost or _ignore, held.lease.id, why)
-                    for held in self._holdings.leases.values()
+                    for held in self._table.leases.values()
                     if device in held.lease.devices
                 ]
         return calls
 
     def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
-        # One at a time: it may be enough for whoever waits, and what is kept warm on the others stays.
-        untold = [held for held in self._holdings.leases.values() if held.lease.devices and not held.told]
-        rivals = locks.wishes.rivals() if untold else {}
-        first = next((held for held in untold if not rivals.keys().isdisjoint(held.lease.devices)), None)
+        # One lease at a time: it may be enough for the waiting session, and warm processes on the others are kept.
+        candidates = [held for held in self._table.leases.values() if held.lease.devices and not held.notified]
+        other_waits = locks.wait_queue.others() if candidates else {}
+        first = next((held for held in candidates if not other_waits.keys().isdisjoint(held.lease.devices)), None)
         if first is None:
             return None
-        first.told = True
+        first.notified = True
         return first.lease.id
 
-    def _take(
-        self, locks: DeviceLocks, devices: Sequence[str], holder: Holder, rivals: Mapping[str, float], since: float
+    def _lock_all(
+        self, locks: DeviceLocks, devices: Sequence[str], holder: Holder, other_waits: Mapping[str, float], since: float
     ) -> str | None:
-        """Lock all of `devices` that are not locked for a part of them, or none; returns the one that cannot be had."""
+        """Lock all of `devices` or none; return the first that cannot be locked, or None.
+
+        A device that this session holds already, because other parts of it are leased, needs no lock.
+        """
         with ExitStack() as undo:
             for device in dict.fromkeys(devices):
-                if rivals.get(device, math.inf) < since:
+                if other_waits.get(device, math.inf) < since:
                     return device
                 if not locks.holds(device):
                     if not locks.try_acquire(device, holder):
                         return device
-                    undo.callback(locks.loosen, device)
+                    undo.callback(locks.retain, device)
             undo.pop_all()
         return None
 
 
-def _fail(error: Exception) -> None:
+def _raise(error: Exception) -> None:
     raise error
 
 

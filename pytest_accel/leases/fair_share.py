@@ -1,4 +1,4 @@
-"""What a session has had of its devices lately, and what that costs it in the queue between sessions. Pure."""
+"""Fair share between sessions: a session's recent use of the devices moves it back in the wait queue. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 from dataclasses import dataclass
 
 _MEMORY = 10.0
-"""Seconds after which use counts a third of what it did (1/e)."""
+"""Time constant of the exponential decay, in seconds: use that is this old counts 1/e (about a third)."""
 _PRICE = 4.0
-"""Seconds later in the queue for each second in which a session had all its devices."""
+"""Seconds of handicap in the queue for each recent second in which the session had all its devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds of all the session's devices, of which the earlier ones count less."""
+    """Recent use of the session's devices, in seconds of all devices; earlier use counts less (exponential decay)."""
 
     seconds: float = 0.0
     moment: float = 0.0
-    """When that was so."""
+    """The time to which `seconds` refers, in seconds since the epoch."""
 
     def at(self, moment: float, part: float) -> Usage:
-        """The use at a later `moment`, where the session had this `part` of its devices meanwhile."""
+        """Return the use at a later `moment`, if the session had the fraction `part` of its devices since then."""
         kept = math.exp(-max(0.0, moment - self.moment) / _MEMORY)
         return Usage(self.seconds * kept + part * _MEMORY * (1 - kept), moment)
 
     @property
     def handicap(self) -> float:
-        """Seconds by which a request counts as having arrived later; at most 40."""
+        """Seconds by which a request counts as having arrived later: from 0 to 40."""
         return _PRICE * self.seconds

@@ -1,4 +1,4 @@
-"""Locks of devices that are not always fit to be taken."""
+"""Device locks that cannot be acquired while a health check refuses the device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pytest_accel.leases.locks import DeviceLocks, Holder
 
 
 class GuardedLocks(DeviceLocks):
-    """A device of which `refuses` gives a reason counts as one that another session has: it is asked for again."""
+    """Device locks that refuse a device as long as ``refuses(device_id)`` returns a reason.
+
+    To the broker, a refused device looks like one that another session holds, so the broker tries again.
+    """
 
     def __init__(self, refuses: Callable[[str], str | None], folder: Path | None = None) -> None:
         super().__init__(folder)
         self._refuses = refuses
 
     def try_acquire(self, device_id: str, holder: Holder) -> bool:
-        """As `DeviceLocks.try_acquire`, and False too for a device that is refused."""
+        """Acquire like `DeviceLocks.try_acquire`; return False also if the device is refused."""
         return self._refuses(device_id) is None and super().try_acquire(device_id, holder)

@@ -1,4 +1,4 @@
-"""Who has what of a session's devices and slots, now."""
+"""The current leases of a session, and which devices and slots they use."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to use `devices`, and to run `slots` ranks on the CPU, until given back."""
+    """The right to use `devices`, and to run `slots` ranks on the CPU, until the lease is released."""
 
     id: int
     devices: tuple[str, ...]
-    """As :class:`~pytest_accel.leases.policy.Grant` has them: a device is there twice for two sets of a world."""
+    """In the order of :class:`~pytest_accel.leases.policy.Grant`; a device that is in two sets occurs twice."""
     slots: int
     parts: tuple[int, ...] = ()
-    """What it has of each of `devices`, one for one; empty: all."""
+    """Parts of each of `devices` that the lease has, in the same order; empty: whole devices."""
 
     def takes(self) -> Iterator[tuple[str, int]]:
-        """Each of `devices` with the parts of it."""
+        """Return pairs of each device and the parts of it that the lease has."""
         return zip(self.devices, self.parts or (WHOLE,) * len(self.devices), strict=True)
 
 
 @dataclass(slots=True)
 class Held:
-    """A lease that has not been given back, and whose it is."""
+    """A lease that has not been released, with its holder."""
 
     lease: Lease
     holder: Holder
-    told: bool = False
-    """Whether it has been said that somebody waits for this lease."""
+    notified: bool = False
+    """True if ``on_wanted`` has been called for this lease."""
 
 
-class Holdings:
-    """The leases of a session's `devices` and `slots`. Not thread-safe."""
+class LeaseTable:
+    """The current leases on a session's `devices` and CPU `slots`, owned by the broker. Not thread-safe."""
 
     def __init__(self, devices: Sequence[str], slots: int) -> None:
         self.devices = tuple(devices)
@@ -50,46 +50,46 @@ class Holdings:
 
     @property
     def held(self) -> Collection[str]:
-        """The devices of which somebody has a part."""
+        """The devices that are leased, in whole or in part."""
         return self._used.keys()
 
     @property
-    def part(self) -> float:
-        """The part of all devices that somebody has."""
+    def used_fraction(self) -> float:
+        """The leased fraction of all devices, from 0 to 1."""
         return sum(self._used.values()) / (WHOLE * len(self.devices)) if self.devices else 0.0
 
     def free(self, without: Collection[str]) -> dict[str, int]:
-        """The parts of each device that nobody has; of those in `without` none."""
+        """Return the free parts of each device, leaving out the devices in `without`."""
         return {name: WHOLE - self._used.get(name, 0) for name in self.devices if name not in without}
 
     def add(self, lease: Lease, holder: Holder) -> None:
-        """Note a lease that has been granted."""
+        """Record a lease that has been granted."""
         self.leases[lease.id] = Held(lease, holder)
         self.free_slots -= lease.slots
         for device, parts in lease.takes():
             self._used[device] = self._used.get(device, 0) + parts
 
     def remove(self, lease_id: int) -> list[str]:
-        """Forget a lease; gives the devices of which nobody has a part any more. Nothing happens if it is not there."""
+        """Remove a lease and return its devices that are now entirely free; an unknown lease is ignored."""
         held = self.leases.pop(lease_id, None)
         if held is None:
             return []
         self.free_slots += held.lease.slots
         for device, parts in held.lease.takes():
             self._used[device] -= parts
-        left = [device for device in dict.fromkeys(held.lease.devices) if not self._used[device]]
-        for device in left:
+        freed = [device for device in dict.fromkeys(held.lease.devices) if not self._used[device]]
+        for device in freed:
             del self._used[device]
-        return left
+        return freed
 
     def clear(self) -> None:
-        """Forget every lease."""
+        """Remove every lease."""
         self.leases.clear()
         self._used.clear()
         self.free_slots = self._slots
 
     def holder(self, device: str) -> Holder:
-        """Who has a held device: of several, the first, with the tests and the processes of all."""
+        """Return the holder of a leased device; of several, the earliest, with the tests and processes of all."""
         holders = [held.holder for held in self.leases.values() if device in held.lease.devices]
         return replace(
             min(holders, key=lambda holder: holder.since),

@@ -1,14 +1,14 @@
-"""The lock folder: one for all sessions and all users of the machine, and the files in it.
+"""The lock folder, which all sessions and users of the machine share, and access to the files in it.
 
-The lock folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is made below the
-temporary directory: whoever made it would own it, and the owner of a sticky folder may rename and delete the files of
-others. A folder is used only if it belongs to root or to this user, and is sticky where others may write to it. So a
-file in it can be replaced by root, by the owner of the folder and by the owner of the file. The parents of a folder
-that ``$PYTEST_ACCEL_LOCK_DIR`` names are not checked: whoever may replace the folder can replace all locks.
+The lock folder is ``$PYTEST_ACCEL_LOCK_DIR``, else the temporary directory itself. No folder is created below the
+temporary directory: its creator would own it, and the owner of a sticky folder may rename and delete the files of
+other users. A folder is used only if it belongs to root or to this user, and if it is sticky where others may write to
+it. So only root, the owner of the folder and the owner of a file can replace that file. The parents of the folder that
+``$PYTEST_ACCEL_LOCK_DIR`` names are not checked: a user who may replace the folder can replace all locks.
 
-The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users whatever the
-umask, because the session that creates one is not the only one that needs it. Symbolic links are never followed, and
-whatever a file says is data, checked by whoever reads it.
+The names of all files begin with ``pytest-accel-``. Lock files are readable and writable by all users, whatever the
+umask, because the sessions of other users need them too. Symbolic links are never followed, and the content of a file
+is untrusted data that each reader checks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from pytest_accel.core.folder_trust import is_open_to_others, is_trusted_owner
 
 VARIABLE = "PYTEST_ACCEL_LOCK_DIR"
 PREFIX = "pytest-accel-"
-"""The beginning of the name of every file: the temporary directory holds those of other programs too."""
+"""Prefix of every file name: the temporary directory also holds files of other programs."""
 _CONTENT_LIMIT = 64 * 1024
+"""Bytes that are read of a file at most."""
 _FOR_ALL = 0o666
 
 
@@ -51,15 +52,15 @@ def lock_path(folder: Path, device_id: str) -> Path:
 
 
 def file_name(device_id: str) -> str:
-    """`device_id` as a file name: itself where it is one, else made safe and told apart by a hash."""
+    """Return `device_id` if it is a safe file name, else a safe name that a hash makes unique."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", device_id)[:100]
     return safe if safe == device_id else f"{safe}.{hashlib.sha256(device_id.encode()).hexdigest()[:12]}"
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make `folder` where it is missing, for all users; :class:`LockFolderError` where it cannot be used."""
+    """Create `folder` for all users if it is missing. Raises :class:`LockFolderError` if it cannot be used."""
     try:
-        # A mode given to mkdir is subject to the umask.
+        # chmod, because the umask applies to a mode given to mkdir.
         with suppress(FileExistsError):
             folder.mkdir()
             folder.chmod(0o1777)
@@ -71,10 +72,10 @@ def prepare_folder(folder: Path) -> None:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Return why `folder` must not be used, in words that follow its path; None if it may be. Raises OSError."""
+    """Return the reason why `folder` must not be used, as text to follow its path, or None. Raises OSError."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        return f"is not a directory{' (a symbolic link is none)' if stat.S_ISLNK(found.st_mode) else ''}"
+        return f"is not a directory{' (symbolic links are not allowed)' if stat.S_ISLNK(found.st_mode) else ''}"
     if not is_trusted_owner(found.st_uid):
         return (
             f"belongs to {user_name(found.st_uid)}, who could replace the locks of other users; allowed is a folder of "
@@ -91,7 +92,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """Return the login name of `uid`, or the number of one that has none."""
+    """Return the login name of `uid`, or `uid` as text if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -99,56 +100,60 @@ def user_name(uid: int) -> str:
 
 
 def create_shared(path: Path) -> None:
-    """An empty file that all users may open; nothing happens where there is one of this name. Raises OSError."""
-    # Linked into place when its mode is right: another user must never meet a file that it may not open.
-    draft = path.with_suffix(f".{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    """Create an empty file that all users may open; an existing file is left as it is. Raises OSError."""
+    # Create it under another name and link it once its mode is set: another user must never find a file that it
+    # may not open.
+    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         os.fchmod(descriptor, 0o666)
         with suppress(FileExistsError):
-            os.link(draft, path)
+            os.link(temporary, path)
     finally:
         os.close(descriptor)
-        os.unlink(draft)
+        os.unlink(temporary)
 
 
 def open_file(path: Path, access: int = os.O_RDWR) -> int:
-    """Return a descriptor of a regular file that is there; OSError for anything else of this name."""
-    # No O_CREAT: where fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
-    # O_NONBLOCK: a pipe that somebody put there must not hold this process up.
+    """Open an existing regular file and return its descriptor. Raises OSError for anything else.
+
+    A file opened for writing must be writable by all users.
+    """
+    # No O_CREAT: if fs.protected_regular is set, the kernel refuses it on another user's file in a sticky folder.
+    # O_NONBLOCK: opening a named pipe that another user placed there must not block.
     descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     if access & os.O_RDWR and mode & _FOR_ALL != _FOR_ALL:
-        # Writing to a hard link that another user made would overwrite a file of this user's.
+        # The path may be a hard link, made by another user, to a file of this user, which writing would destroy.
         os.close(descriptor)
         raise OSError(errno.EPERM, f"mode {stat.S_IMODE(mode):04o}: a lock file is writable by all (0666)", str(path))
     return descriptor
 
 
 def write(descriptor: int, content: Mapping[str, object]) -> None:
-    """Make `content` all that the file says. Raises OSError."""
-    # In place, one write and then the cut: who reads in between finds the first line whole. A file put in place by a
-    # rename would do as well, but ext4 writes it to the disk at once (auto_da_alloc), which takes half a millisecond.
+    """Replace the file's content by `content` as one line of JSON. Raises OSError."""
+    # One write in place, then truncate: a reader in between finds the first line complete. Renaming a new file into
+    # place would be safe too, but ext4 then writes it to the disk at once (auto_da_alloc), which takes 0.5 ms.
     data = json.dumps(content).encode() + b"\n"
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))
 
 
 def read(descriptor: int) -> bytes:
-    """What :func:`write` has written, as JSON; any user may have written anything else."""
+    """Return the JSON that :func:`write` has written. Any user may have written something else."""
     return os.pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 
 def unusable(path: Path, error: OSError) -> LockFolderError:
-    """Return what to raise when `error` was met at `path`."""
+    """Return the :class:`LockFolderError` to raise for an `error` that occurred at `path`."""
     return LockFolderError(_sentence(f"{error.filename or path}: {error.strerror or error}"))
 
 
 def printable(text: str, limit: int = 300) -> str:
-    """Return `text`, which another user may have written, fit for a terminal: one line without control characters."""
+    """Return untrusted `text` as one line without control characters, truncated to `limit` characters."""
     return "".join(character if character.isprintable() else "?" for character in text[:limit])
 
 

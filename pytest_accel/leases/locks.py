@@ -1,12 +1,13 @@
-"""One lock a device for all sessions and all users of the machine.
+"""Device locks: one lock for each device, shared by all sessions and users of the machine.
 
-For each device the lock folder holds a lock file: whoever has the kernel's lock on it has the device. The kernel drops
-it when the holder dies. What the file says (:class:`Holder`) is written under the lock and emptied before the lock is
-dropped. This package never deletes the file: one that is deleted while somebody has it open makes room for a second
-lock. Where something else deletes it, the holder finds that out (:meth:`DeviceLocks.missing`) and makes a new one.
+For each device the lock folder has a lock file. The session that holds the kernel's lock on the file has the device.
+The kernel releases the lock when the session dies. The file's content (:class:`Holder`) is written under the lock and
+removed before the lock is released. This package never deletes a lock file: if a file is deleted while a session has
+it locked, another session can create and lock a second one. If another program deletes the file, its holder notices
+that (:meth:`DeviceLocks.missing`) and creates a new one.
 
-The locks are filelock's native ones, taken on descriptors that stay open from one lease to the next: a path lock of
-filelock opens, resolves and closes its file each time, which costs more than all the rest of a lease.
+The locks are filelock's native ones, taken on descriptors that stay open from one lease to the next: filelock's own
+locks open, resolve and close the file each time, which takes longer than the rest of a lease together.
 
 Importing this module imports filelock and psutil: import it only where locks are needed.
 """
@@ -41,25 +42,26 @@ from pytest_accel.leases.lock_dir import (
     user_name,
     write,
 )
-from pytest_accel.leases.wait_queue import Wishes
+from pytest_accel.leases.wait_queue import WaitQueue
 
-# psutil adds the kernel's boot time, which moves by up to a second when the clock is adjusted, to a count of ticks.
 _CREATE_TIME_TOLERANCE = 1.5
+"""Seconds by which two readings of a process's creation time may differ: psutil adds a count of ticks to the kernel's
+boot time, which moves by up to a second when the clock is adjusted."""
 _LARGEST_PID = 2**31 - 1
 """The largest number that pid_t holds."""
 _LAST_MOMENT = 1e11
-"""Seconds since the epoch (the year 5138): a later time is no time, and is more than some functions take."""
+"""Seconds since the epoch (the year 5138): a later time is invalid, and too large for some functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a device, in its own words."""
+    """The holder of a device, as it describes itself in the lock file."""
 
     pid: int
     """The session's main process."""
     user: str
     test: str
-    """Node id of the test that runs on the device, or what else it is kept for."""
+    """Node id of the test that runs on the device, or another reason why the device is held."""
     since: float
     """Seconds since the epoch."""
     processes: tuple[tuple[int, float], ...] = ()
@@ -67,46 +69,47 @@ class Holder:
 
     @classmethod
     def here(cls, test: str) -> Holder:
-        """This process, from now on, with no process on the device yet."""
+        """Return a holder for this process, from now on, with no process on the device yet."""
         return cls(os.getpid(), user_name(os.getuid()), test, time.time())
 
     def as_json(self) -> dict[str, object]:
-        """What the lock file says."""
+        """Return the content of the lock file."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 class DeviceLocks:
-    """The locks of one session. Not thread-safe: the broker calls it under its own lock.
+    """The device locks of one session. Not thread-safe: the broker calls it under its own lock.
 
-    A process that is forked from this one inherits no lock: there, the object holds nothing.
+    A device is held (by a lease of this session), retained (released, but still locked, so that only this session can
+    take it) or unlocked. A process that is forked from this one inherits no lock: there, the object holds nothing.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Create the folder where it is missing; its parent must exist.
+        """Create the folder if it is missing; its parent must exist.
 
-        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where the folder cannot be created or written, or
-        is no real directory.
+        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the folder cannot be created or must not be
+        used.
         """
         self.folder = folder or default_folder()
         prepare_folder(self.folder)
-        self.wishes = Wishes(self.folder)
+        self.wait_queue = WaitQueue(self.folder)
         self._descriptors: dict[str, int] = {}
         self._held: dict[str, Holder] = {}
-        self._loose: dict[str, Holder] = {}
-        """The last holders of devices that are still locked, and free for the next request of this session."""
+        self._retained: dict[str, Holder] = {}
+        """The last holders of the retained devices."""
         _INSTANCES.add(self)
 
     def try_acquire(self, device_id: str, holder: Holder) -> bool:
-        """Take the device if nobody has it and no process of its last lease is alive, and say that `holder` has it.
+        """Lock the device for `holder` if it is free and no process of its last lease is alive; return success.
 
-        Never waits. Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where the files cannot be used.
+        This never waits. Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the files cannot be used.
         """
         if device_id in self._held:
             return False
         try:
             descriptor = self._lock(device_id)
             if descriptor is None:
-                self._loose.pop(device_id, None)
+                self._retained.pop(device_id, None)
                 return False
             try:
                 last = parse_holder(read(descriptor))
@@ -114,23 +117,23 @@ class DeviceLocks:
                 if taken:
                     write(descriptor, holder.as_json())
             except BaseException:
-                self._loose.pop(device_id, None)
+                self._retained.pop(device_id, None)
                 filelock.unlock_descriptor(descriptor)
                 raise
             if taken:
-                self._loose.pop(device_id, None)
+                self._retained.pop(device_id, None)
                 self._held[device_id] = holder
-            elif device_id not in self._loose:
+            elif device_id not in self._retained:
                 filelock.unlock_descriptor(descriptor)
         except OSError as error:
             raise unusable(self._path(device_id), error) from error
         return taken
 
     def update(self, device_id: str, holder: Holder) -> None:
-        """Say something else about a device that this session holds.
+        """Replace the recorded holder of a device that this session holds.
 
-        Raises KeyError for one that it does not hold, :class:`~pytest_accel.leases.lock_dir.LockFolderError` where it
-        cannot be written.
+        Raises KeyError if the session does not hold the device,
+        :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the file cannot be written.
         """
         if device_id not in self._held:
             raise KeyError(f"{device_id} is not held by this session, which holds {sorted(self._held)}")
@@ -141,47 +144,48 @@ class DeviceLocks:
             raise unusable(self._path(device_id), error) from error
 
     def release(self, device_id: str) -> None:
-        """Let go of a device that this session holds; KeyError for one that it does not hold.
+        """Release and unlock a device that this session holds. Raises KeyError if it does not hold the device.
 
-        What was said of it stays while a process of the lease is alive, so that the next one waits for its end.
+        The content of the lock file stays if a process of the lease is still alive: the device cannot be acquired
+        before that process has ended.
         """
-        self.loosen(device_id)
-        self.let_go()
+        self.retain(device_id)
+        self.unlock()
 
-    def loosen(self, device_id: str) -> None:
-        """As :meth:`release`, but until :meth:`let_go` only this session can take the device."""
-        self._loose[device_id] = self._held.pop(device_id)
+    def retain(self, device_id: str) -> None:
+        """Release a device but keep it locked: until :meth:`unlock`, only this session can acquire it."""
+        self._retained[device_id] = self._held.pop(device_id)
 
     def holds(self, device_id: str) -> bool:
-        """Return whether somebody in this session has the device."""
+        """Return True if a lease of this session holds the device."""
         return device_id in self._held
 
     @property
-    def loose(self) -> frozenset[str]:
-        """The devices that nobody in this session has any more and that are locked still."""
-        return frozenset(self._loose)
+    def retained(self) -> frozenset[str]:
+        """The devices that were released and are still locked."""
+        return frozenset(self._retained)
 
-    def keep(self, device_id: str, waiting: Holder) -> None:
-        """Say that a device that is loose is kept for `waiting`, a holder to come."""
-        last = self._loose[device_id]
+    def reserve(self, device_id: str, waiting: Holder) -> None:
+        """Record in the lock file that a retained device is reserved for `waiting`, the next holder."""
+        last = self._retained[device_id]
         kept = replace(waiting, processes=last.processes)
         if kept != last:
-            self._loose[device_id] = kept
-            with suppress(OSError):  # The text is for people: the lock decides.
+            self._retained[device_id] = kept
+            with suppress(OSError):  # The content only informs users; the lock itself decides.
                 write(self._descriptors[device_id], kept.as_json())
 
-    def let_go(self, devices: Iterable[str] | None = None) -> None:
-        """Let go of those of `devices` that are loose; None: of every device that is."""
-        for device_id in tuple(self._loose if devices is None else devices):
-            if device_id in self._loose:
-                self._unlock(device_id, self._loose.pop(device_id))
+    def unlock(self, devices: Iterable[str] | None = None) -> None:
+        """Unlock those of `devices` that are retained; None: all retained devices."""
+        for device_id in tuple(self._retained if devices is None else devices):
+            if device_id in self._retained:
+                self._unlock_one(device_id, self._retained.pop(device_id))
 
     def missing(self) -> list[str]:
-        """Return the devices that are held, or loose, and whose lock file is not in its place any more.
+        """Return the held and retained devices whose lock file was deleted, moved or replaced.
 
-        Another session would make a new lock file there, and take the device.
+        Another session could create a new lock file in its place, and take the device.
         """
-        return [device_id for device_id in (*self._held, *self._loose) if not self._is_in_place(device_id)]
+        return [device_id for device_id in (*self._held, *self._retained) if not self._is_in_place(device_id)]
 
     def _is_in_place(self, device_id: str) -> bool:
         mine = os.fstat(self._descriptors[device_id])
@@ -192,44 +196,44 @@ class DeviceLocks:
         return os.path.samestat(mine, found)
 
     def renew(self, device_id: str) -> None:
-        """Make and lock a new lock file of a device whose own is :meth:`missing`.
+        """Create and lock a new lock file for a device whose file is :meth:`missing`.
 
-        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where that fails, in which case the session does
-        not hold the device any more.
+        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if that fails; the session then does not hold the
+        device any more.
         """
-        holder, loose = self._held.get(device_id), device_id in self._loose
-        last = holder or self._loose[device_id]
+        holder, retained = self._held.get(device_id), device_id in self._retained
+        last = holder or self._retained[device_id]
         os.close(self._descriptors.pop(device_id))
         try:
             descriptor = self._lock(device_id)
             if descriptor is None:
-                there = who_holds(self.folder, device_id)
-                by = f"pid {there.pid} ({there.user}) for {there.test}" if there is not None else "another session"
+                other = who_holds(self.folder, device_id)
+                by = f"pid {other.pid} ({other.user}) for {other.test}" if other is not None else "another session"
                 raise OSError(errno.EBUSY, f"it was replaced, and the new one is locked by {by}")
             write(descriptor, last.as_json())
         except (OSError, LockFolderError) as error:
-            (self._loose if loose else self._held).pop(device_id)
+            (self._retained if retained else self._held).pop(device_id)
             raise error if isinstance(error, LockFolderError) else unusable(self._path(device_id), error) from error
 
-    def _unlock(self, device_id: str, last: Holder) -> None:
+    def _unlock_one(self, device_id: str, last: Holder) -> None:
         descriptor = self._descriptors[device_id]
         try:
-            with suppress(OSError):  # Where it cannot be known, the next one looks once more.
+            with suppress(OSError):  # If this cannot be found out, the next session checks the processes again.
                 if not any(is_alive(*process) for process in last.processes):
                     os.ftruncate(descriptor, 0)
         finally:
             filelock.unlock_descriptor(descriptor)
 
     def holder(self, device_id: str) -> Holder | None:
-        """Return who has the device now, or whose processes are still alive; None if there is nobody.
+        """Return the current holder of the device, or the last one if its processes are still alive, else None.
 
-        One that has the lock and has not written yet, or cannot be understood, is shown with pid 0.
+        A holder that has not written the lock file yet, or has written something invalid, is returned with pid 0.
         """
         return self._held.get(device_id) or who_holds(self.folder, device_id)
 
     def close(self) -> None:
-        """Let go of everything and withdraw every want. The object can be used again."""
-        self.wishes.close()
+        """Unlock all devices and delete the wait file. The object can be used again."""
+        self.wait_queue.close()
         for device_id in tuple(self._held):
             self.release(device_id)
         self._forget()
@@ -247,7 +251,7 @@ class DeviceLocks:
                 return None
             if self._is_in_place(device_id):
                 return descriptor
-            # Something that cleans temporary files has deleted it: who comes next locks another one of this name.
+            # A cleaner of temporary files has deleted this file, and another session may lock a new one: try again.
             os.close(self._descriptors.pop(device_id))
         return None
 
@@ -255,23 +259,23 @@ class DeviceLocks:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
         self._held.clear()
-        self._loose.clear()
-        self.wishes.forget()
+        self._retained.clear()
+        self.wait_queue.forget()
 
     def _path(self, device_id: str) -> Path:
         return lock_path(self.folder, device_id)
 
 
 def who_holds(folder: Path, device_id: str) -> Holder | None:
-    """As :meth:`DeviceLocks.holder`, for one who only looks: nothing is written, and no folder needs to be there."""
+    """Return the holder of a device like :meth:`DeviceLocks.holder`, without writing; `folder` need not exist."""
     path = lock_path(folder, device_id)
     try:
         descriptor = open_file(path, os.O_RDONLY)
         try:
-            # Shared: two who look at the same time must not take each other for the holder.
+            # A shared lock, so that two concurrent calls do not take each other for the holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             last = parse_holder(read(descriptor))
-            # Nobody is granted the device before these have ended.
+            # The device cannot be acquired before these processes have ended.
             return last if last is not None and any(is_alive(*process) for process in last.processes) else None
         except BlockingIOError:
             return parse_holder(read(descriptor)) or Holder(0, "unknown", "unknown", 0.0)
@@ -284,10 +288,10 @@ def who_holds(folder: Path, device_id: str) -> Holder | None:
 
 
 def is_alive(pid: int, created: float) -> bool:
-    """Return whether the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
+    """Return True if the process `pid` that was created at `created` (``psutil.Process.create_time``) still runs.
 
-    A zombie does not: the kernel has taken its device away. Raises OSError where it cannot be known, as in a process
-    that may open no more files.
+    A zombie does not count as running: the kernel has released its devices. Raises OSError if this cannot be found out,
+    for example because this process may not open more files.
     """
     try:
         process = psutil.Process(pid)
@@ -298,7 +302,10 @@ def is_alive(pid: int, created: float) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether there is a process `pid`, of which ``/proc`` shows nothing (proc(5): hidepid); else OSError."""
+    """Return True if a process `pid` exists, even if ``/proc`` hides it (proc(5): hidepid).
+
+    Raises OSError if ``/proc`` cannot be read at all.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -311,13 +318,13 @@ def _exists(pid: int) -> bool:
 
 
 def parse_holder(data: bytes) -> Holder | None:
-    """Return what a lock file says; None where it makes no sense.
+    """Return the holder in the content of a lock file, or None if the content is invalid.
 
-    Any user may have written anything there: numbers are checked, and texts are made fit for a terminal.
+    Any user may have written anything to the file, so numbers are checked and texts are made printable.
     """
     try:
-        told = json.loads(data)
-        match told:
+        content = json.loads(data)
+        match content:
             case {
                 "pid": int(pid),
                 "user": str(user),
@@ -341,7 +348,7 @@ _INSTANCES: weakref.WeakSet[DeviceLocks] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    # A lock belongs to the open file, which a forked process shares: kept there, it would outlive its session.
+    # A forked process shares the open files and thereby the locks: a lock kept there would outlive its session.
     for locks in tuple(_INSTANCES):
         locks._forget()
 

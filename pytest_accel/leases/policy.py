@@ -1,22 +1,21 @@
-"""Who gets what next: waiting requests and what is free in, grants out. Pure functions, no clock, no memory.
+"""The policy: decides from the waiting requests and the free resources which requests are granted. Pure functions.
 
-The rules, for requests taken in the order in which they arrived:
+The rules, for requests in the order of their arrival:
 
-- A request is granted whole or not at all.
-- A request takes whole devices, or a number of parts of each. Parts go where they leave least over (best fit), so that
-  devices stay whole for those who need them so; a whole device is one of which nobody has a part.
-- A request that cannot be granted yet *claims* what it waits for, and requests behind it get only what is not
-  claimed. It claims the devices that it would take: exactly those once there are enough, and before that as many as
-  it needs of those among its candidates of which most is free, with all that is free of them. It claims slots only
-  once its devices are complete, because until then it is devices that it waits for; what it then claims is its whole
-  number of slots, or all that are free when they are fewer.
-- Everything else may be passed on: devices that are no candidate of an earlier waiting request, devices beyond its
-  count, slots of a request that still waits for devices.
+- A request is granted in full or not at all.
+- A request takes whole devices, or a number of parts of each. Parts are taken from the device that has least left
+  afterwards (best fit), so that other devices stay whole. A device is granted whole only if no part of it is leased.
+- A request that cannot be granted yet *claims* what it waits for, and later requests get only what is not claimed. If
+  enough devices are free, it claims the devices that it would take. Otherwise it claims, with all their free parts,
+  those candidates of which most is free, as many as it needs. It claims slots only when its devices are complete: all
+  the slots that it needs, or all free ones if they are fewer.
+- Later requests may use the rest: devices that are no candidates of an earlier waiting request, devices beyond its
+  count, and slots that it would need while it still waits for devices.
 
-So the first request in line only ever gains: nothing is added to a device that it claims, and it lets go of one only
-for another of which more is free; and so with slots once its devices are complete. It is granted at the latest when the
-leases that hold its candidates, and then those that hold slots, have been given back once; the next one is then first
-in line: nobody starves.
+So the first request in the queue never loses ground: no part of a device that it claims is granted to others, and it
+gives up a claimed device only for another of which more is free. The same holds for slots once its devices are
+complete. It is granted at the latest when the leases that hold its candidates, and then those that hold slots, have
+been released once. Then the next request is the first in the queue, so no request starves.
 """
 
 from __future__ import annotations
@@ -29,58 +28,66 @@ from pytest_accel.hardware.shares import WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`count` devices out of `candidates`, and `slots` ranks that may run on the CPU at once."""
+    """A request for `count` devices out of `candidates`, and for `slots` ranks that may run on the CPU at once."""
 
     id: int
     candidates: tuple[str, ...]
-    """Ids of the devices that would do, in the session's order."""
+    """Ids of the devices that satisfy the request, in the session's order."""
     count: int
     slots: int = 0
     ties: tuple[tuple[str, str, float], ...] = ()
-    """How well pairs of candidates go together, where it differs. A wish for when there is a choice: nothing waits."""
+    """Pairs of candidates, each with a weight that says how well they fit together; empty if all pairs are equal.
+
+    They matter only if there is a choice: a request does not wait for devices that fit better.
+    """
     parts: tuple[int, ...] = ()
-    """What it takes of each candidate, of `WHOLE`; empty: all. The same for all, or none of them whole."""
+    """Parts of each candidate that the request takes, out of `WHOLE`; empty: whole devices.
+
+    They are equal for all candidates, or less than `WHOLE` for each.
+    """
     sets: int = 1
-    """`count` is that of so many sets of equal size. A set has no device twice; several may have one in common."""
+    """Number of sets of equal size that `count` is divided into. A device may be in several sets, but once in each."""
 
     def takes(self, device: str) -> int:
-        """The parts that it takes of one of its candidates."""
+        """Return the parts that the request takes of `device`, one of its candidates."""
         return self.parts[self.candidates.index(device)] if self.parts else WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one request gets: exactly what it asked for."""
+    """The devices and slots granted to one request, in full."""
 
     request: int
     devices: tuple[str, ...]
-    """Set by set; within each in the order of the request's candidates, which is the session's."""
+    """Devices set by set; within a set in the order of the request's candidates, which is the session's order."""
     slots: int
     parts: tuple[int, ...] = ()
-    """What is taken of each of `devices`, one for one; empty: all."""
+    """Parts taken of each of `devices`, in the same order; empty: whole devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a request that cannot be granted lacks."""
+    """The resources that a request lacks, and therefore waits for."""
 
     request: Request
     devices: bool
+    """True if it lacks devices."""
     slots: bool
+    """True if it lacks slots."""
     claimed: frozenset[str] = frozenset()
-    """The devices that are kept for it, as far as they are free."""
+    """The devices of which all free parts are kept for the request."""
 
 
 def check(request: Request, slots: int) -> None:
-    """Raise ValueError for a request that could never be granted by one who has all its candidates and `slots`."""
+    """Raise ValueError for a request that could not be granted even if all its candidates and `slots` were free."""
     count, sets = request.count, request.sets
     if sets < 1 or count % sets:
         raise ValueError(f"sets={sets}: must be a divisor of count={count}")
     if not all(1 <= taken <= WHOLE for taken in request.parts):
         raise ValueError(f"parts={list(request.parts)}: must be from 1 to {WHOLE} each")
-    places = [WHOLE // request.takes(device) for device in request.candidates]
-    if sum(min(sets, one) for one in places) < count or not 0 <= count // sets <= len(places):
-        most = f"the number of candidates, {len(places)}" if sets == 1 else f"what {sets} sets find room for"
+    capacities = [WHOLE // request.takes(device) for device in request.candidates]
+    if sum(min(sets, capacity) for capacity in capacities) < count or not 0 <= count // sets <= len(capacities):
+        most = f"the number of candidates, {len(capacities)}" if sets == 1 else f"what {sets} sets have room for"
         raise ValueError(f"count={count}: must be from 0 to {most}")
     if not 0 <= request.slots <= slots:
         raise ValueError(f"slots={request.slots}: must be from 0 to the session's {slots}")
@@ -89,17 +96,19 @@ def check(request: Request, slots: int) -> None:
 
 
 def decide(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Grant, ...]:
-    """The grants that are due now.
+    """Return the grants that are possible now.
 
-    `waiting` is in the order of arrival, `free` the parts of each device that nobody has. The same state always gives
-    the same grants, and when they have been carried out the next call gives none until something is released or asked
-    for.
+    `waiting` is in the order of arrival, `free` has the free parts of each device. The result depends only on the
+    arguments. After these grants have been made, there are no others until a lease is released or a request is added.
     """
     return tuple(step for step in _plan(waiting, free, free_slots) if isinstance(step, Grant))
 
 
 def shortages(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) -> tuple[Shortage, ...]:
-    """What each request that :func:`decide` leaves waiting lacks, earlier claims counted, in the order of arrival."""
+    """Return what each request that :func:`decide` leaves waiting lacks, in the order of arrival.
+
+    Devices and slots that earlier requests claim count as not free.
+    """
     return tuple(step for step in _plan(waiting, free, free_slots) if isinstance(step, Shortage))
 
 
@@ -110,15 +119,15 @@ def wanted(
     held: Mapping[int, Collection[str]],
     held_slots: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """The leases that hold something that a request needs which :func:`decide` leaves waiting.
+    """Return the leases that hold something needed by a request that :func:`decide` leaves waiting.
 
-    `held` says which devices a lease holds, `held_slots` how many slots. A request that lacks devices wants every lease
-    that holds one of its candidates, whichever comes back first; those on devices that it claims stand before others.
+    `held` maps leases to their devices, `held_slots` to their number of slots. A request that lacks devices wants every
+    lease that holds one of its candidates; leases on devices that it claims come first.
     """
     lacking = shortages(waiting, free, free_slots)
     claimed = {device for shortage in lacking for device in shortage.claimed}
     devices = {device for shortage in lacking if shortage.devices for device in shortage.request.candidates}
-    leases = {lease for lease, those in held.items() if not devices.isdisjoint(those)}
+    leases = {lease for lease, held_devices in held.items() if not devices.isdisjoint(held_devices)}
     if any(shortage.slots for shortage in lacking):
         leases.update(lease for lease, slots in held_slots.items() if slots)
     return tuple(sorted(leases, key=lambda lease: (claimed.isdisjoint(held.get(lease, ())), lease)))
@@ -147,18 +156,18 @@ def _plan(waiting: Sequence[Request], free: Mapping[str, int], free_slots: int) 
 
 
 def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, int]] | None:
-    """A device and the parts of it that are taken for each that `request` asks for; None where they are too few."""
+    """Return the devices that `request` gets, each with the parts taken of it; None if there are too few."""
 
     def left_over(device: str, left: int) -> float:
         return left - request.takes(device)
 
-    def fewest_places(device: str, left: int) -> float:
+    def negative_capacity(device: str, left: int) -> float:
         return -(left // request.takes(device))
 
     sets = _fill(request, unclaimed, left_over)
     if sets is None and request.sets > 1:
-        # Sets of several devices may fit only if each takes the devices that have room for most of those to come.
-        sets = _fill(request, unclaimed, fewest_places)
+        # Several sets may fit only if each takes the devices with room for most of the sets that follow.
+        sets = _fill(request, unclaimed, negative_capacity)
     if sets is None:
         return None
     order = {device: at for at, device in enumerate(request.candidates)}
@@ -167,7 +176,7 @@ def _place(request: Request, unclaimed: Mapping[str, int]) -> list[tuple[str, in
 
 
 def _fill(request: Request, unclaimed: Mapping[str, int], waste: Callable[[str, int], float]) -> list[list[str]] | None:
-    """The devices of each set, those first of which `waste` (of a device and what is left of it) is least."""
+    """Return the devices of each set, choosing those with the least ``waste(device, free parts)``; None if too few."""
     left = {device: unclaimed.get(device, 0) for device in request.candidates}
     size = request.count // request.sets
     sets: list[list[str]] = []
@@ -186,14 +195,14 @@ def _fill(request: Request, unclaimed: Mapping[str, int], waste: Callable[[str, 
 
 
 def _claim(request: Request, unclaimed: Mapping[str, int]) -> list[str]:
-    """As many devices as `request` needs at most when they are empty, those first of which most is free."""
+    """Return the candidates of which most is free, as many as `request` would need if they were entirely free."""
     most_free = sorted(request.candidates, key=lambda device: -unclaimed.get(device, 0))
     claimed: list[str] = []
-    places = 0
+    capacity = 0
     for device in most_free:
-        if places >= request.count and len(claimed) >= request.count // request.sets:
+        if capacity >= request.count and len(claimed) >= request.count // request.sets:
             break
-        places += min(request.sets, WHOLE // request.takes(device))
+        capacity += min(request.sets, WHOLE // request.takes(device))
         claimed.append(device)
     return claimed
 
@@ -203,7 +212,7 @@ def _pick(available: Sequence[str], request: Request) -> list[str]:
         return list(available[: request.count])
     weights = {frozenset((one, other)): weight for one, other, weight in request.ties}
     sets = [_grow(first, available, request.count, weights) for first in available]
-    # The first of the best: those that come first in the session's order.
+    # max() returns the first of several equally good sets: the one that comes first in the session's order.
     chosen, _ = max(sets, key=lambda found: found[1])
     return [device for device in available if device in chosen]
 
@@ -211,14 +220,14 @@ def _pick(available: Sequence[str], request: Request) -> list[str]:
 def _grow(
     first: str, available: Sequence[str], count: int, weights: Mapping[frozenset[str], float]
 ) -> tuple[list[str], float]:
-    """`count` devices from `first` on, each the one that goes best with those before it, and how well they do."""
+    """Grow a set of `count` devices from `first`, adding the best fitting one each time; return it and its weight."""
     chosen, total = [first], 0.0
 
-    def bond(device: str) -> float:
+    def weight_with_chosen(device: str) -> float:
         return sum(weights.get(frozenset((device, one)), 0.0) for one in chosen)
 
     while len(chosen) < count:
-        best = max((device for device in available if device not in chosen), key=bond)
-        total += bond(best)
+        best = max((device for device in available if device not in chosen), key=weight_with_chosen)
+        total += weight_with_chosen(best)
         chosen.append(best)
     return chosen, total

@@ -1,7 +1,7 @@
-"""What sessions wait for, made known to one another in the lock folder.
+"""The wait queue between sessions: files in the lock folder that say which devices each session waits for.
 
-The lock folder holds a file for each session that waits: which devices it would take, and since when. A session keeps
-its own file fresh; one that has not been touched for two seconds counts for nothing.
+Each waiting session has one file with the devices that it would take and the time since when it waits. The session
+rewrites its file regularly; the others ignore a file that has not been modified for two seconds.
 """
 
 from __future__ import annotations
@@ -17,39 +17,42 @@ from pathlib import Path
 from pytest_accel.core.clock import monotonic
 from pytest_accel.leases.lock_dir import PREFIX, open_file, read, unusable, write
 
-_REFRESH = 0.5
-_STALE = 2.0
-_ABANDONED = 60.0
+_REFRESH_INTERVAL = 0.5
+"""Seconds after which a session rewrites its unchanged file, so that it does not become stale."""
+_STALE_AFTER = 2.0
+"""Seconds after which the file of another session is ignored."""
+_DELETE_AFTER = 60.0
+"""Seconds after which the file of another session is deleted: its session must have been killed."""
 _LONGEST_WAIT = 30 * 24 * 3600.0
-"""Seconds, 30 days: a wish that counts from earlier, or from as far in the future, is no session's."""
-_SETTLED = 50_000_000
-"""Nanoseconds since a folder changed after which its time of change is sure to differ at the next change: file systems
-take it from a clock that ticks up to 100 times a second."""
+"""Seconds, 30 days: a time further in the past or in the future is invalid, and is ignored."""
+_MTIME_RESOLUTION = 50_000_000
+"""Nanoseconds after a folder's modification time from which the next change is certain to have a different time. File
+systems take the time from a clock that ticks about 100 times a second or more often."""
 _SUFFIX = ".wish"
 
 
-class Wishes:
-    """What one session waits for, and what the others do. Not thread-safe."""
+class WaitQueue:
+    """The wait file of one session, and a reader of the other sessions' files. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the lock folder, which must be fit for use."""
+        """`folder` is the lock folder, which the caller has prepared and checked."""
         self._folder = folder
         self._file = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
         self._descriptor: int | None = None
-        self._said: dict[str, float] = {}
+        self._published: dict[str, float] = {}
         self._touched = 0.0
-        self._others: tuple[Path, ...] = ()
-        self._listed = -1
-        """The folder's time of change when `_others` was listed; -1 if they must be listed again."""
+        self._other_paths: tuple[Path, ...] = ()
+        self._listed_at = -1
+        """The folder's modification time when `_other_paths` was listed; -1 if it must be listed again."""
 
-    def want(self, since: Mapping[str, float]) -> None:
+    def publish(self, since: Mapping[str, float]) -> None:
         """Tell the other sessions which devices this one waits for, and since when (seconds since the epoch).
 
-        Replaces what was said before; an empty mapping withdraws it. Call it at least every second while it holds.
-        Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` where it cannot be written.
+        The mapping replaces the previous one; an empty mapping ends the wait. Call this at least once a second while
+        the session waits. Raises :class:`~pytest_accel.leases.lock_dir.LockFolderError` if the file cannot be written.
         """
         now = monotonic()
-        if since == self._said and (not since or now - self._touched < _REFRESH):
+        if since == self._published and (not since or now - self._touched < _REFRESH_INTERVAL):
             return
         try:
             if self._descriptor is not None and not os.fstat(self._descriptor).st_nlink:
@@ -62,76 +65,77 @@ class Wishes:
             write(self._descriptor, dict(since))
         except OSError as error:
             raise unusable(self._file, error) from error
-        self._said, self._touched = dict(since), now
+        self._published, self._touched = dict(since), now
 
-    def rivals(self) -> dict[str, float]:
-        """Return the devices that other sessions wait for, each with the time since which the first of them does."""
+    def others(self) -> dict[str, float]:
+        """Return the devices that other sessions wait for, each with the earliest time since when one waits for it."""
         earliest: dict[str, float] = {}
-        for path in self._files_of_others():
-            for device, since in _read_wish(path).items():
+        for path in self._other_files():
+            for device, since in _read_waits(path).items():
                 earliest[device] = min(since, earliest.get(device, since))
         return earliest
 
-    def _files_of_others(self) -> tuple[Path, ...]:
-        # Listing a temporary directory with thousands of files takes milliseconds, and happens often.
+    def _other_files(self) -> tuple[Path, ...]:
+        # Cached: listing a temporary directory with thousands of files takes milliseconds, and this is called often.
         try:
             changed = os.stat(self._folder).st_mtime_ns
-            if changed != self._listed:
-                self._others = tuple(path for path in wish_files(self._folder) if path != self._file)
-                self._listed = changed if time.time_ns() - changed > _SETTLED else -1
+            if changed != self._listed_at:
+                self._other_paths = tuple(path for path in wait_files(self._folder) if path != self._file)
+                self._listed_at = changed if time.time_ns() - changed > _MTIME_RESOLUTION else -1
         except OSError:
-            self._others, self._listed = (), -1
-        return self._others
+            self._other_paths, self._listed_at = (), -1
+        return self._other_paths
 
     def close(self) -> None:
-        """Withdraw what was said. The object can be used again."""
+        """Delete this session's file. The object can be used again."""
         if self._descriptor is not None:
             self._file.unlink(missing_ok=True)
         self.forget()
 
     def forget(self) -> None:
-        """Close the file and leave it where it is: in a forked process it is another session's."""
+        """Close the file without deleting it: in a forked process the file belongs to the parent's session."""
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self._said = None, {}
+        self._descriptor, self._published = None, {}
 
 
-def wish_files(folder: Path) -> list[Path]:
-    """Return the files in which sessions say what they wait for. Raises OSError."""
+def wait_files(folder: Path) -> list[Path]:
+    """Return the wait files of all sessions in `folder`. Raises OSError."""
     names = os.listdir(folder)
     return [folder / name for name in names if name.startswith(PREFIX) and name.endswith(_SUFFIX)]
 
 
-def parse_wish(data: bytes, now: float) -> dict[str, float]:
-    """Return the devices that a wish file names and since when each is waited for; nothing that makes no sense.
+def parse_waits(data: bytes, now: float) -> dict[str, float]:
+    """Return the devices in the content of a wait file, each with the time since when the session waits for it.
 
-    Any user may have written anything there. A time that is not finite or not near `now` (seconds since the epoch) is
-    left out: it would put the session before or behind all others for ever.
+    Any user may have written anything to the file, so invalid content is ignored. A time that is not finite or more
+    than 30 days from `now` (seconds since the epoch) is left out: it would put the session before or behind all others
+    forever.
     """
     try:
-        told = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         return {}
     return {
         device: float(since)
-        for device, since in told.items()
-        # Compared before it is converted: an integer may be too large for a float.
+        for device, since in content.items()
+        # Compare before converting: an integer may be too large for a float.
         if isinstance(since, (int, float)) and now - _LONGEST_WAIT <= since <= now + _LONGEST_WAIT
     }
 
 
-def _read_wish(path: Path) -> dict[str, float]:
+def _read_waits(path: Path) -> dict[str, float]:
     with suppress(OSError):
         descriptor = open_file(path, os.O_RDONLY)
         try:
             now = time.time()
             age = abs(now - os.fstat(descriptor).st_mtime)
-            if age < _STALE:
-                return parse_wish(read(descriptor), now)
+            if age < _STALE_AFTER:
+                return parse_waits(read(descriptor), now)
         finally:
             os.close(descriptor)
-        if age > _ABANDONED:
+        if age > _DELETE_AFTER:
             path.unlink()
     return {}

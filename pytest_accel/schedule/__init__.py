@@ -1,1 +1,1 @@
-"""The order of tests over xdist's workers, so that no device is idle by accident."""
+"""The order in which tests run on xdist workers, chosen so that devices are not idle while tests wait for them."""

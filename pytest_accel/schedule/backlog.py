@@ -1,4 +1,4 @@
-"""The tests that have not been started, by what they need and how long they take. No step looks at all of them."""
+"""The backlog: tests that have not been started, sorted by need and expected time. No operation visits all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pytest_accel.leases.policy import Request
 from pytest_accel.schedule.plan import Offer
 
 GUESS = 1.0
-"""Expected seconds of a test of which nothing is known, as long as none has been seen."""
+"""Expected seconds of a test if no time at all is known, neither remembered nor from this session."""
 RISKY = 3.0
-"""Tests without a remembered time may last long where one has taken so many times the average of its need."""
+"""Tests without a remembered time are risky if one of them took more than this factor times the average of its need."""
 _SHORT = 0.1
+"""Tests shorter than this many seconds count as equally long."""
 _STEP = 1.2
-"""Tests shorter than `_SHORT` seconds, or less than this factor apart, count as equally long."""
+"""Longer tests are sorted into levels of about equal length: from one level to the next, times grow by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,49 +31,54 @@ class Task:
     """The number of its need."""
     module: str
     expected: float | None = None
-    """Seconds, remembered from earlier sessions; None: never seen."""
+    """Expected seconds, from earlier sessions; None if none are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a test takes while it runs."""
+    """The resources that a test takes while it runs."""
 
     request: Request | None = None
-    """None: nothing but a worker."""
+    """None: only a worker."""
     size: float = 0.0
-    """The part of all devices that would do."""
+    """Fraction of its candidate devices that the test takes, from 0 to 1."""
     devices: float = 0.0
-    """How many devices, where parts count as such."""
+    """Number of devices that it takes; parts count as fractions."""
 
 
 @dataclass(slots=True)
 class _Level:
-    """Tests of one need that take about as long, by module."""
+    """Tests with the same need and about the same expected time, by module."""
 
     peak: float = 0.0
+    """Longest expected time that was added, in seconds."""
     count: int = 0
     modules: dict[str, deque[Task]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Bucket:
+    """The remaining tests of one need, and statistics of those that have run."""
+
     need: Need
     levels: dict[int, _Level] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
-    """The numbers of the levels in which there are tests, ascending."""
+    """Numbers of the levels that contain tests, ascending."""
     count: int = 0
     known: float = 0.0
-    """Expected seconds of all whose time is known."""
+    """Sum of the expected seconds of the remaining tests with a remembered time."""
     unknown: int = 0
+    """Number of remaining tests without a remembered time."""
     seen: int = 0
+    """Number of tests without a remembered time that have run in this session."""
     seconds: float = 0.0
-    """What `seen` tests without a remembered time have taken in this session."""
+    """Sum of the seconds that these have taken."""
     peak: float = 0.0
-    """The longest of them."""
+    """The longest of these times, in seconds."""
 
 
 class Backlog:
-    """Remaining tests. Every method takes a time that does not grow with their number, but for the first filling."""
+    """The remaining tests, owned by the scheduler. After construction, the cost of a method is constant."""
 
     def __init__(self, needs: list[Need], tasks: list[Task]) -> None:
         self.tasks = tasks
@@ -85,7 +91,7 @@ class Backlog:
             self.add(task.index)
 
     def add(self, index: int) -> None:
-        """A test that is (again) to be run."""
+        """Add a test that is to be run (again)."""
         task = self.tasks[index]
         bucket = self._buckets[task.need]
         time = self._guess if task.expected is None else task.expected
@@ -106,9 +112,12 @@ class Backlog:
             bucket.known += task.expected
 
     def take(self, need: int, module: str | None, limit: float | None = None) -> Task:
-        """The longest test of a need, one of `module` if several are about as long; at most `limit` seconds long."""
+        """Remove and return the longest test of a need; of several about equally long ones, one of `module`.
+
+        With a `limit`, the longest of at most that many seconds is taken, if there is one.
+        """
         bucket = self._buckets[need]
-        number = self._pick(bucket, limit)
+        number = self._choose_level(bucket, limit)
         level = bucket.levels[number]
         name = module if module in level.modules else next(reversed(level.modules))
         assert name is not None
@@ -129,7 +138,7 @@ class Backlog:
         return task
 
     def peek(self, need: int, module: str | None) -> int | None:
-        """The test that :meth:`take` would give next."""
+        """Return the index of the test that :meth:`take` would return without a limit, or None."""
         bucket = self._buckets[need]
         if not bucket.order:
             return None
@@ -138,15 +147,15 @@ class Backlog:
         assert name is not None
         return modules[name][0].index
 
-    def _pick(self, bucket: _Bucket, limit: float | None) -> int:
+    def _choose_level(self, bucket: _Bucket, limit: float | None) -> int:
         if limit is not None:
             for number in reversed(bucket.order):
                 if bucket.levels[number].peak <= limit:
                     return number
         return bucket.order[-1]
 
-    def saw(self, index: int, seconds: float) -> None:
-        """A test has taken so long."""
+    def record(self, index: int, seconds: float) -> None:
+        """Record the seconds that a test has taken in this session."""
         task = self.tasks[index]
         if task.expected is None:
             bucket = self._buckets[task.need]
@@ -155,41 +164,41 @@ class Backlog:
             self._seen, self._seconds = self._seen + 1, self._seconds + seconds
 
     def expected(self, task: Task) -> float:
-        """Seconds that a test is going to take, as far as one can tell."""
-        return self._unknown(self._buckets[task.need]) if task.expected is None else task.expected
+        """Return the seconds that a test is expected to take."""
+        return self._unknown_time(self._buckets[task.need]) if task.expected is None else task.expected
 
-    def is_sure(self, task: Task) -> bool:
-        """Whether something is known of how long tests like this one take."""
+    def has_estimate(self, task: Task) -> bool:
+        """Return True if the time of this test is remembered, or a test of the same need has run in this session."""
         return task.expected is not None or self._buckets[task.need].seen > 0
 
-    def _unknown(self, bucket: _Bucket) -> float:
+    def _unknown_time(self, bucket: _Bucket) -> float:
         if bucket.seen:
             return bucket.seconds / bucket.seen
         return self._seconds / self._seen if self._seen else self._guess
 
     def offers(self) -> list[Offer]:
-        """What may start next: one offer a need."""
+        """Return one offer for each need that has remaining tests."""
         found = []
-        surprises = any(bucket.peak > RISKY * bucket.seconds / bucket.seen for bucket in self._buckets if bucket.seen)
+        has_risky = any(bucket.peak > RISKY * bucket.seconds / bucket.seen for bucket in self._buckets if bucket.seen)
         for key, bucket in enumerate(self._buckets):
             if bucket.count:
-                unknown = self._unknown(bucket)
+                unknown = self._unknown_time(bucket)
                 times = [bucket.levels[bucket.order[at]].peak for at in (-1, 0)]
                 if bucket.unknown:
                     times = [max(times[0], unknown), min(times[1], unknown)] if bucket.known else [unknown, unknown]
                 need = bucket.need
-                risky = surprises and 2 * bucket.unknown > bucket.count
+                risky = has_risky and 2 * bucket.unknown > bucket.count
                 found.append(Offer(key, need.request, need.size, need.devices, times[0], times[1], risky))
         return found
 
     def totals(self) -> list[tuple[Need, float]]:
-        """The seconds that remain of each need."""
+        """Return each need that has remaining tests, with the sum of their expected seconds."""
         return [
-            (bucket.need, bucket.known + bucket.unknown * self._unknown(bucket))
+            (bucket.need, bucket.known + bucket.unknown * self._unknown_time(bucket))
             for bucket in self._buckets
             if bucket.count
         ]
 
     def need(self, key: int) -> Need:
-        """The need of a number."""
+        """Return the need with the number `key`."""
         return self._buckets[key].need

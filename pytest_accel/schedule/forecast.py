@@ -1,4 +1,4 @@
-"""How a suite would be packed on a machine, by the real scheduler under a virtual clock. No test is run."""
+"""Forecast of a session's duration: the real scheduler under a virtual clock, for a number of workers. No test runs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from pytest_accel.schedule.simulation import Job, Span
 from pytest_accel.schedule.test_demand import Demand
 
 CLOSE = 0.02
-"""Numbers of workers whose sessions take no more than this part longer than the shortest are equally good."""
+"""Sessions that take at most this fraction longer than the shortest one count as equally good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What each test is taken to take."""
+    """The assumed times of the tests."""
 
     expected: tuple[float | None, ...]
-    """Seconds remembered of the kind of device that the test is to run on: what the scheduler would know."""
+    """Seconds remembered for the kind of device that each test will run on, as the scheduler would know them."""
     seconds: tuple[float, ...]
-    """The same, and a guess where nothing is remembered."""
+    """Assumed seconds of each test: those in `expected`, else those of another kind of device, else `guess`."""
     elsewhere: int
-    """How many are remembered of another kind of device only, and counted as there."""
+    """Number of tests whose time is remembered for another kind of device only."""
     unknown: int
-    """How many were never timed."""
+    """Number of tests without any remembered time."""
     guess: float
-    """Seconds for each of those."""
+    """Seconds assumed for each of these."""
 
 
 def times(durations: Durations, tests: Sequence[tuple[str, str]]) -> Times:
-    """For `tests`, each a node id and a kind of device. One that was never timed counts as the median of the others."""
+    """Return the times of `tests`, each a node id and a kind of device.
+
+    A test without any remembered time is assumed to take the median of the others.
+    """
     here = [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
     there = [_anywhere(durations.get(nodeid, {})) for nodeid, _ in tests]
     known = [other if one is None else one for one, other in zip(here, there, strict=True)]
@@ -54,39 +57,39 @@ def times(durations: Durations, tests: Sequence[tuple[str, str]]) -> Times:
 
 
 def _anywhere(by_kind: Mapping[str, Sequence[float]]) -> float | None:
-    """The longest that a test is expected to take on any kind of device."""
+    """Return the longest expected time of a test on any kind of device, or None."""
     found = [seconds for values in by_kind.values() if (seconds := expected(values)) is not None]
     return max(found, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """A session with so many workers."""
+    """A simulated session with a number of workers."""
 
     workers: int
     spans: tuple[Span, ...]
-    """In the order in which the tests end."""
+    """The tests, in the order in which they end."""
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first test's begin to the last one's end."""
+        """Seconds from the start of the session to the end of the last test."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def device_seconds(self) -> float:
-        """Seconds for which tests hold devices, parts counted as such."""
+        """Sum of the seconds for which tests hold devices; parts of a device count as fractions."""
         return sum(parts * (span.end - span.begin) for span in self.spans for _, parts in span.devices) / WHOLE
 
     def utilisation(self, devices: int) -> float:
-        """The part of the time of `devices` for which tests hold them."""
+        """Return the fraction of the time of all `devices` for which tests hold them."""
         return self.device_seconds / (devices * self.makespan) if self.makespan else 0.0
 
 
 class Suite:
-    """Tests that can run on a machine, and the machine."""
+    """The tests that can run on a machine, and the machine."""
 
     def __init__(self, collection: Sequence[str], demand: Demand, times: Times, machine: Machine, slots: int) -> None:
-        """`collection` are the node ids of the tests; `slots` are those of the CPU."""
+        """`collection` has the node ids of the tests; `slots` is the number of CPU slots."""
         self.collection = list(collection)
         self._demand = demand
         self.times = times
@@ -95,10 +98,10 @@ class Suite:
         self._requests = demand.requests(len(collection), machine, slots)
         self._free = demand.devices(machine)
         self.devices = len({device.id for device in machine.session.devices} | self._free.keys())
-        """How many devices the session has, those that no test uses included."""
+        """Number of devices of the session, including those that no test uses."""
 
     def takes(self, index: int) -> str:
-        """What a test takes, in two words; nothing for one that only needs a worker."""
+        """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
         request = self._requests[index]
         if request is None:
             return ""
@@ -107,11 +110,11 @@ class Suite:
 
     @cached_property
     def least(self) -> float:
-        """Seconds that no order and no number of workers can beat."""
+        """Lower bound of the makespan in seconds, for any order of tests and any number of workers."""
         return least(list(zip(self._requests, self.times.seconds, strict=True)), self._slots)
 
     def play(self, workers: int) -> Play:
-        """The session under ``-n workers``."""
+        """Simulate the session with ``-n workers``."""
         tests = zip(self.collection, self.times.seconds, self._requests, strict=True)
         jobs = [Job(nodeid, seconds, request) for nodeid, seconds, request in tests]
         clock = simulation.Machine(jobs, self._free, workers, self._slots)
@@ -121,7 +124,7 @@ class Suite:
         return Play(workers, tuple(clock.spans))
 
     def plays(self) -> Iterator[Play]:
-        """Under 1, 2, 4, ... workers, up to the first number that does not help."""
+        """Simulate 1, 2, 4, ... workers, up to the first number that does not make the session shorter."""
         workers, last = 1, float("inf")
         while True:
             play = self.play(workers)
@@ -132,33 +135,33 @@ class Suite:
 
 
 def best(plays: Sequence[Play]) -> Play:
-    """The one with the fewest workers of those that are about as short as the shortest."""
+    """Return the session with the fewest workers among those that are about as short as the shortest."""
     shortest = min(play.makespan for play in plays)
     return min((play for play in plays if play.makespan <= shortest * (1 + CLOSE)), key=lambda play: play.workers)
 
 
 def chain(spans: Sequence[Span]) -> list[Span]:
-    """What the session's length is made of: the last test to end, and before each test the one that it waited for.
+    """Return the critical path of a session: the last test to end, preceded by the test that it waited for, and so on.
 
-    `spans` are in the order in which the tests end. Of several that end when a test begins, it is one whose device the
-    test gets, else one that had its worker, else the last of them.
+    `spans` are in the order in which the tests end. If several tests end when a test begins, it has waited for one
+    whose device it gets, else for one on its worker, else for the last of them.
     """
     ending: dict[float, list[int]] = {}
     for number, span in enumerate(spans):
         ending.setdefault(span.end, []).append(number)
-    found: list[Span] = []
-    at: int | None = len(spans) - 1 if spans else None
-    while at is not None:
-        now = spans[at]
-        found.append(now)
-        names = {device for device, _ in now.devices}
-        before = [number for number in ending.get(now.begin, ()) if number < at]
-        at = max(
+    path: list[Span] = []
+    position: int | None = len(spans) - 1 if spans else None
+    while position is not None:
+        span = spans[position]
+        path.append(span)
+        names = {device for device, _ in span.devices}
+        before = [number for number in ending.get(span.begin, ()) if number < position]
+        position = max(
             before,
-            key=lambda number: (_has_one_of(spans[number], names), spans[number].worker == now.worker, number),
+            key=lambda number: (_has_one_of(spans[number], names), spans[number].worker == span.worker, number),
             default=None,
         )
-    return found[::-1]
+    return path[::-1]
 
 
 def _has_one_of(span: Span, names: set[str]) -> bool:

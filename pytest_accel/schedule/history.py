@@ -1,4 +1,4 @@
-"""How long tests took in earlier sessions, in pytest's cache."""
+"""Times of tests in earlier sessions, stored in pytest's cache."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 KEY = "accel/durations"
-"""Where pytest's cache has it: seconds by node id and kind of device, the latest last."""
+"""Key in pytest's cache; the value has lists of seconds by node id and kind of device, the latest last."""
 _KEPT = 5
+"""Number of times that are stored for each test and kind of device."""
 _DECAY = 0.8
+"""Weight of a session's time relative to that of the session after it."""
 _TESTS = 100_000
-"""The tests that are remembered: those that ran last."""
+"""Number of tests that are stored: those that ran last."""
 
 Durations = dict[str, dict[str, list[float]]]
 
 
 def expected(values: Sequence[float]) -> float | None:
-    """The median of what a test took, in which each session weighs 0.8 of the one after it; None without any."""
+    """Return the weighted median of a test's times, the latest with most weight; None if there are no times."""
     weighted = sorted((value, _DECAY**age) for age, value in enumerate(reversed(values)))
     half = sum(weight for _, weight in weighted) / 2
     for value, weight in weighted:
@@ -29,19 +31,19 @@ def expected(values: Sequence[float]) -> float | None:
 
 
 def recall(config: pytest.Config) -> Durations:
-    """What is remembered; nothing where pytest has no cache, or something else is found in it."""
+    """Return the stored times; empty if pytest has no cache, or the stored value is invalid."""
     cache = getattr(config, "cache", None)
     found = cache.get(KEY, None) if cache is not None else None
     return found if isinstance(found, dict) else {}
 
 
 def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> list[float | None]:
-    """Seconds for each of `tests`, a node id and a kind; None where none are remembered."""
+    """Return the expected seconds of each of `tests`, a node id and a kind of device; None if no time is stored."""
     return [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
 
 
 def remember(durations: Durations, times: Mapping[str, float], kinds: Mapping[str, str]) -> Durations:
-    """`durations` with the `times` of another session, whose tests ran on `kinds`."""
+    """Return `durations` with the `times` of one more session added; `kinds` has the kind of device by node id."""
     kept = dict(durations)
     for nodeid, seconds in times.items():
         kind = kinds[nodeid]
@@ -51,10 +53,10 @@ def remember(durations: Durations, times: Mapping[str, float], kinds: Mapping[st
 
 
 class Recorder:
-    """Adds the times of a session's tests that passed, all phases of each together, to those that are remembered."""
+    """A pytest plugin that stores the times of the tests that passed, summed over their phases, after a session."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
-        """`kinds` of device by node id."""
+        """`kinds` has the kind of device by node id; tests that are not in it are not stored."""
         self._kinds = kinds
         self._seconds: dict[str, float] = {}
         self._passed: dict[str, bool] = {}

@@ -1,4 +1,4 @@
-"""How long tests must take together at the least, whatever their order."""
+"""Lower bounds of the time that a set of tests takes, whatever their order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_accel.leases.policy import Request
 
 
 def least(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
-    """Seconds that no order and no number of workers can beat. Each test is what it takes, and for how long.
+    """Return a lower bound of the seconds for `tests` (requests with seconds), for any order and number of workers.
 
-    `slots` are those of the CPU. What can run on some of the devices only is held to those as well.
+    `slots` is the number of CPU slots. Tests that can run on some of the devices only are also bounded by these alone.
     """
     bounds = [max((seconds for _, seconds in tests), default=0.0)]
     on_slots = [(float(request.slots), seconds) for request, seconds in tests if request is not None and request.slots]
@@ -30,12 +30,13 @@ def least(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
 
 
 def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: float) -> float:
-    """Seconds that no order of `tests` can beat. Each is a number of devices (parts count as such) and seconds.
+    """Return a lower bound of the seconds for `tests`, each a number of devices (parts as fractions) and seconds.
 
-    The most of: the longest test; all of them over the workers; and for several measures of a test's size, under which
-    what runs at the same time never comes to more than 1, the sum of size by time. These are the dual feasible
-    functions of Fekete and Schepers ("New classes of fast lower bounds for bin packing problems", 2001): by u_k, tests
-    of which only k fit at the same time count as 1/k of the machine.
+    The bound is the maximum of: the longest test; the sum of all times, divided by the number of workers; and, for
+    several measures of a test's size, the sum of size times seconds. Under each measure, the sizes of tests that run at
+    the same time add up to at most 1. The measures are the dual feasible functions of Fekete and Schepers ("New classes
+    of fast lower bounds for bin packing problems", 2001): under u_k, a test of which only k fit at the same time has
+    the size 1/k.
     """
     longest = 0.0
     totals: dict[float, float] = {}
@@ -49,7 +50,7 @@ def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: flo
 
 
 def _measure(size: float, pieces: int) -> float:
-    """u_k of Fekete and Schepers; for no pieces the size itself."""
+    """Return u_k(size) of Fekete and Schepers for k = `pieces`; the size itself if `pieces` is 0."""
     scaled = size * (pieces + 1)
     if pieces == 0 or abs(scaled - round(scaled)) < 1e-9:
         return size

@@ -1,18 +1,19 @@
-"""Which test starts next: what remains, what runs and what is free in, one start out. Pure functions, no clock.
+"""The plan: chooses from the remaining tests, the running tests and the free devices the test that starts next.
 
-The rules:
+These are pure functions without a clock. The rules:
 
-- What takes the larger part of the devices that would do goes first. So the pieces that come free are never smaller
-  than what is to be put into them next, and the end of a run is made of small tests, which fill all devices.
-- A test that takes about as long as all that remains is *urgent*: it goes before larger ones, except for those that
-  cannot run beside it. They would have to wait for its end, and go first.
-- Tests that may last many times as long as is expected go from the smallest to the largest, but for those that run one
-  after the other in any order, since they take the larger half of the devices. So most of them have begun, and the
-  long ones are known, while there is enough left to run beside these. Not where workers are scarce: a worker is
-  better used by a large one.
-- The first that does not fit keeps what it waits for. It starts at the latest when, as far as is known, enough
-  of the running tests have ended; until then others get what it will not need, or are short enough to be gone.
-- Tests that need no device fill the workers that would otherwise wait.
+- Tests that take a larger fraction of their candidate devices start first. So freed devices are never too few for the
+  next test, and the run ends with small tests, which fill all devices.
+- A test that takes about as long as everything that remains is *urgent*. It starts before larger tests, except those
+  that cannot run beside it: they would have to wait for its end, and start first.
+- Tests that may take many times their expected time start from the smallest to the largest, so that most of them have
+  started, and the long ones are known, while enough other tests remain to run beside these. Tests that take more than
+  half of the devices are excepted: they cannot run side by side anyway. The rule does not apply if workers are
+  scarce, because a worker is then better used by a large test.
+- The first test that does not fit reserves the devices that it waits for. It starts at the latest when, by the expected
+  times, enough running tests have ended. Until then other tests get devices that it will not need, or start only if
+  they are expected to end in time.
+- Tests that need no device run on workers that would otherwise wait.
 """
 
 from __future__ import annotations
@@ -24,58 +25,61 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request, decide
 
 URGENT = 0.7
-"""A test is urgent if it takes at least this part of the time that everything that remains takes at the least."""
+"""A test is urgent if it takes at least this fraction of the lower bound of the time for everything that remains."""
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Remaining tests that are alike: the longest of them may start next."""
+    """Remaining tests with the same need, the longest of which may start next."""
 
     key: int
     request: Request | None
-    """What each of them takes; None: nothing but a worker."""
+    """The devices or slots that each test takes; None: only a worker."""
     size: float
-    """The part that one test takes of all devices that would do: 0 to 1."""
+    """Fraction of its candidate devices that one test takes, from 0 to 1."""
     devices: float
-    """How many it takes, parts counted as such."""
+    """Number of devices that one test takes; parts count as fractions."""
     longest: float
-    """Expected seconds of the longest."""
+    """Expected seconds of the longest test."""
     shortest: float
+    """Expected seconds of the shortest test."""
     risky: bool = False
-    """Whether one of them may well take many times as long as is expected."""
+    """True if some of these tests may take many times their expected time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a worker runs."""
+    """The test (or batch of tests) that a worker runs."""
 
     key: int
+    """Key of the offer from which it was started."""
     devices: tuple[tuple[str, int], ...]
-    """What it holds: devices and the parts of them."""
+    """The devices that it holds, each with the number of parts."""
     slots: int
     left: float
-    """Expected seconds until it has come to its end."""
+    """Expected seconds until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The test that starts now."""
+    """The decision to start a test now."""
 
     key: int
-    """The offer that it is of."""
+    """Key of the offer from which the test is taken."""
     devices: tuple[tuple[str, int], ...] = ()
+    """The devices that it takes, each with the number of parts."""
     slots: int = 0
     limit: float | None = None
-    """It must be expected to take at most so many seconds; None: it is the offer's longest."""
+    """Take a test of at most this many expected seconds; None: take the longest of the offer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """What the first test that does not fit has to get."""
+class _Reservation:
+    """The devices that are reserved for the first test that does not fit."""
 
     left: float
-    """Expected seconds until all of it is free."""
+    """Expected seconds until all of them are free."""
     devices: frozenset[str]
 
 
@@ -86,34 +90,35 @@ def choose(
     free_slots: int,
     horizon: float,
     warm: Collection[int] = (),
-    hands: int = 0,
+    other_workers: int = 0,
     *,
     try_first: bool = True,
 ) -> Start | None:
-    """The test to start on a worker that is free; None: nothing that remains can start now.
+    """Return the test to start on a free worker, or None if no remaining test can start now.
 
-    `horizon` is the least number of seconds that everything that remains and runs can take. `warm` are the offers that
-    a free worker has run a test of last: of several that are of one size they go first. `hands` are the other free
-    workers, where workers are as scarce as devices: nothing starts that leaves them too few devices, if there is
-    something else to start. `try_first`: there are workers enough to find out early which tests last long.
+    `horizon` is a lower bound, in seconds, of the time for all running and remaining tests. `warm` are the keys of the
+    offers of which a free worker has run a test last: they come first among offers of the same size. `other_workers` is
+    the number of other free workers if workers are as scarce as devices, else 0: a test that leaves them too few
+    devices is not started if another can start. `try_first` is True if there are enough workers to find out early which
+    tests take long.
     """
-    ranked = _ranked(offers, horizon, warm, try_first)
-    if hands:
-        room = sum(free.values()) / WHOLE - hands * min((offer.devices for offer in offers), default=0.0)
+    ranked = _sort(offers, horizon, warm, try_first)
+    if other_workers:
+        room = sum(free.values()) / WHOLE - other_workers * min((offer.devices for offer in offers), default=0.0)
         ranked = [offer for offer in ranked if offer.devices <= room + _ROUNDING] or ranked
-    kept: _Kept | None = None
+    reserved: _Reservation | None = None
     for offer in ranked:
         if offer.request is None:
             return Start(offer.key)
-        start = _fit(offer, free, free_slots, kept)
+        start = _try_to_start(offer, free, free_slots, reserved)
         if start is not None:
             return start
-        if kept is None and offer.size > 0:
-            kept = _keep(offer.request, running, free)
+        if reserved is None and offer.size > 0:
+            reserved = _reserve(offer.request, running, free)
     return None
 
 
-def _ranked(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_first: bool) -> list[Offer]:
+def _sort(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_first: bool) -> list[Offer]:
     urgent = {offer.key: offer.size for offer in offers if offer.longest >= URGENT * horizon}
     widest = max(urgent.values(), default=0.0)
 
@@ -131,14 +136,16 @@ def _ranked(offers: Sequence[Offer], horizon: float, warm: Collection[int], try_
     return sorted(offers, key=rank)
 
 
-def _fit(offer: Offer, free: Mapping[str, int], free_slots: int, kept: _Kept | None) -> Start | None:
+def _try_to_start(
+    offer: Offer, free: Mapping[str, int], free_slots: int, reserved: _Reservation | None
+) -> Start | None:
     limit = None
     room = free
-    if kept is not None and offer.longest > kept.left:
-        room = {device: 0 if device in kept.devices else parts for device, parts in free.items()}
+    if reserved is not None and offer.longest > reserved.left:
+        room = {device: 0 if device in reserved.devices else parts for device, parts in free.items()}
     granted = _grant(offer.request, room, free_slots)
-    if granted is None and room is not free and kept is not None and offer.shortest <= kept.left:
-        granted, limit = _grant(offer.request, free, free_slots), kept.left
+    if granted is None and room is not free and reserved is not None and offer.shortest <= reserved.left:
+        granted, limit = _grant(offer.request, free, free_slots), reserved.left
     if granted is None:
         return None
     return Start(offer.key, granted[0], granted[1], limit)
@@ -147,15 +154,15 @@ def _fit(offer: Offer, free: Mapping[str, int], free_slots: int, kept: _Kept | N
 def _grant(
     request: Request | None, free: Mapping[str, int], free_slots: int
 ) -> tuple[tuple[tuple[str, int], ...], int] | None:
-    """What the leases' own policy would give to `request` if nobody else asked."""
+    """Return the devices and slots that the leases' policy would grant to `request` alone, or None."""
     assert request is not None
     for grant in decide((request,), free, free_slots):
         return tuple(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True)), grant.slots
     return None
 
 
-def _keep(request: Request, running: Sequence[Running], free: Mapping[str, int]) -> _Kept | None:
-    """What `request` will get, when as many running tests have ended as have to; None if that is not known."""
+def _reserve(request: Request, running: Sequence[Running], free: Mapping[str, int]) -> _Reservation | None:
+    """Return the devices that `request` will get once enough running tests have ended; None if they do not suffice."""
     room = dict(free)
     names = set(request.candidates)
     for one in sorted(running, key=lambda one: one.left):
@@ -166,16 +173,16 @@ def _keep(request: Request, running: Sequence[Running], free: Mapping[str, int])
             room[device] = room.get(device, 0) + parts
         if sum(room.get(device, 0) >= request.takes(device) for device in names) < request.count // request.sets:
             continue
-        # What is free now is taken last: others may use it meanwhile.
-        places = sorted(range(len(request.candidates)), key=lambda at: bool(free.get(request.candidates[at])))
-        asked = replace(
+        # Take devices that are free now last, so that other tests can use them meanwhile.
+        order = sorted(range(len(request.candidates)), key=lambda at: bool(free.get(request.candidates[at])))
+        reordered = replace(
             request,
-            candidates=tuple(request.candidates[at] for at in places),
-            parts=tuple(request.parts[at] for at in places) if request.parts else (),
+            candidates=tuple(request.candidates[at] for at in order),
+            parts=tuple(request.parts[at] for at in order) if request.parts else (),
             ties=(),
             slots=0,
         )
-        granted = _grant(asked, room, 0)
+        granted = _grant(reordered, room, 0)
         if granted is not None:
-            return _Kept(one.left, frozenset(device for device, _ in granted[0]))
+            return _Reservation(one.left, frozenset(device for device, _ in granted[0]))
     return None

@@ -1,4 +1,4 @@
-"""A plan in words: pure."""
+"""Text of ``--accel-plan``, made from forecasts. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pytest_accel.schedule.forecast import CLOSE, Play, Suite, Times, best, chain
 
 _SHOWN = 5
-"""Tests that are shown of those that make the session as long as it is."""
+"""Number of tests of the critical path that are shown."""
 _NARROW = 30
-"""Columns that a test's name gets at the least."""
+"""Minimum number of columns for a test's name."""
 
 Line = tuple[str, bool]
-"""A line, and whether it stands out."""
+"""A line, and True if it is highlighted."""
 
 
 def plain(lines: Iterable[str]) -> Iterator[Line]:
-    """Lines that do not stand out."""
+    """Return `lines` without highlighting."""
     return ((line, False) for line in lines)
 
 
 def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """How many tests there are, and how many would be skipped for each reason."""
+    """Return lines with the number of tests to run, and the number skipped for each reason."""
     total = sum(count for _, count in skipped)
     yield f"{_tests(tests)} to run" + (f", {total} skipped:" if total else "")
     for reason, count in skipped:
@@ -29,21 +29,21 @@ def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 
 def about_times(found: Times) -> Iterator[str]:
-    """Where the tests' times come from."""
+    """Return lines that say where the tests' times come from."""
     total = len(found.seconds)
     if found.unknown == total:
-        yield f"nothing is remembered: each counted as {found.guess:g} s"
+        yield f"no times are stored: each test counts as {found.guess:g} s"
     elif found.unknown:
         guess = f"the median of the others, {clock(found.guess)}"
         yield f"{found.unknown} of {_tests(total)} never timed: counted as {guess}"
     else:
-        yield "all times are remembered"
+        yield "the times of all tests are stored"
     if found.elsewhere:
-        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted as there"
+        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted with those times"
 
 
 def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
-    """How long the session takes by its number of workers."""
+    """Return a table of the session's makespan by the number of workers; the best line is highlighted."""
     shortest = best(plays)
     yield "", False
     yield f"{'-n':>5}{'makespan':>14}{'utilisation':>14}" if devices else f"{'-n':>5}{'makespan':>14}", True
@@ -51,11 +51,11 @@ def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
         line = f"{play.workers:>5}{clock(play.makespan):>14}"
         line += f"{play.utilisation(devices):>14.0%}" if devices else ""
         yield line + ("   best" if play is shortest else ""), play is shortest
-    yield f"best: the fewest workers of those within {CLOSE:.0%} of the shortest", False
+    yield f"best: the fewest workers with a makespan within {CLOSE:.0%} of the shortest", False
 
 
 def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
-    """One number of workers in full, in lines of so many columns."""
+    """Return the details of the session with one number of workers, in lines of at most `columns` characters."""
     yield ""
     over = play.makespan / suite.least - 1 if suite.least else 0.0
     more = f", {over:.0%} above it" if over >= 0.005 else ""
@@ -66,7 +66,7 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
         yield f"{suite.devices} devices: {hours}, utilisation {play.utilisation(suite.devices):.0%}"
     links = chain(play.spans)
     longest = sorted(links, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
-    yield "The tests that make it so long, each begun when the one before it had ended" + (
+    yield "Critical path: each test started when the one before it ended" + (
         f" (the longest {_SHOWN} of {len(links)}):" if len(links) > _SHOWN else ":"
     )
     for span in links:
@@ -77,7 +77,7 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
 
 
 def clock(seconds: float) -> str:
-    """``0.8 s``, ``12 min 05 s``, ``3 h 05 min``."""
+    """Return a duration like ``0.8 s``, ``12 min 05 s`` or ``3 h 05 min``."""
     if seconds < 119.95:
         return f"{seconds:.1f} s" if seconds >= 0.95 or not seconds else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,10 +1,10 @@
-"""The scheduler that xdist's controller asks: sends each worker what the plan starts there.
+"""The scheduler that xdist's controller uses: sends to each worker the tests that the plan starts there.
 
-A worker of xdist begins a test when it knows the one after it, or that there is none. So a test that is sent as the
-one after is lost to all other workers while the first one runs, however long that takes. Here it is sent *on hold*:
-the worker passes over it unless it has been told to go on (`worker_hooks.py`). It only says which test is likely
-to come next, and so which fixtures stay, and it remains to be had for every worker. Tests that are shorter than what
-such messages cost are sent several at a time, and not on hold.
+An xdist worker starts a test only when it knows the next one, or that there is none. A test that is sent as the next
+one would normally be tied to that worker for as long as the first test runs. Here it is sent *on hold*: the worker
+skips it without a report unless it has received the order to run it (`worker_hooks.py`). A test on hold tells the
+worker which fixtures to keep for the likely next test, and can still be started on any other worker. Tests that are
+shorter than such messages take are sent in batches, and not on hold.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from pytest_accel.schedule.backlog import Backlog, Task
 from pytest_accel.schedule.plan import Running, Start, choose
 
 _SHORT = 0.05
+"""Tests expected to take fewer seconds than this are sent in batches."""
 _BATCH = 0.25
-"""Tests of fewer than `_SHORT` seconds are sent together, for about so many seconds."""
+"""Expected seconds of a batch."""
 _SCARCE = 0.8
-"""Workers are scarce if what remains takes them at least this part of the time that it takes the devices."""
+"""Workers are scarce if the remaining tests take the workers more than this fraction of the devices' time."""
 _PLENTIFUL = 0.7
-"""And there are enough of them to try what may last long if it is less than this part."""
+"""There are enough workers to try tests that may take long if that fraction is less than this."""
 
 
 class Node(Protocol):
-    """The part of xdist's `WorkerController` that is used."""
+    """The part of xdist's `WorkerController` that the scheduler uses."""
 
     @property
     def shutting_down(self) -> bool: ...
@@ -40,7 +41,7 @@ class Node(Protocol):
 
 
 class Orders(Protocol):
-    """Tells a worker which of the tests that it is sent are on hold; in order with what it is sent."""
+    """Sends orders to a worker: to hold a test, or to run it after all. They arrive in order with xdist's messages."""
 
     def hold(self, node: Any, index: int) -> None: ...
 
@@ -49,30 +50,35 @@ class Orders(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Worker:
+    """The scheduler's view of one xdist worker."""
+
     node: Any
     ready: bool = False
-    """Whether it has collected the same tests as the others."""
+    """True if it has collected the same tests as the others."""
     queue: deque[Task] = field(default_factory=deque)
-    """What it runs, and then certainly will run."""
-    next: int | None = None
-    """The test on hold behind these."""
+    """The test that it runs, followed by those that it will certainly run."""
+    on_hold: int | None = None
+    """Index of the test that was sent on hold after the queue."""
     held: set[int] = field(default_factory=set)
-    """What it was told to hold, and not since to go on with."""
+    """Indices of the tests with a hold order that no go order has cancelled."""
     start: Start | None = None
+    """The start whose devices it holds; None if it is idle."""
     since: float = 0.0
-    """When it began the first of the queue."""
+    """Time when it started the first test of the queue."""
     batch: int = 1
-    last: int | None = None
-    """The need of the last test, and its module."""
+    """Number of tests that were sent last."""
+    last_need: int | None = None
+    """Number of the need of the last test that was sent."""
     module: str | None = None
+    """Module of that test."""
     unreached: bool = False
-    """Whether it was gone before it could be sent what is in its queue."""
+    """True if it died before the tests in its queue could be sent."""
 
 
 class DeviceScheduling:
-    """An xdist scheduler that knows what tests need. The methods without a word are those of xdist's own schedulers.
+    """An xdist scheduler that knows which devices tests need.
 
-    Their protocol: ``xdist/scheduler/protocol.py``.
+    Methods without a docstring are those of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class DeviceScheduling:
         largest_batch: int | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`devices` are the parts of each that the session may give out; `largest_batch` is ``--maxschedchunk``."""
+        """`devices` maps each device to its parts that may be leased; `largest_batch` is ``--maxschedchunk``."""
         self.collection = list(collection)
         self._backlog = backlog
         self._free = dict(devices)
@@ -96,7 +102,7 @@ class DeviceScheduling:
         self._clock = clock
         self._workers: dict[Any, _Worker] = {}
 
-    # What xdist asks
+    # Methods that xdist calls
 
     @property
     def nodes(self) -> list[Any]:
@@ -119,72 +125,78 @@ class DeviceScheduling:
         self._workers[node] = _Worker(node)
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """A worker that has collected other tests gets none."""
+        """Record the tests that a worker has collected. If they differ from the scheduler's, it gets no tests."""
         self._workers[node].ready = list(collection) == self.collection
 
     def schedule(self) -> None:
-        self._settle()
+        self._start_tests()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         worker = self._workers[node]
         if not worker.queue or worker.queue[0].index != item_index:
-            return  # It has passed over one on hold.
+            return  # The worker has skipped a test on hold.
         worker.queue.popleft()
         worker.since = self._clock()
-        self._backlog.saw(item_index, duration)
+        self._backlog.record(item_index, duration)
         if not worker.queue:
-            self._release(worker)
+            self._free_devices(worker)
         elif 2 * len(worker.queue) <= worker.batch:
             self._extend(worker)
-        self._settle()
+        self._start_tests()
 
     def mark_test_pending(self, item: str) -> None:
         self._backlog.add(self.collection.index(item))
-        self._settle()
+        self._start_tests()
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> NoReturn:
-        """The answer to a request to give tests back, which is never made."""
+        """Not used: this scheduler never asks a worker to return tests."""
         raise NotImplementedError
 
     def remove_node(self, node: Any) -> str | None:
-        """The test that a worker which is gone was running; others get what it had not begun. KeyError if unknown."""
+        """Remove a dead worker and return the test that it ran, or None; its other tests go to other workers.
+
+        Raises KeyError if `node` is unknown.
+        """
         worker = self._workers.pop(node)
         if not worker.queue:
             return None
-        self._release(worker)
+        self._free_devices(worker)
         crashed = None if worker.unreached else worker.queue.popleft()
         for task in worker.queue:
             self._backlog.add(task.index)
-        self._settle()
+        self._start_tests()
         return None if crashed is None else self.collection[crashed.index]
 
-    # What is sent
+    # Starting tests
 
-    def _settle(self) -> None:
-        """Start all that can start now."""
+    def _start_tests(self) -> None:
+        """Start all tests that can start now; shut idle workers down if none remain."""
         idle = [
             worker
             for worker in self._workers.values()
             if worker.ready and not worker.queue and not worker.node.shutting_down
         ]
         while idle and self._backlog.count:
-            warm = {worker.last for worker in idle if worker.last is not None}
+            warm = {worker.last_need for worker in idle if worker.last_need is not None}
             start = self._choose(None, warm, len(idle) - 1)
             if start is None:
                 return
-            worker = _fittest(idle, start.key)
+            worker = _best_worker(idle, start.key)
             idle.remove(worker)
             self._start(worker, start)
         if not self._backlog.count:
             for worker in idle:
                 worker.node.shutdown()
 
-    def _choose(self, without: _Worker | None, warm: set[int], hands: int = 0) -> Start | None:
-        """The plan's next start, if `without` were free and besides it `hands` others."""
+    def _choose(self, without: _Worker | None, warm: set[int], other_workers: int = 0) -> Start | None:
+        """Return the plan's next start, as if the worker `without` were free.
+
+        `other_workers` is the number of free workers besides the one that gets the test.
+        """
         backlog = self._backlog
         busy = [worker for worker in self._workers.values() if worker.queue and worker is not without]
         running = [
-            Running(worker.start.key, worker.start.devices, worker.start.slots, self._left(worker))
+            Running(worker.start.key, worker.start.devices, worker.start.slots, self._remaining_time(worker))
             for worker in busy
             if worker.start is not None
         ]
@@ -194,12 +206,14 @@ class DeviceScheduling:
             for device, parts in without.start.devices:
                 free[device] += parts
         devices, work = self._bounds(running)
-        hands = hands if work > _SCARCE * devices else 0
+        other_workers = other_workers if work > _SCARCE * devices else 0
         try_first = work < _PLENTIFUL * devices
-        return choose(backlog.offers(), running, free, slots, max(devices, work), warm, hands, try_first=try_first)
+        return choose(
+            backlog.offers(), running, free, slots, max(devices, work), warm, other_workers, try_first=try_first
+        )
 
     def _bounds(self, running: Iterable[Running]) -> tuple[float, float]:
-        """The least number of seconds that all that remains can take, as far as is known: by devices, by workers."""
+        """Return two lower bounds of the seconds that all tests still take: given by the devices and by the workers."""
         needs = [*self._backlog.totals(), *((self._backlog.need(one.key), one.left) for one in running)]
         workers = sum(worker.ready and not worker.node.shutting_down for worker in self._workers.values())
         devices = max(
@@ -208,8 +222,8 @@ class DeviceScheduling:
         )
         return devices, sum(seconds for _, seconds in needs) / max(1, workers)
 
-    def _left(self, worker: _Worker) -> float:
-        """Expected seconds until a worker is free. What has taken longer than expected is taken to be half done."""
+    def _remaining_time(self, worker: _Worker) -> float:
+        """Return the expected seconds until `worker` is free. A test that is overdue counts as half done."""
         passed = self._clock() - worker.since
         head, *rest = worker.queue
         expected = self._backlog.expected(head)
@@ -224,11 +238,11 @@ class DeviceScheduling:
         self._send(worker, self._take(worker, start))
 
     def _extend(self, worker: _Worker) -> None:
-        """Send more of the tests that a worker runs several of, if nothing else is to have its devices."""
-        if worker.node.shutting_down or not self._backlog.count or worker.last is None:
+        """Send a worker more tests of its current need, if the plan would give its devices to them."""
+        if worker.node.shutting_down or not self._backlog.count or worker.last_need is None:
             return
-        start = self._choose(worker, {worker.last})
-        if start is not None and start.key == worker.last:
+        start = self._choose(worker, {worker.last_need})
+        if start is not None and start.key == worker.last_need:
             tasks = self._take(worker, start)
             self._send(worker, tasks)
 
@@ -236,7 +250,7 @@ class DeviceScheduling:
         backlog = self._backlog
         tasks = [backlog.take(start.key, worker.module, start.limit)]
         expected = backlog.expected(tasks[0])
-        if backlog.is_sure(tasks[0]) and expected < _SHORT:
+        if backlog.has_estimate(tasks[0]) and expected < _SHORT:
             room = min(self._largest_batch, 1 + backlog.count // (4 * len(self._workers)))
             size = min(room, math.ceil(_BATCH / max(expected, 0.001)))
             while len(tasks) < size:
@@ -244,46 +258,46 @@ class DeviceScheduling:
                 if following is None or backlog.expected(backlog.tasks[following]) >= _SHORT:
                     break
                 tasks.append(backlog.take(start.key, tasks[-1].module))
-        worker.batch, worker.last, worker.module = len(tasks), start.key, tasks[-1].module
+        worker.batch, worker.last_need, worker.module = len(tasks), start.key, tasks[-1].module
         return tasks
 
     def _send(self, worker: _Worker, tasks: list[Task]) -> None:
         indices = [task.index for task in tasks]
-        if worker.next in indices:
-            # It is there already. Only as the first of them: what is on hold before it would run with it.
-            at = indices.index(worker.next)
-            tasks.insert(0, tasks.pop(at))
-            indices.pop(at)
+        if worker.on_hold in indices:
+            # The worker has this test already, on hold after its queue, so it runs before the tests sent now.
+            position = indices.index(worker.on_hold)
+            tasks.insert(0, tasks.pop(position))
+            indices.pop(position)
         for task in tasks:
             if task.index in worker.held:
                 worker.held.remove(task.index)
                 self._orders.go(worker.node, task.index)
-        begun = bool(worker.queue)
+        was_busy = bool(worker.queue)
         worker.queue.extend(tasks)
-        worker.next = self._following(worker)
-        if worker.next is not None:
-            worker.held.add(worker.next)
-            self._orders.hold(worker.node, worker.next)
-            indices.append(worker.next)
+        worker.on_hold = self._likely_next(worker)
+        if worker.on_hold is not None:
+            worker.held.add(worker.on_hold)
+            self._orders.hold(worker.node, worker.on_hold)
+            indices.append(worker.on_hold)
         if indices:
             try:
                 worker.node.send_runtest_some(indices)
-            except OSError:  # It has died, of which xdist tells next.
-                worker.unreached = not begun
+            except OSError:  # The worker has died; xdist will call remove_node().
+                worker.unreached = not was_busy
                 return
-        if worker.next is None:
+        if worker.on_hold is None:
             worker.node.shutdown()
 
-    def _following(self, worker: _Worker) -> int | None:
-        """The remaining test that is most likely to be the worker's next; None: there is none."""
-        assert worker.last is not None
-        following = self._backlog.peek(worker.last, worker.module)
+    def _likely_next(self, worker: _Worker) -> int | None:
+        """Return the remaining test that the worker is most likely to run next, or None if none remain."""
+        assert worker.last_need is not None
+        following = self._backlog.peek(worker.last_need, worker.module)
         if following is None:
             offers = self._backlog.offers()
             following = self._backlog.peek(offers[0].key, worker.module) if offers else None
         return following
 
-    def _release(self, worker: _Worker) -> None:
+    def _free_devices(self, worker: _Worker) -> None:
         start, worker.start = worker.start, None
         if start is not None:
             for device, parts in start.devices:
@@ -291,6 +305,6 @@ class DeviceScheduling:
             self._slots += start.slots
 
 
-def _fittest(idle: Sequence[_Worker], key: int) -> _Worker:
-    """The worker that has run a test of the same need last, else one that has run none, else the first."""
-    return min(idle, key=lambda worker: (worker.last != key, worker.last is not None))
+def _best_worker(idle: Sequence[_Worker], key: int) -> _Worker:
+    """Return an idle worker that has run a test of the same need last, else one that has run none, else the first."""
+    return min(idle, key=lambda worker: (worker.last_need != key, worker.last_need is not None))

@@ -1,7 +1,7 @@
-"""Workers of xdist and a pool of devices under a virtual clock: what a session's order of tests comes to, in seconds.
+"""Simulation of a session: xdist workers and devices under a virtual clock, which yields the time of each test.
 
-The schedulers are the real ones, and so is the policy by which the devices are given out. A worker does what
-``xdist/remote.py`` does: it begins a test when it has the one after it, or knows that there is none.
+The scheduler and the policy that grants devices are the real ones. A worker behaves like ``xdist/remote.py``: it starts
+a test when it has the next one, or knows that there is none.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from pytest_accel.leases.policy import Request, decide
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A test: what it takes, and for how long."""
+    """A test, with the resources that it takes and its duration."""
 
     nodeid: str
     seconds: float
     request: Request | None = None
-    """None: nothing but a worker."""
+    """None: only a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What has become of a test."""
+    """The simulated run of a test."""
 
     index: int
-    """Its number among the jobs."""
+    """Index of its job."""
     worker: int
     begin: float
+    """Seconds since the start of the session."""
     end: float
-    """Both in seconds since the session's begin."""
+    """Seconds since the start of the session."""
     devices: tuple[tuple[str, int], ...] = ()
-    """What it held: devices and the parts of them."""
+    """The devices that it held, each with the number of parts."""
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker as its controller sees it, and what it does."""
+    """A simulated xdist worker, with the interface of xdist's `WorkerController`."""
 
     machine: Machine
     number: int
@@ -73,7 +74,7 @@ class Worker:
         self.machine.wake(self)
 
     def advance(self) -> None:
-        """Begin the next test, if it is known which one follows."""
+        """Start the next test, if the one after it is known or the worker is shutting down."""
         while self.current is None and not self.ended:
             if self.following is None and self.queue:
                 self.following = self.queue.popleft()
@@ -88,20 +89,20 @@ class Worker:
                 self.machine.run(self, index)
 
     def done(self, seconds: float) -> None:
-        """The test has ended."""
+        """Report to the scheduler that the current test has ended after `seconds`."""
         index, self.current = self.current, None
         assert index is not None
         start = time.process_time()
         self.machine.scheduler.mark_test_complete(self, index, seconds)
-        self.machine.thought.append(time.process_time() - start)
+        self.machine.scheduler_seconds.append(time.process_time() - start)
         self.machine.wake(self)
 
 
 class Machine:
-    """Devices and workers."""
+    """The simulated machine: devices, workers and the virtual clock `now`, in seconds."""
 
     def __init__(self, jobs: Sequence[Job], devices: Mapping[str, int], workers: int, slots: int = 0) -> None:
-        """`devices` with the parts that each has; `slots` are those of the CPU."""
+        """`devices` maps each device to its free parts; `slots` is the number of CPU slots."""
         self.jobs = jobs
         self.devices = tuple(devices)
         self.workers = [Worker(self, number) for number in range(workers)]
@@ -109,9 +110,9 @@ class Machine:
         self.scheduler: Any = None
         self.now = 0.0
         self.spans: list[Span] = []
-        """Of all tests that have come to their end, in the order of their ends."""
-        self.thought: list[float] = []
-        """CPU seconds that the scheduler took over each test that came to its end."""
+        """The tests that have ended, in the order in which they ended."""
+        self.scheduler_seconds: list[float] = []
+        """CPU seconds that the scheduler used at the end of each test."""
         self._free = dict(devices)
         self._free_slots = slots
         self._waiting: list[tuple[Request, Worker, int]] = []
@@ -133,7 +134,7 @@ class Machine:
         self._awake.append(worker)
 
     def run(self, worker: Worker, index: int) -> None:
-        """Get what a test needs, then let its time pass."""
+        """Run a test: wait for its devices or slots, then for its duration."""
         self._number += 1
         request = self.jobs[index].request
         if request is None:
@@ -143,34 +144,34 @@ class Machine:
             self._grant()
 
     def play(self, scheduler: Any) -> float:
-        """The whole session; its seconds. AssertionError unless each test has run once."""
+        """Simulate the whole session and return its seconds. Raises AssertionError unless each test has run once."""
         self.scheduler = scheduler
         for worker in self.workers:
             scheduler.add_node(worker)
         for worker in self.workers:
             scheduler.add_node_collection(worker, self.collection)
         scheduler.schedule()
-        self._stir()
+        self._advance_workers()
         while self._events:
             self.now, _, call = heapq.heappop(self._events)
             call()
-            self._stir()
+            self._advance_workers()
             if scheduler.tests_finished:
                 for worker in self.workers:
                     worker.shutdown()
-                self._stir()
+                self._advance_workers()
         assert sorted(span.index for span in self.spans) == list(range(len(self.jobs)))
         return self.now
 
-    def _stir(self) -> None:
+    def _advance_workers(self) -> None:
         while self._awake:
             self._awake.popleft().advance()
 
     def _grant(self) -> None:
-        asked = {request.id: (worker, index) for request, worker, index in self._waiting}
+        waiting = {request.id: (worker, index) for request, worker, index in self._waiting}
         for grant in decide([request for request, _, _ in self._waiting], self._free, self._free_slots):
-            worker, index = asked[grant.request]
-            self._waiting = [one for one in self._waiting if one[0].id != grant.request]
+            worker, index = waiting[grant.request]
+            self._waiting = [entry for entry in self._waiting if entry[0].id != grant.request]
             taken = tuple(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True))
             for device, parts in taken:
                 self._free[device] -= parts
@@ -179,14 +180,14 @@ class Machine:
             self._begin(worker, index, taken, grant.slots)
 
     def _begin(self, worker: Worker, index: int, taken: tuple[tuple[str, int], ...], slots: int) -> None:
-        begun = self.now
+        start = self.now
 
         def end() -> None:
-            self.spans.append(Span(index, worker.number, begun, self.now, taken))
+            self.spans.append(Span(index, worker.number, start, self.now, taken))
             for device, parts in taken:
                 self._free[device] += parts
             self._free_slots += slots
             self._grant()
-            worker.done(self.now - begun)
+            worker.done(self.now - start)
 
         self.at(self.jobs[index].seconds, end)

@@ -1,4 +1,4 @@
-"""What the tests of a session need, as an xdist worker tells it and as the scheduler counts it."""
+"""The demand of a session's tests for devices, as an xdist worker sends it and as the scheduler uses it."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from pytest_accel.leases.policy import Request
 from pytest_accel.schedule.backlog import Backlog, Need, Task
 
 NO_DEVICE = "none"
-"""The kind under which the time of a test that uses no device is remembered."""
+"""The kind under which the times of tests that use no device are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The tests of a collection that need a world, by their number in it, and the shapes of their worlds."""
+    """The tests of a collection that need a world, and the shapes of their worlds."""
 
     shapes: tuple[WorldShape, ...]
     tests: tuple[tuple[int, int], ...]
-    """A test and the number of its shape, for each that can be served."""
+    """The index of each test in the collection, and the index of its shape; tests that cannot run are left out."""
 
     @classmethod
     def of(cls, wanted: Iterable[tuple[int, WorldShape]]) -> Demand:
-        """From tests and their shapes."""
+        """Make a demand from the indices of tests and their shapes."""
         numbers: dict[WorldShape, int] = {}
         tests = tuple((index, numbers.setdefault(shape, len(numbers))) for index, shape in wanted)
         return cls(tuple(numbers), tests)
 
     def pack(self) -> bytes:
-        """For the way to the controller."""
+        """Serialize the demand for the controller."""
         return pickle.dumps(self)
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
-        """The needs of the tests: the first that of one without a world, then one for each shape."""
+        """Return the needs of the tests: first the need of a test without a world, then one for each shape."""
         return [Need(), *(_need(shape, machine, slots) for shape in self.shapes)]
 
     def kinds(self) -> list[str]:
-        """The kind of device that the tests of each need use."""
+        """Return the kind of device for each of the :meth:`needs`."""
         return [NO_DEVICE, *(kind_of(shape) for shape in self.shapes)]
 
     def requests(self, count: int, machine: Machine, slots: int) -> list[Request | None]:
-        """What each of the `count` tests of the collection asks for."""
+        """Return the request of each of the `count` tests of the collection."""
         needs, need_of = self.needs(machine, slots), self._need_of()
         return [needs[need_of.get(index, 0)].request for index in range(count)]
 
     def kinds_of_tests(self, count: int) -> list[str]:
-        """The kind of device that each of the `count` tests of the collection uses."""
+        """Return the kind of device that each of the `count` tests of the collection uses."""
         kinds, need_of = self.kinds(), self._need_of()
         return [kinds[need_of.get(index, 0)] for index in range(count)]
 
     def backlog(
         self, collection: Sequence[str], machine: Machine, slots: int, expected: Sequence[float | None]
     ) -> Backlog:
-        """All tests of `collection`, by node id, and the seconds that each is expected to take, as far as is known."""
+        """Return a backlog of all tests of `collection` (node ids), with their `expected` seconds if known."""
         need_of = self._need_of()
         tasks = [
             Task(index, need_of.get(index, 0), nodeid.partition("::")[0], expected[index])
@@ -69,13 +69,13 @@ class Demand:
         return {index: 1 + shape for index, shape in self.tests}
 
     def devices(self, machine: Machine) -> dict[str, int]:
-        """All devices that some test may use, with the parts that each has."""
+        """Return all devices that a test may use, each with its number of parts."""
         kinds = dict.fromkeys(shape.kind for shape in self.shapes if shape.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
 
 
 def kind_of(shape: WorldShape) -> str:
-    """The kind of device that tests in worlds of `shape` use."""
+    """Return the kind of device that tests in worlds of `shape` use."""
     return shape.kind if shape.need is not None else NO_DEVICE
 
 
@@ -88,6 +88,6 @@ def _need(shape: WorldShape, machine: Machine, slots: int) -> Need:
 
 
 def _devices(request: Request) -> float:
-    """How many devices a request takes, where parts count as such; of candidates that differ, the most."""
+    """Return the number of devices that a request takes; parts count as fractions, the largest if candidates differ."""
     parts: Sequence[int] = request.parts or (WHOLE,)
     return request.count * max(parts, default=WHOLE) / WHOLE

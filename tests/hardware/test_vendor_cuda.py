@@ -222,7 +222,7 @@ def test_without_cuda_the_figures_rank_and_indices_count_by_pci_with_a_note(on_m
     found = on_machine(ORDERS, *UNLIKE, CUDA_VISIBLE_DEVICES="1,0")
     assert found["visible"] == "21"
     assert found["fastest"] == "231"
-    assert found["notes"] == ["CUDA_VISIBLE_DEVICES=1,0 was read in PCI order, for CUDA could not be asked for its own"]
+    assert found["notes"] == ["CUDA_VISIBLE_DEVICES=1,0 was read in PCI order, because CUDA's order is unknown"]
 
 
 def test_a_driver_that_refuses_is_no_driver(on_machine: OnMachine) -> None:

@@ -55,7 +55,7 @@ def test_other_makers_share_the_folder(tmp_path: Path) -> None:
     _accel(tmp_path, 3, "0x1da3")
     vendor = Hpu(tmp_path)
     assert vendor.discover() == (Device(kind="hpu", id="hpu-5", index=5, name="Intel Gaudi", single_process=True),)
-    assert vendor.notes == ("accel3 is left out: its driver tells no module_id, by which masks name it",)
+    assert vendor.notes == ("accel3 is left out: its driver reports no module_id, which masks need",)
 
 
 def test_a_node_that_is_not_there_is_no_device(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.hardware.vendors.device_nodes import Numbered
+from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 from pytest_accel.hardware.vendors.mlu import Mlu
 from pytest_accel.hardware.vendors.musa import Musa
 
@@ -37,7 +37,7 @@ def _four(kind: str) -> tuple[Device, ...]:
         (Musa, "Moore Threads GPU", "mccl", "MUSA_VISIBLE_DEVICES"),
     ],
 )
-def test_each_node_is_a_device(tmp_path: Path, of: type[Numbered], name: str, backend: str, mask: str) -> None:
+def test_each_node_is_a_device(tmp_path: Path, of: type[NumberedVendor], name: str, backend: str, mask: str) -> None:
     vendor = of(_machine(tmp_path, of.kind, [3, 11]))
     assert isinstance(vendor, Vendor)
     assert (vendor.hardware, vendor.backend, vendor.mask_variables) == (True, backend, (mask,))
@@ -57,7 +57,7 @@ def test_either_name_of_a_moore_threads_node_will_do(tmp_path: Path) -> None:
 
 
 @EACH
-def test_the_registry_makes_it(of: type[Numbered]) -> None:
+def test_the_registry_makes_it(of: type[NumberedVendor]) -> None:
     vendor = make_vendor(of.kind)
     there = importlib.util.find_spec(f"torch_{of.kind}") is not None
     assert isinstance(vendor, of)
@@ -72,7 +72,7 @@ def test_the_registry_makes_it(of: type[Numbered]) -> None:
     [("2,0", [2, 0]), (" 1 , 3", [1, 3]), ("1,1,0", [1, 0]), ("0,9,1", [0]), ("1,x,0", [1]), ("", []), ("-1", []),
      ("NoDevFiles", []), ("1" * 9999, [])],
 )  # fmt: skip
-def test_the_grammar(of: type[Numbered], text: str, left: list[int]) -> None:
+def test_the_grammar(of: type[NumberedVendor], text: str, left: list[int]) -> None:
     devices = _four(of.kind)
     assert [device.index for device in of().visible(devices, {of.mask_variables[0]: text})] == left
     assert of().visible(devices, {"CUDA_VISIBLE_DEVICES": text}) == devices
@@ -80,7 +80,7 @@ def test_the_grammar(of: type[Numbered], text: str, left: list[int]) -> None:
 
 @EACH
 @given(text=st.text() | st.text("0123456789,- x"))
-def test_no_mask_raises_or_names_a_device_twice(of: type[Numbered], text: str) -> None:
+def test_no_mask_raises_or_names_a_device_twice(of: type[NumberedVendor], text: str) -> None:
     left = of().visible(_four(of.kind), {of.mask_variables[0]: text})
     assert len(set(left)) == len(left)
     assert set(left) <= set(_four(of.kind))
@@ -88,7 +88,7 @@ def test_no_mask_raises_or_names_a_device_twice(of: type[Numbered], text: str) -
 
 @EACH
 @given(data=st.data())
-def test_what_is_written_is_what_is_read(of: type[Numbered], data: st.DataObject) -> None:
+def test_what_is_written_is_what_is_read(of: type[NumberedVendor], data: st.DataObject) -> None:
     four = _four(of.kind)
     chosen = tuple(data.draw(st.permutations(four)))[: data.draw(st.integers(0, 4))]
     mask = of().mask(chosen, {of.mask_variables[0]: "3"})

@@ -70,7 +70,7 @@ def test_cores_are_counted_where_no_file_tells_their_number(tmp_path: Path) -> N
     folder = _card(tmp_path, 0, "", None)
     vendor = Neuron(tmp_path, {})
     assert vendor.discover() == ()
-    assert vendor.notes == ("neuron0 is left out: sysfs does not tell how many cores it has",)
+    assert vendor.notes == ("neuron0 is left out: sysfs does not have its number of cores",)
     for core in range(2):
         (folder / f"neuron_core{core}").mkdir()
     assert [device.name for device in vendor.discover()] == ["AWS NeuronCore"] * 2

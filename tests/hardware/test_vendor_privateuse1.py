@@ -97,7 +97,7 @@ def test_a_backend_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Monk
     assert vendor.discover() == ()
     (note,) = vendor.notes
     assert note.startswith(
-        "what torch's backends (fakeacc) have is not known: RuntimeError: Failed to load the backend"
+        "the devices of torch's backends (fakeacc) are unknown: RuntimeError: Failed to load the backend"
     )
 
 
@@ -105,7 +105,7 @@ def test_a_backend_that_another_kind_knows_is_none(tmp_path: Path, monkeypatch: 
     _install(tmp_path, monkeypatch, BACKEND.replace("fakeacc", "npu"))
     vendor = make(None)
     assert vendor.discover() == ()
-    assert vendor.notes == ("torch, with the backends (fakeacc), has npu, which is a kind of its own",)
+    assert vendor.notes == ("torch, with the backends (fakeacc), has npu, which has a kind of its own",)
 
 
 def test_without_an_unknown_backend_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_without_an_unknown_backend_nobody_is_asked(tmp_path: Path, monkeypatch:
     ("does", "why"),
     [
         ("import time; time.sleep(60)", "torch does not answer within 0.2 seconds"),
-        ("print('[]')", "its answer cannot be read"),
+        ("print('[]')", "its output cannot be read"),
         ("raise SystemExit(3)", "exit status 3"),
     ],
 )

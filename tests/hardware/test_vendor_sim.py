@@ -82,7 +82,7 @@ def test_devices_of_a_file_are_found_in_pci_order_and_ranked_by_their_figures(tm
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[device]", "is no TOML file: "),
+        ("[[device]", "is not a TOML file: "),
         ("", "allowed are [[device]] tables, and nothing else"),
         ("device = 3", "allowed are [[device]] tables, and nothing else"),
         ("[[device]]\n[other]", "allowed are [[device]] tables, and nothing else"),

@@ -102,7 +102,7 @@ def test_torch_counts_integrated_gpus_only_where_no_discrete_one_is_left(machine
     devices = vendor.discover()
     assert _ids(vendor.visible(devices, {})) == [MAX, ARC, OLD]
     vendor.visible(devices, {})
-    assert vendor.notes == (f"{IRIS} is integrated: torch leaves it out beside discrete GPUs",)
+    assert vendor.notes == (f"{IRIS} is integrated: torch ignores it, since there are discrete GPUs",)
     assert _ids(vendor.visible(devices, {AFFINITY: "3", HIERARCHY: "COMPOSITE"})) == [IRIS]
 
 
@@ -156,7 +156,7 @@ def test_what_the_driver_cannot_open_does_not_count(tmp_path: Path) -> None:
     vendor = Xpu(tmp_path)
     assert [(device.id, device.index) for device in vendor.discover()] == [(ARC, 0)]
     assert vendor.notes[:2] == (
-        f"card0 is left out: {MAX} has no render node that can be opened (dev/dri/renderD128)",
+        f"card0 is left out: {MAX} has no render node that this process can open (dev/dri/renderD128)",
         f"card2 is left out: the driver of {OLD} is 'vfio-pci', which is neither i915 nor xe",
     )
     assert vendor.notes[2].startswith("card3 is left out: ")
@@ -176,7 +176,7 @@ def test_a_device_that_is_none_of_pcis_is_told(tmp_path: Path) -> None:
     card.unlink()
     card.symlink_to(pci.with_name("faux"))
     vendor = Xpu(tmp_path)
-    assert (vendor.discover(), vendor.notes) == ((), ("card0 is left out: 'faux' is no PCI address",))
+    assert (vendor.discover(), vendor.notes) == ((), ("card0 is left out: 'faux' is not a PCI address",))
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_layers_compose(machine: Path, environ: dict[str, str], left: list[str])
 
 @pytest.mark.parametrize(
     ("environ", "note"),
-    [({AFFINITY: "x"}, "ZE_AFFINITY_MASK='x' is nothing that Intel's runtimes can read"),
-     ({SELECTOR: "0"}, "ONEAPI_DEVICE_SELECTOR='0' is nothing that Intel's runtimes can read"),
-     ({AFFINITY: "0"}, f"{MAX} is taken whole, though only some of its tiles are left"),
+    [({AFFINITY: "x"}, "ZE_AFFINITY_MASK='x' cannot be read by Intel's runtimes"),
+     ({SELECTOR: "0"}, "ONEAPI_DEVICE_SELECTOR='0' cannot be read by Intel's runtimes"),
+     ({AFFINITY: "0"}, f"{MAX} is used as a whole, although only some of its tiles are visible"),
      ({AFFINITY: "0", HIERARCHY: "COMPOSITE", SELECTOR: "*:0.1"},
-      f"{MAX} is taken whole, though only some of its tiles are left"),
+      f"{MAX} is used as a whole, although only some of its tiles are visible"),
      ({AFFINITY: "2", "SYCL_DEVICE_ALLOWLIST": ""},
-      "SYCL_DEVICE_ALLOWLIST is left to SYCL: what it hides is counted here")],
+      "SYCL_DEVICE_ALLOWLIST is not read: devices that it hides are counted")],
 )  # fmt: skip
 def test_what_a_mask_does_beyond_hiding_is_told_once(machine: Path, environ: dict[str, str], note: str) -> None:
     vendor = Xpu(machine)

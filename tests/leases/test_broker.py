@@ -464,9 +464,9 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
         errors.put(error)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceLocks, "let_go", raise_in_thread)
+        patch.setattr(DeviceLocks, "unlock", raise_in_thread)
         two.submit(("a",), 1, ME, leases.put, on_failure=ask_again)
-        patch.setattr(DeviceLocks, "loose", frozenset({"b"}))
+        patch.setattr(DeviceLocks, "retained", frozenset({"b"}))
         error = errors.get(timeout=PATIENCE)
     assert isinstance(error, BrokerError)
     assert str(error).startswith("the thread that grants devices has ended with an error:\nTraceback")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from pytest_accel.leases.lock_dir import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder, parse_holder
-from pytest_accel.leases.wait_queue import parse_wish, wish_files
+from pytest_accel.leases.wait_queue import parse_waits, wait_files
 
 ME = Holder.here("tests/test_x.py::test_one")
 NOW = time.time()
@@ -211,7 +211,7 @@ def test_whatever_a_lock_file_says_is_bounded(data: bytes) -> None:
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_whatever_a_wish_says_is_bounded(data: bytes) -> None:
     now = 1e9
-    assert all(abs(since - now) <= 30 * 24 * 3600 for since in parse_wish(data, now).values())
+    assert all(abs(since - now) <= 30 * 24 * 3600 for since in parse_waits(data, now).values())
 
 
 def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> None:
@@ -219,12 +219,12 @@ def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> No
     try:
         locks = make()
         locks.try_acquire("GPU-1", ME)
-        locks.wishes.want({"GPU-2": NOW})
+        locks.wait_queue.publish({"GPU-2": NOW})
     finally:
         os.umask(before)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE(lock_path(folder, "GPU-1").stat().st_mode) == 0o666
-    (want,) = wish_files(folder)
+    (want,) = wait_files(folder)
     assert stat.S_IMODE(want.stat().st_mode) == 0o644
     locks.close()
     assert [path.name for path in folder.iterdir()] == ["pytest-accel-GPU-1.lock"]
@@ -268,7 +268,7 @@ def test_a_lock_that_cannot_be_described_is_not_kept(make: Make) -> None:
 def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LockFolderError, match=r"locks is not a directory \(a symbolic link is none\)"):
+    with pytest.raises(LockFolderError, match=r"locks is not a directory \(symbolic links are not allowed\)"):
         DeviceLocks(folder)
 
 
@@ -295,10 +295,10 @@ def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
 def test_the_folder_is_made_again_when_something_cleaned_it_away(folder: Path, make: Make) -> None:
     locks = make()
     folder.rmdir()
-    assert locks.wishes.rivals() == {}
+    assert locks.wait_queue.others() == {}
     assert locks.try_acquire("GPU-1", ME)
-    locks.wishes.want({"GPU-1": NOW})
-    assert "GPU-1" in make().wishes.rivals()
+    locks.wait_queue.publish({"GPU-1": NOW})
+    assert "GPU-1" in make().wait_queue.others()
     locks.close()
 
 
@@ -311,32 +311,32 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
     one, two, three = (make() for _ in range(3))
-    one.wishes.want({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
-    two.wishes.want({"GPU-1": NOW + 10})
-    assert three.wishes.rivals() == {"GPU-1": NOW + 10, "GPU-2": NOW + 20}
-    assert one.wishes.rivals() == {"GPU-1": NOW + 10}
-    assert "GPU-2" in two.wishes.rivals()
-    assert "GPU-2" not in one.wishes.rivals()
-    two.wishes.want({"GPU-3": NOW + 10})
-    assert one.wishes.rivals() == {"GPU-3": NOW + 10}
-    two.wishes.want({})
-    assert three.wishes.rivals() == {"GPU-1": NOW + 20, "GPU-2": NOW + 20}
+    one.wait_queue.publish({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
+    two.wait_queue.publish({"GPU-1": NOW + 10})
+    assert three.wait_queue.others() == {"GPU-1": NOW + 10, "GPU-2": NOW + 20}
+    assert one.wait_queue.others() == {"GPU-1": NOW + 10}
+    assert "GPU-2" in two.wait_queue.others()
+    assert "GPU-2" not in one.wait_queue.others()
+    two.wait_queue.publish({"GPU-3": NOW + 10})
+    assert one.wait_queue.others() == {"GPU-3": NOW + 10}
+    two.wait_queue.publish({})
+    assert three.wait_queue.others() == {"GPU-1": NOW + 20, "GPU-2": NOW + 20}
     one.close()
     two.close()
-    assert three.wishes.rivals() == {}
-    assert wish_files(folder) == []
+    assert three.wait_queue.others() == {}
+    assert wait_files(folder) == []
 
 
 @pytest.mark.parametrize("off", [-10.0, 10.0])
 def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Make, off: float) -> None:
     one, two = make(), make()
-    one.wishes.want({"GPU-1": NOW})
-    (want,) = wish_files(folder)
+    one.wait_queue.publish({"GPU-1": NOW})
+    (want,) = wait_files(folder)
     os.utime(want, (time.time() + off,) * 2)
-    assert "GPU-1" not in two.wishes.rivals()
+    assert "GPU-1" not in two.wait_queue.others()
     assert want.exists()
     os.utime(want, (time.time() - 100,) * 2)
-    assert "GPU-1" not in two.wishes.rivals()
+    assert "GPU-1" not in two.wait_queue.others()
     assert not want.exists(), "a session that died leaves no file for ever"
     one.close()
 
@@ -349,19 +349,19 @@ def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make)
     for number, content in enumerate(planted):
         (folder / f"{PREFIX}{number}.wish").write_text(content)
     (folder / f"{PREFIX}link.wish").symlink_to(folder / f"{PREFIX}0.wish")
-    assert locks.wishes.rivals() == {}
+    assert locks.wait_queue.others() == {}
     (folder / f"{PREFIX}real.wish").write_text(f'{{"GPU-1": {NOW}, "GPU-2": -Infinity}}')
-    assert locks.wishes.rivals() == {"GPU-1": NOW}
+    assert locks.wait_queue.others() == {"GPU-1": NOW}
 
 
 def test_what_is_loose_goes_to_nobody_else(make: Make) -> None:
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2"):
         one.try_acquire(device, ME)
-        one.loosen(device)
+        one.retain(device)
     assert not two.try_acquire("GPU-1", ME)
     assert one.try_acquire("GPU-1", replace(ME, test="the next one"))
-    one.let_go()
+    one.unlock()
     shown = two.holder("GPU-1")
     assert shown is not None
     assert shown.test == "the next one"
@@ -374,9 +374,9 @@ def test_what_is_loose_is_kept_from_the_own_session_while_its_last_process_lives
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
         created = psutil.Process(user.pid).create_time()
         one.try_acquire("GPU-1", replace(ME, processes=((user.pid, created),)))
-        one.loosen("GPU-1")
+        one.retain("GPU-1")
         assert not one.try_acquire("GPU-1", ME)
-        one.let_go()
+        one.unlock()
         assert not two.try_acquire("GPU-1", ME)
         user.communicate(b"\n")
     assert two.try_acquire("GPU-1", ME)
@@ -496,9 +496,9 @@ def wanting(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
 
     def say() -> None:
         while not done.wait(0.5):
-            locks.wishes.want(since)
+            locks.wait_queue.publish(since)
 
-    locks.wishes.want(since)
+    locks.wait_queue.publish(since)
     thread = threading.Thread(target=say)
     thread.start()
     try:
@@ -513,8 +513,8 @@ import sys, pathlib
 from pytest_accel.leases.locks import DeviceLocks, Holder
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
 seen, taken = locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs"))
-print(seen, taken, "GPU-1" in locks.wishes.rivals())
-locks.wishes.want({"GPU-1": float(sys.argv[2])})
+print(seen, taken, "GPU-1" in locks.wait_queue.others())
+locks.wait_queue.publish({"GPU-1": float(sys.argv[2])})
 locks.close()
 """
 

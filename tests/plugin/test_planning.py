@@ -88,7 +88,7 @@ def test_this_machine(planned: Suite) -> None:
         r"^    1  needs 1 sim device with >= 40 GiB and name \*H100\*; there are 4", run.text, re.MULTILINE
     )
     assert "    1  marked skip" in run.text
-    assert "nothing is remembered: each counted as 1 s" in run.text
+    assert "no times are stored: each test counts as 1 s" in run.text
     assert _rows(run.text)[:3] == ["1", "2", "4"]
     assert re.search(r"^-n \d+: makespan [\d.]+ s; lower bound of any order [\d.]+ s", run.text, re.MULTILINE)
     assert re.search(r"^4 devices: [\d.]+ device-hours used of [\d.]+, utilisation \d+%$", run.text, re.MULTILINE)
@@ -162,7 +162,7 @@ def test_times_are_those_of_sessions_without_xdist_too(suite: Suite) -> None:
     assert "1 of 8 tests never timed: counted as the median of the others, 3.0 s" in text
     assert re.search(r"^ +1 +24\.0 s", text, re.MULTILINE)
     text = suite.run("--accel-plan", "4xcuda", "-k", "one or four").text
-    assert "7 of 7 tests timed on another kind of device only: counted as there" in text
+    assert "7 of 7 tests timed on another kind of device only: counted with those times" in text
     assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
 
 

@@ -112,13 +112,13 @@ def test_times_are_those_of_the_kind_else_of_another_else_the_median() -> None:
 
 def test_what_is_said_of_times() -> None:
     assert list(plan_text.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == [
-        "nothing is remembered: each counted as 1 s"
+        "no times are stored: each test counts as 1 s"
     ]
     assert list(plan_text.about_times(Times((0.8, None), (0.8, 0.8), 1, 1, 0.8))) == [
         "1 of 2 tests never timed: counted as the median of the others, 0.8 s",
-        "1 of 2 tests timed on another kind of device only: counted as there",
+        "1 of 2 tests timed on another kind of device only: counted with those times",
     ]
-    assert list(plan_text.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["all times are remembered"]
+    assert list(plan_text.about_times(Times((0.8,), (0.8,), 0, 0, 0.8))) == ["the times of all tests are stored"]
 
 
 @pytest.mark.parametrize(

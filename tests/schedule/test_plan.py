@@ -85,7 +85,7 @@ class Session:
                 one = Running(start.key, start.devices, 0, backlog.expected(task))
                 heapq.heappush(running, (self.now + self.case.seconds[task.index], task.index, one))
             self.now, index, ended = heapq.heappop(running)
-            backlog.saw(index, self.case.seconds[index])
+            backlog.record(index, self.case.seconds[index])
             for device, parts in ended.devices:
                 free[device] += parts
         assert free == dict.fromkeys(DEVICES, WHOLE)
@@ -173,10 +173,10 @@ def test_one_that_lasted_long_makes_the_others_risky() -> None:
     backlog = Backlog([need(1), need(2)], [Task(index, index % 2, "a") for index in range(12)])
     for index in (0, 2, 4):
         backlog.take(0, None)
-        backlog.saw(index, 1.0)
+        backlog.record(index, 1.0)
     assert [offer.risky for offer in backlog.offers()] == [False, False]
     backlog.take(0, None)
-    backlog.saw(6, 60.0)
+    backlog.record(6, 60.0)
     assert [offer.risky for offer in backlog.offers()] == [True, True]
 
 
@@ -184,7 +184,7 @@ def test_what_is_remembered_is_not_risky() -> None:
     known = [Task(index, 1, "a", 1.0) for index in range(4, 8)]
     backlog = Backlog([need(1), need(2)], [*(Task(index, 0, "a") for index in range(4)), *known])
     for index, seconds in enumerate((1.0, 1.0, 1.0, 60.0)):
-        backlog.saw(index, seconds)
+        backlog.record(index, seconds)
     assert [offer.risky for offer in backlog.offers()] == [True, False]
 
 
@@ -232,8 +232,8 @@ def test_the_longest_first_and_within_a_limit() -> None:
 
 def test_what_is_not_known_is_taken_from_those_seen() -> None:
     backlog = Backlog([need(0), need(1)], [Task(0, 0, "a"), Task(1, 1, "a"), Task(2, 1, "a"), Task(3, 0, "a")])
-    backlog.saw(1, 4.0)
+    backlog.record(1, 4.0)
     assert backlog.expected(backlog.tasks[2]) == 4.0
     assert backlog.expected(backlog.tasks[3]) == 4.0
-    backlog.saw(0, 2.0)
+    backlog.record(0, 2.0)
     assert backlog.expected(backlog.tasks[3]) == 2.0

@@ -24,7 +24,7 @@ from pytest_accel.hardware.torch_build import versions
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional
 from pytest_accel.leases.lock_dir import default_folder, folder_problem
-from pytest_accel.leases.wait_queue import wish_files
+from pytest_accel.leases.wait_queue import wait_files
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -182,7 +182,7 @@ def _unusable(folder: Path) -> str | None:
 def _abandoned(folder: Path) -> int:
     count = 0
     with suppress(OSError):
-        for file in wish_files(folder):
+        for file in wait_files(folder):
             with suppress(OSError):
                 count += time.time() - file.lstat().st_mtime > _ABANDONED
     return count

@@ -1,1 +1,1 @@
-"""One module for each kind of device."""
+"""Vendors: one module for each kind of device, and helpers that several of them use."""

@@ -1,4 +1,4 @@
-"""The machine's CPU as an accelerator: slots of logical CPUs that this process may use."""
+"""The CPU as a kind of device: each device is a set of logical CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _THREADS = "OMP_NUM_THREADS"
 class Cpu:
     """The vendor of kind ``cpu``.
 
-    `slots` equal parts of the allowed CPUs (differing by one at most; they share CPUs where there are fewer than
-    slots); None: a slot for each NUMA node. `root` is where ``proc`` and ``sys`` are found.
+    The allowed CPUs are divided into `slots` parts whose sizes differ by one at most; if there are fewer CPUs than
+    slots, slots share CPUs. If `slots` is None, each NUMA node is a slot. `root` is the folder that contains ``proc``
+    and ``sys``.
     """
 
     kind = "cpu"
@@ -33,15 +34,15 @@ class Cpu:
         self._root = root
 
     def lacking(self) -> str | None:
-        """Nothing."""
+        """Return None: torch always supports the CPU."""
         return None
 
     def discover(self) -> tuple[Device, ...]:
-        """The slots, cut from the affinity of this process and no larger together than its cgroup's CPU quota."""
+        """Return the slots: parts of this process's CPU affinity, in total no more CPUs than the cgroup's CPU quota."""
         allowed = affinity()
         quota = cpu_quota(self._root)
         if quota is not None:
-            # A quota is time, not a set of CPUs: any so many are as good as others.
+            # A quota limits CPU time, not the set of CPUs, so any CPUs of this number will do.
             allowed = allowed[: max(1, int(quota))]
         nodes = numa_nodes(self._root)
         if self._slots is not None:
@@ -57,35 +58,38 @@ class Cpu:
                 name="CPU",
                 numa=next((node for node, cpus in nodes.items() if set(part) <= set(cpus)), None),
                 cores=part,
-                # Its ranks are pinned to its cores; who wants smaller parts makes more slots.
+                # Ranks are pinned to the cores of a slot. For smaller parts, users ask for more slots.
                 single_process=True,
             )
             for index, part in enumerate(parts)
         )
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """All of `devices`: the affinity was respected when they were cut."""
+        """Return all of `devices`, which respect the affinity already."""
         return tuple(devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """As they are: one CPU is taken to be as fast as another."""
+        """Return `devices` unchanged: all CPUs are assumed to be equally fast."""
         return tuple(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """``OMP_NUM_THREADS`` for the CPUs of `devices`, unless `environ` has it: without it, each rank uses all."""
+        """Set ``OMP_NUM_THREADS`` to the number of CPUs of `devices`, unless `environ` has it.
+
+        Without it, each rank would start a thread for every CPU.
+        """
         cores = {core for device in devices for core in device.cores}
         return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``cpu``, which has no index."""
+        """Return ``cpu``, which has no index, for each of `devices`."""
         return ("cpu",) * len(devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Nothing: no variable hides a CPU."""
+        """Do nothing: no variable hides a CPU."""
 
 
 def make(argument: str | None) -> Cpu:
-    """For ``--accel cpu`` and ``--accel cpu:N``; ValueError for an N that is no number from 1."""
+    """Return the vendor for ``--accel cpu`` and ``--accel cpu:N``. Raises ValueError unless N is a number from 1."""
     if argument is None:
         return Cpu()
     if not is_count(argument):
@@ -94,17 +98,16 @@ def make(argument: str | None) -> Cpu:
 
 
 def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:
-    """How many of `cores` oneCCL's worker threads leave to the computation.
+    """Return how many of `cores` remain for computation beside oneCCL's worker threads; at least 1.
 
-    ``CCL_WORKER_COUNT`` threads, 1 where it is not set, each busy on a core of its own (oneCCL environment variables,
-    "Workers").
+    ``CCL_WORKER_COUNT`` (default 1) threads each keep a core busy (oneCCL environment variables, "Workers").
     """
     workers = environ.get("CCL_WORKER_COUNT", "1")
     return max(1, cores - (int(workers) if workers.isdecimal() else 1))
 
 
 def affinity() -> tuple[int, ...]:
-    """The logical CPUs that this process may run on."""
+    """Return the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -118,7 +121,10 @@ def cpu_slots() -> int:
 
 
 def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
-    """`slots` runs of neighbours that differ by one in length; single CPUs in turn where there are too few."""
+    """Divide `cpus` into `slots` contiguous parts whose lengths differ by one at most.
+
+    If there are fewer CPUs than slots, each slot is a single CPU, in rotation.
+    """
     if slots > len(cpus):
         return [(cpus[slot % len(cpus)],) for slot in range(slots)]
     cuts = [len(cpus) * slot // slots for slot in range(slots + 1)]
@@ -126,7 +132,7 @@ def split(cpus: Sequence[int], slots: int) -> list[tuple[int, ...]]:
 
 
 def numa_nodes(root: Path) -> dict[int, tuple[int, ...]]:
-    """The logical CPUs of each NUMA node that has any, from sysfs; empty where there is none."""
+    """Return the logical CPUs of each NUMA node that has CPUs, from sysfs; empty if sysfs lists no nodes."""
     nodes: dict[int, tuple[int, ...]] = {}
     for file in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         cpus = parse_cpulist(file.read_text())
@@ -136,7 +142,7 @@ def numa_nodes(root: Path) -> dict[int, tuple[int, ...]]:
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
-    """The kernel's form: ``0-3,8`` is 0, 1, 2, 3, 8."""
+    """Parse the kernel's list format: ``0-3,8`` is 0, 1, 2, 3, 8."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         if part:
@@ -146,9 +152,9 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """How many CPUs' worth of time the cgroup grants, the tightest up the path; None where nothing bounds it.
+    """Return the cgroup's quota of CPU time, in CPUs: the lowest of the cgroup and its parents; None if unlimited.
 
-    Neither the affinity nor `os.cpu_count` knows of it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
+    Neither the affinity nor `os.cpu_count` considers it. cgroup v2: ``cpu.max``; v1: ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us``.
     """
     try:
@@ -166,7 +172,7 @@ def cpu_quota(root: Path) -> float | None:
                 mount = root / "sys/fs/cgroup/cpu"
         else:
             continue
-        # In a container the path is the host's, and only its end, or nothing of it, is there under the mount.
+        # In a container the path may be that of the host, of which only the end or nothing exists under the mount.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
             quota = read(folder)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, through the management library (NVML), which reads no mask and initialises no CUDA."""
+"""NVIDIA GPUs, through the management library (NVML), which ignores masks and does not initialise CUDA."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _ORDER = "CUDA_DEVICE_ORDER"
 class Cuda:
     """The vendor of kind ``cuda``; a device's id is its UUID.
 
-    `driver_order` gives the UUIDs in CUDA's default order, or None where CUDA cannot be asked; it is called once at
-    most, and only where the GPUs differ. `sysfs` is where the kernel tells which NUMA
-    node a PCI device hangs on (``nvmlDeviceGetNumaNodeId`` tells another thing: the node that a GPU's memory is).
+    `driver_order` returns the UUIDs in CUDA's default order, or None if CUDA does not answer; it is called once at
+    most, and only if the GPUs differ. `sysfs` is the folder in which the kernel lists the NUMA node of each PCI device
+    (``nvmlDeviceGetNumaNodeId`` returns something else: the node that a GPU's own memory forms).
     """
 
     kind = "cuda"
@@ -47,16 +47,16 @@ class Cuda:
         self._cards: tuple[Device, ...] = ()
 
     def lacking(self) -> str | None:
-        """Nothing: a GPU that torch cannot use is an error to hear of."""
+        """Return None: if torch cannot use a GPU, the user should see the error."""
         return None
 
     def discover(self) -> tuple[Device, ...]:
-        """Every GPU and MIG instance, in PCI order; empty without a driver.
+        """Return every GPU and MIG instance, in PCI order; empty without a driver.
 
-        Left out, with a line in `notes`: what the process has no permission for, what has no UUID, and what is sick
-        (`judge`). A GPU in MIG mode is none itself, its instances are.
+        GPUs that the process may not access, that have no UUID or that are sick (`judge`) are left out, with a line in
+        `notes`. Of a GPU in MIG mode, the instances are returned instead of the GPU.
         """
-        # Loading the bindings costs some 20 ms, which a machine without the driver need not pay.
+        # Loading the bindings takes about 20 ms, which is saved on a machine without the driver.
         if not driver_installed():
             return ()
         import pynvml
@@ -72,7 +72,7 @@ class Cuda:
             pynvml.nvmlShutdown()
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
-        """As `HealthVendor.health`; a MIG instance is sick where its card is, and busy by its own processes."""
+        """See `HealthVendor.health`. A MIG instance is sick if its card is, and busy by its own processes."""
         if not devices:
             return {}
         import pynvml
@@ -88,7 +88,10 @@ class Cuda:
         return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """As `read_cuda_mask`; where GPUs differ and indices count fastest first, the driver is asked for the order."""
+        """Return the devices that the mask leaves, see `read_cuda_mask`.
+
+        If the GPUs differ and the mask has indices in the order fastest first, the driver is asked for this order.
+        """
         text = environ.get(_MASK)
         cards = [card.id for card in self._cards] if self._cards else None
         if text is None or not is_index_mask(text) or environ.get(_ORDER) == "PCI_BUS_ID":
@@ -97,19 +100,20 @@ class Cuda:
             return read_cuda_mask(text, devices, cards)
         order = self._driver_order
         if order is None:
-            note = f"{_MASK}={text} was read in PCI order, for CUDA could not be asked for its own"
+            note = f"{_MASK}={text} was read in PCI order, because CUDA's order is unknown"
             self.notes = (*(one for one in self.notes if one != note), note)
         else:
-            # Under MIG the driver names the instance that a process would get, not the card.
+            # For a card in MIG mode the driver returns the UUID of the instance that a process would get.
             known = {_bare(card.id): card.id for card in self._cards}
             known |= {_bare(device.id): device.parent or device.id for device in devices}
             cards = list(dict.fromkeys(known.get(uuid, uuid) for uuid in order))
         return read_cuda_mask(text, devices, cards)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """By CUDA's own order, asked in a throw-away process; `by_figures` where that names not all of `devices`.
+        """Return `devices` in CUDA's own order, found out in a temporary process.
 
-        GPUs that are all alike stay in PCI order, without asking.
+        `by_figures` sorts them if that order does not contain all of `devices`. GPUs that are all alike are sorted by
+        PCI address, without asking CUDA.
         """
         if _alike(devices):
             return by_pci(devices)
@@ -119,15 +123,21 @@ class Cuda:
         return tuple(sorted(devices, key=lambda device: order.index(_bare(device.id))))
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """UUIDs, which mean the same in every order; the order by PCI is for tools that turn them into indices."""
+        """Return a mask of UUIDs, which do not depend on the order.
+
+        The PCI order is set for tools that turn the UUIDs into indices.
+        """
         return {_MASK: write_mask(devices), _ORDER: "PCI_BUS_ID"}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``cuda:0`` and on, in the order of the mask."""
+        """Return ``cuda:0``, ``cuda:1``, ..., in the order of the mask."""
         return tuple(f"cuda:{index}" for index in range(len(devices)))
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch counts exactly `devices` and finds their UUIDs (not for MIG, nor before torch 2.5)."""
+        """Raise MaskError unless torch sees exactly `devices`.
+
+        UUIDs are compared except for MIG instances and before torch 2.5, where only the number is.
+        """
         import torch
 
         count = torch.cuda.device_count()
@@ -189,7 +199,7 @@ class Cuda:
         )
 
     def _instances(self, nvml: Any, card: Device, handle: Any) -> tuple[Device, ...] | None:
-        """The MIG instances of a card; None where it is not in MIG mode."""
+        """Return the MIG instances of a card, or None if it is not in MIG mode."""
         mode = optional(nvml, nvml.nvmlDeviceGetMigMode, handle)
         if not mode or mode[0] != 1:
             return None
@@ -226,15 +236,16 @@ class Cuda:
 
 
 def make(argument: str | None) -> Cuda:
-    """For ``--accel cuda``."""
+    """Return the vendor for ``--accel cuda``."""
     takes_none("cuda", argument)
     return Cuda()
 
 
 def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
-    """MaskError unless `seen` (UUIDs with or without prefix, ``?`` for one that nobody knows) are `ids`, in order.
+    """Raise MaskError unless `seen` are `ids`, in order.
 
-    MIG instances are compared by their count alone, since torch gives the UUID of the card.
+    `seen` are UUIDs with or without prefix, or ``?`` if unknown, which matches any id. Of MIG instances only the number
+    is compared, since torch returns the UUID of the card.
     """
     same = len(ids) == len(seen) and all(
         name.startswith("MIG-") or uuid == "?" or _bare(name) == _bare(uuid)

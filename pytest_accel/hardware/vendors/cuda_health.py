@@ -1,6 +1,6 @@
-"""The facts behind the health of an NVIDIA GPU, from the management library (NVML).
+"""Facts from which the health of an NVIDIA GPU is judged, from the management library (NVML).
 
-Every call is optional: older drivers and GPUs lack some, MIG forbids some, and so may the administrator.
+Every call may fail: older drivers and GPUs lack some, and MIG or the administrator may forbid some.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pytest_accel.hardware.health import ComputeMode, Facts, Process
 
 
 def driver_installed() -> bool:
-    """Whether the management library can be loaded."""
+    """Return True if the management library can be loaded."""
     import ctypes
     import sys
 
@@ -28,7 +28,7 @@ def driver_installed() -> bool:
 
 
 def optional(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """None where this driver or GPU does not have the figure, or does not tell it to this user."""
+    """Return the result of an NVML call, or None if the driver or GPU does not support it, or this user may not."""
     try:
         return call(*arguments)
     except nvml.NVMLError:
@@ -36,11 +36,11 @@ def optional(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def condition(nvml: Any, handle: Any) -> Facts:
-    """The facts of a card, without its processes.
+    """Return the facts about a card, without its processes.
 
-    Errors are counted since the driver was loaded (NVML's volatile count), for the count of the card's lifetime never
-    goes down again, though the memory in question is long out of use. Rows that wait to be remapped do not count:
-    "a pending remapping won't affect future work on the GPU" (NVML reference, nvmlDeviceGetRemappedRows).
+    Errors are counted since the driver was loaded (NVML's volatile count), because the count over the card's lifetime
+    never goes down, even if the broken memory is not used any more. Rows that wait to be remapped do not count: "a
+    pending remapping won't affect future work on the GPU" (NVML reference, nvmlDeviceGetRemappedRows).
     """
     uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     rows = optional(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
@@ -53,10 +53,11 @@ def condition(nvml: Any, handle: Any) -> Facts:
 
 
 def users(nvml: Any, device: Device) -> Facts:
-    """The facts of a device with its processes; of one that has gone since, none.
+    """Return the facts about a device with its processes; empty facts if the device has disappeared.
 
-    NVML lists processes with a compute context; a desktop that only draws is none. In a container the driver may list
-    nothing, or pids that mean nothing there (unverified: it hangs on the driver's version and on how it was started).
+    NVML lists processes with a compute context, which a desktop that only draws does not have. In a container the
+    driver may list nothing, or pids of another namespace (unverified: this depends on the driver's version and on how
+    the container was started).
     """
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(device.id)
@@ -70,7 +71,7 @@ def users(nvml: Any, device: Device) -> Facts:
             return Facts()
     card = optional(nvml, nvml.nvmlDeviceGetHandleByUUID, device.parent) if device.parent else handle
     facts = condition(nvml, card) if card is not None else Facts()
-    # Older drivers know the second version alone, with the same fields (since which one is unverified).
+    # Older drivers have only the second version, with the same fields (which drivers is unverified).
     found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)

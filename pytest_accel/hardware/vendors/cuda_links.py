@@ -1,4 +1,4 @@
-"""How NVIDIA GPUs are connected with each other, from the management library (NVML)."""
+"""Direct connections between NVIDIA GPUs, from the management library (NVML)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SWITCH = "switch"
 
 
 def links(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """The links of each card, by its id: first its NVLinks, then those over PCIe; `cards` come with their handles.
+    """Return the links of each card, by its id: first NVLinks, then PCIe links. `cards` have their NVML handles.
 
-    A pair that has both has both, for a test may ask for either.
+    If two cards are connected in both ways, both links are returned, since a test may ask for either.
     """
     nvlinks, pcie = _nvlinks(nvml, cards), _pcie(nvml, cards)
     return {card.id: (*nvlinks[card.id], *pcie[card.id]) for card, _ in cards}
 
 
 def pci_address(info: Any) -> str | None:
-    """The address as the kernel writes it; NVML's own text has eight digits for the domain."""
+    """Return the PCI address in the kernel's form; NVML's own text has eight digits for the domain."""
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" if info else None
 
 
 def _nvlinks(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """A link for each NVLink; cards on an NVSwitch are all linked to each other."""
+    """Return a link for each NVLink; all cards on an NVSwitch are linked to each other."""
     ids: dict[str | None, str] = {card.pci: card.id for card, _ in cards if card.pci}
     peers: dict[str, list[str]] = {}
     for card, handle in cards:
@@ -53,7 +53,7 @@ def _nvlinks(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[
 
 
 def _pcie(nvml: Any, cards: Sequence[tuple[Device, Any]]) -> dict[str, tuple[Link, ...]]:
-    """A link for each other card that is reached without the host: on the same board, or over PCIe switches alone.
+    """Return links between cards that are connected without the host: on the same board, or by PCIe switches alone.
 
     Of NVML's levels (nvml.h, nvmlGpuTopologyLevel_t) these are INTERNAL ("e.g. Tesla K80"), SINGLE ("all devices that
     only need traverse a single PCIe switch") and MULTIPLE ("all devices that need not traverse a host bridge").

@@ -1,7 +1,7 @@
-"""The order in which CUDA counts GPUs by default, asked of the driver in a process that then ends.
+"""The order in which CUDA counts GPUs by default, queried from the driver in a temporary process.
 
-The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is closed, and initialising CUDA would spoil the caller: it reads
-the mask once for good, and no fork survives it.
+The rule behind ``CUDA_DEVICE_ORDER=FASTEST_FIRST`` is not public. Initialising CUDA in the calling process would break
+it: CUDA reads the mask only once, and cannot be used in a process that is forked afterwards.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import subprocess
 import sys
 
 _TIMEOUT = 60.0
-"""Seconds; without a persistence daemon the driver takes several to wake many GPUs."""
+"""Seconds; without a persistence daemon the driver takes several to initialise many GPUs."""
 
-# CUresult is 0 for success. Version 2 of the UUID call tells MIG instances apart; drivers before 11.4 have the first.
+# CUresult is 0 for success. Version 2 of the UUID call distinguishes MIG instances; drivers before 11.4 have only the
+# first.
 _SCRIPT = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -34,11 +35,11 @@ for index in range(count.value):
 
 
 def ask_driver() -> tuple[str, ...] | None:
-    """The UUIDs (without prefix) of what CUDA counts, fastest first; None where CUDA is absent or does not answer."""
+    """Return the UUIDs (without prefix) of CUDA's devices, fastest first; None if CUDA is absent or does not answer."""
     environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environ["CUDA_DEVICE_ORDER"] = "FASTEST_FIRST"
     try:
-        # -I and -S: neither the user's site nor the working directory has a say, and the start takes milliseconds.
+        # -I and -S: ignore site packages and the working directory, so that the process starts in milliseconds.
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _SCRIPT],
             env=environ,

@@ -1,7 +1,7 @@
-"""What kinds have in common whose devices the system knows by number: nodes under ``/dev``, masks that list numbers.
+"""Helpers for kinds whose devices are numbered: nodes under ``/dev``, and masks that list numbers.
 
-A device's `index` is then the number by which masks name it. It travels with the device, so a rank reads and writes
-masks without looking into the machine.
+The `index` of such a device is the number that masks use. It is part of the device, so a rank can read and write masks
+without inspecting the machine.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pytest_accel.hardware.order import by_figures, by_pci
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _DIGITS = 9
-"""More than any number of a device has, and few enough for `int`."""
+"""Maximum number of digits of a device's number, few enough for `int`."""
 
 
-class Numbered:
-    """A vendor whose devices are the nodes ``/dev/NAME<N>``, and whose one mask lists them by number.
+class NumberedVendor:
+    """Base class of vendors whose devices are the nodes ``/dev/NAME<N>``, and whose only mask lists their numbers.
 
-    The number is a node's place among those that are there, from 0: a container that has only ``/dev/davinci3`` counts
-    it as 0 (so does each of these runtimes as far as their documentation tells; unverified). A subclass says the rest.
-    Masks are written in ascending order, and torch's numbers are places in it: right for a runtime that keeps the
-    mask's order and for one that does not. `root` is where ``dev`` and ``sys`` are found.
+    The number of a device is the position of its node among the existing ones, from 0: in a container that has only
+    ``/dev/davinci3``, this device has the number 0 (as in each of these runtimes, according to their documentation;
+    unverified). Masks are written in ascending order, and torch's numbers are positions in it. This is correct for
+    runtimes that keep the mask's order and for those that do not. `root` is the folder that contains ``dev`` and
+    ``sys``.
     """
 
     kind: str
@@ -35,52 +36,53 @@ class Numbered:
     ranks = True
     mask_variables: tuple[str, ...]
     _package: str
-    """What torch needs to use this kind."""
+    """The package that torch needs for this kind."""
     _name: str
+    """Name of the devices for users."""
     _nodes: re.Pattern[str]
-    """The names under ``/dev``; the first group is the number."""
+    """Pattern of the names under ``/dev``; the first group is the number."""
     _hidden: str
-    """The value of the mask that hides every device."""
+    """Value of the mask that hides every device."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.notes: tuple[str, ...] = ()
         self._root = root
 
     def lacking(self) -> str | None:
-        """The package that adds this kind to torch."""
+        """Return a text if the package that adds this kind to torch is not installed, else None."""
         return not_installed(self._package)
 
     def discover(self) -> tuple[Device, ...]:
-        """A device for each node; its id is its PCI address where sysfs tells one that no other node has."""
+        """Return a device for each node; its id is its PCI address if sysfs lists one that no other node has."""
         found = nodes(self._root / "dev", self._nodes)
         addresses = {number: pci_address(self._root, name) for number, name in found.items()}
-        told = list(addresses.values())
+        known = list(addresses.values())
         devices = []
-        for place, (number, pci) in enumerate(sorted(addresses.items())):
-            own = pci if pci is not None and told.count(pci) == 1 else f"{self.kind}-{number}"
+        for index, (number, pci) in enumerate(sorted(addresses.items())):
+            device_id = pci if pci is not None and known.count(pci) == 1 else f"{self.kind}-{number}"
             numa = None if pci is None else numa_node(self._root, pci)
-            devices.append(Device(kind=self.kind, id=own, index=place, name=self._name, pci=pci, numa=numa))
+            devices.append(Device(kind=self.kind, id=device_id, index=index, name=self._name, pci=pci, numa=numa))
         return by_pci(devices)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """What the mask leaves, in its order."""
+        """Return the devices that the mask leaves, in its order."""
         text = environ.get(self.mask_variables[0])
         return tuple(devices) if text is None else pick(self._read(text), devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """As they are in the machine: neither speed nor memory is told."""
+        """Return `devices` in PCI order: neither their speed nor their memory is known."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The numbers, ascending."""
+        """Return a mask with the numbers, ascending."""
         return {self.mask_variables[0]: ",".join(map(str, numbers(devices))) if devices else self._hidden}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``KIND:N``, where N is the device's place by number."""
+        """Return ``KIND:N`` for each device, where N is its position in ascending order of numbers."""
         return by_place(self.kind, devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch counts as many; nothing tells which they are."""
+        """Raise MaskError unless torch counts as many devices; which ones they are cannot be found out."""
         compare(self.kind, devices, names_in_torch(self._package, self.kind), environ, self.mask_variables)
 
     def _read(self, text: str) -> list[int]:
@@ -88,22 +90,22 @@ class Numbered:
 
 
 def not_installed(package: str) -> str | None:
-    """``PACKAGE is not installed``, found out without importing it; None: it is. `package` has no dots."""
+    """Return ``PACKAGE is not installed``, or None if it is; `package` has no dots and is not imported."""
     return None if importlib.util.find_spec(package) is not None else f"{package} is not installed"
 
 
 def nodes(folder: Path, name: re.Pattern[str]) -> dict[int, str]:
-    """The names in `folder` that fit `name`, by the number that its first group is; folders do not count."""
+    """Return the names in `folder` that match `name`, by the number in its first group; subfolders are ignored."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
         return {}
-    fits = [(entry, match) for entry in entries if (match := name.fullmatch(entry.name)) and not entry.is_dir()]
-    return {int(match.group(1)): entry.name for entry, match in fits}
+    matching = [(entry, match) for entry in entries if (match := name.fullmatch(entry.name)) and not entry.is_dir()]
+    return {int(match.group(1)): entry.name for entry, match in matching}
 
 
 def pci_address(root: Path, name: str) -> str | None:
-    """The PCI address of the device whose node is called `name`, where any class of sysfs has it."""
+    """Return the PCI address of the device with the node `name`, from any device class in sysfs, or None."""
     for link in sorted((root / "sys/class").glob(f"*/{name}/device")):
         address = link.resolve().name
         if _PCI.fullmatch(address):
@@ -112,13 +114,13 @@ def pci_address(root: Path, name: str) -> str | None:
 
 
 def numa_node(root: Path, pci: str) -> int | None:
-    """The NUMA node of a PCI address; None where sysfs tells none (-1: the machine has none)."""
+    """Return the NUMA node of a PCI address; None if sysfs has none (or -1: the machine has no NUMA nodes)."""
     node = read_number(root / "sys/bus/pci/devices" / pci / "numa_node")
     return node if node is not None and node >= 0 else None
 
 
 def read_text(file: Path) -> str:
-    """What `file` says, without blanks around it; empty where it cannot be read."""
+    """Return the stripped text of `file`; empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -126,7 +128,7 @@ def read_text(file: Path) -> str:
 
 
 def read_number(file: Path) -> int | None:
-    """The whole number that `file` says, decimal or, with ``0x``, hexadecimal; None where it says none."""
+    """Return the integer in `file`, decimal or, with ``0x``, hexadecimal; None if there is none."""
     try:
         return int(read_text(file), 0)
     except ValueError:
@@ -134,7 +136,10 @@ def read_number(file: Path) -> int | None:
 
 
 def read_numbers(text: str) -> list[int]:
-    """``0, 2,1`` is 0, 2, 1: what is no number ends the list, a repetition counts once, blanks are ignored."""
+    """Parse a list of numbers: ``0, 2,1`` is 0, 2, 1.
+
+    An entry that is not a number ends the list, a repetition counts once, blanks are ignored.
+    """
     found: list[int] = []
     for entry in text.split(","):
         token = entry.strip()
@@ -146,7 +151,7 @@ def read_numbers(text: str) -> list[int]:
 
 
 def pick(wanted: Sequence[int], devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices with the numbers `wanted`, in that order, up to the first number that none has."""
+    """Return the devices with the numbers `wanted`, in that order, up to the first number that no device has."""
     by_number = {device.index: device for device in devices}
     chosen: list[Device] = []
     for number in wanted:
@@ -157,18 +162,18 @@ def pick(wanted: Sequence[int], devices: Sequence[Device]) -> tuple[Device, ...]
 
 
 def numbers(devices: Sequence[Device]) -> list[int]:
-    """Their numbers, ascending."""
+    """Return the numbers of `devices`, ascending."""
     return sorted(device.index for device in devices)
 
 
 def by_place(name: str, devices: Sequence[Device]) -> tuple[str, ...]:
-    """``NAME:N`` for each, where N is its place among `devices` by number."""
+    """Return ``NAME:N`` for each device, where N is its position among `devices` in ascending order of numbers."""
     places = numbers(devices)
     return tuple(f"{name}:{places.index(device.index)}" for device in devices)
 
 
 def names_in_torch(package: str, name: str) -> list[str]:
-    """The devices that ``torch.NAME`` counts once `package` is imported, which initialises the runtime."""
+    """Import `package` and return the devices that ``torch.NAME`` counts. This initialises the runtime."""
     importlib.import_module(package)
     import torch
 
@@ -178,7 +183,7 @@ def names_in_torch(package: str, name: str) -> list[str]:
 def compare(
     kind: str, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], variables: Sequence[str]
 ) -> None:
-    """MaskError, with both and the `variables` that matter, unless the process sees as many as `devices`."""
+    """Raise MaskError unless the process sees as many devices as `devices`; the message has the `variables` too."""
     if len(seen) != len(devices):
         raise mismatch(kind, devices, seen, environ, variables)
 
@@ -186,7 +191,10 @@ def compare(
 def mismatch(
     kind: str, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], variables: Sequence[str]
 ) -> MaskError:
-    """The process should see `devices` and sees what is called `seen`; `variables` of `environ` have a say in it."""
+    """Return the MaskError of a process that should see `devices` but sees those named `seen`.
+
+    `variables` are the names in `environ` that affect which devices are visible.
+    """
     ids = ", ".join(device.id for device in devices)
     mask = " ".join(f"{name}={environ[name]!r}" for name in variables if name in environ)
     return MaskError(
@@ -196,8 +204,8 @@ def mismatch(
 
 
 def names_in_xla() -> list[str]:
-    """The devices that torch_xla has in this process, which initialises the runtime; its backend is registered."""
+    """Return the devices of torch_xla in this process and register its backend. This initialises the runtime."""
     count = importlib.import_module("torch_xla.runtime").addressable_device_count()
-    # Importing it is what registers the backend.
+    # The import registers the backend.
     importlib.import_module("torch_xla.distributed.xla_backend")
     return [f"xla:{index}" for index in range(count)]

@@ -1,9 +1,9 @@
-"""Cambricon's MLUs: a node ``/dev/cambricon_devN`` each, used through ``torch_mlu``. Not confirmed on an MLU.
+"""Cambricon's MLUs: a node ``/dev/cambricon_devN`` each, used through ``torch_mlu``. Not tested on an MLU.
 
-No reference of ``MLU_VISIBLE_DEVICES`` could be found. That it is a list of numbers with commas between them is what
-public scripts, accelerate and DeepSpeed write; that the empty string is none is how a port of Ray for MLUs reads it,
-and how TensorFlow scripts for MLUs keep to the CPU. What a wrong entry does, whether the order is kept, and that the
-numbers are the nodes' places, is unverified.
+No reference of ``MLU_VISIBLE_DEVICES`` was found. Public scripts, accelerate and DeepSpeed write it as a list of
+numbers separated by commas. A port of Ray for MLUs reads the empty string as no device, and TensorFlow scripts for MLUs
+use it to stay on the CPU. Unverified: the effect of an invalid entry, whether the order is kept, and that the numbers
+are the positions of the nodes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 
 from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import Numbered
+from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 
 
-class Mlu(Numbered):
+class Mlu(NumberedVendor):
     """The vendor of kind ``mlu``."""
 
     kind = "mlu"
@@ -27,6 +27,6 @@ class Mlu(Numbered):
 
 
 def make(argument: str | None) -> Mlu:
-    """For ``--accel mlu``."""
+    """Return the vendor for ``--accel mlu``."""
     takes_none("mlu", argument)
     return Mlu()

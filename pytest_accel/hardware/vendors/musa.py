@@ -1,9 +1,9 @@
 """Moore Threads' GPUs: a node ``/dev/mtgpu.N`` or ``/dev/mtgpuN`` each, used through ``torch_musa``.
 
-No reference of ``MUSA_VISIBLE_DEVICES`` could be found. That it is a list of numbers with commas between them is what
-public scripts write; that the empty string is none is how Moore Threads' own device plugin for Paddle reads it. What a
-wrong entry does, whether the order is kept, and that the numbers are the nodes' places, is unverified.
-``MTHREADS_VISIBLE_DEVICES`` is the container runtime's. Not confirmed on such a GPU.
+No reference of ``MUSA_VISIBLE_DEVICES`` was found. Public scripts write it as a list of numbers separated by commas.
+Moore Threads' own device plugin for Paddle reads the empty string as no device. Unverified: the effect of an invalid
+entry, whether the order is kept, and that the numbers are the positions of the nodes. ``MTHREADS_VISIBLE_DEVICES`` is a
+variable of the container runtime. This module has not been tested on such a GPU.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 
 from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import Numbered
+from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 
 
-class Musa(Numbered):
+class Musa(NumberedVendor):
     """The vendor of kind ``musa``."""
 
     kind = "musa"
@@ -27,6 +27,6 @@ class Musa(Numbered):
 
 
 def make(argument: str | None) -> Musa:
-    """For ``--accel musa``."""
+    """Return the vendor for ``--accel musa``."""
     takes_none("musa", argument)
     return Musa()

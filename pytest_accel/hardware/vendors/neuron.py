@@ -1,14 +1,15 @@
-"""NeuronCores of AWS Trainium and Inferentia, used through ``torch_neuronx`` (torch_xla). Not confirmed on one.
+"""NeuronCores of AWS Trainium and Inferentia, used through ``torch_neuronx`` (torch_xla). Not tested on one.
 
-A device is one NeuronCore as the runtime counts them: a card is ``/dev/neuronN``, its ``core_count`` is in sysfs
-(Neuron Sysfs User Guide; driver 2.31 moved parts of that tree, so the cores' folders are counted where it is gone), and
-cards are counted in order (in a container those that it has). On Trainium2 two cores are one by default, else as
-``NEURON_LOGICAL_NC_CONFIG`` says (Logical NeuronCore configuration); that Trainium3 does the same is unverified.
+A device is one NeuronCore as the runtime counts them. A card is ``/dev/neuronN``, and its ``core_count`` is in sysfs
+(Neuron Sysfs User Guide; driver 2.31 moved parts of that tree, so the cores' folders are counted if the file is
+missing). Cards are counted in order (in a container, those that it has). On Trainium2 the runtime combines two cores
+into one by default; ``NEURON_LOGICAL_NC_CONFIG`` changes that (Logical NeuronCore configuration). That Trainium3 does
+the same is unverified.
 
-``NEURON_RT_VISIBLE_CORES`` is a number or a range, ``NEURON_RT_NUM_CORES`` how many the runtime may choose, 0 being all
-(Neuron Runtime configuration); Ray and others also write lists with commas. What an empty or wrong list does, and that
-torch numbers the cores ascending, is unverified. A core belongs to one process at a time, so ranks need
-``visible="rank"``.
+``NEURON_RT_VISIBLE_CORES`` is a number or a range, ``NEURON_RT_NUM_CORES`` the number of cores that the runtime may
+choose, 0 meaning all (Neuron Runtime configuration); Ray and others also write lists with commas. Unverified: the
+effect of an empty or invalid list, and that torch numbers the cores in ascending order. A core belongs to one process
+at a time, so ranks need ``visible="rank"``.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from pytest_accel.hardware.vendors.device_nodes import (
 )
 
 _CORES, _COUNT, _RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
-_TOGETHER = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
-_PAIRED = ("Trainium2", "Trainium3")
+_CORES_PER_DEVICE = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
+_TWO_CORES = ("Trainium2", "Trainium3")
 _NODES = re.compile(r"neuron([0-9]+)", re.ASCII)
 _ENTRY = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _COUNTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
@@ -46,7 +47,8 @@ _COUNTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
 class Neuron:
     """The vendor of kind ``neuron``; a device's index is the runtime's number of the core.
 
-    `root` is where ``dev`` and ``sys`` are found, `environ` what says how many cores are one (None: this process has).
+    `root` is the folder that contains ``dev`` and ``sys``. `environ` (None: that of this process) may set the number of
+    cores that are combined into one.
     """
 
     kind = "neuron"
@@ -59,23 +61,23 @@ class Neuron:
         self.notes: tuple[str, ...] = ()
         self._root = root
         given = os.environ if environ is None else environ
-        self._together = next((given[name] for name in _TOGETHER if name in given), "")
+        self._cores_per_device = next((given[name] for name in _CORES_PER_DEVICE if name in given), "")
 
     def lacking(self) -> str | None:
-        """torch_neuronx."""
+        """Return a text if torch_neuronx is not installed, else None."""
         return not_installed("torch_neuronx")
 
     def discover(self) -> tuple[Device, ...]:
-        """Every core, in the runtime's order; its id is its card's number and, after a dot, its place on the card."""
+        """Return every core, in the runtime's order; its id has the number of its card and its position on the card."""
         devices: list[Device] = []
         notes: list[str] = []
         for card, name in sorted(nodes(self._root / "dev", _NODES).items()):
             folder = self._root / "sys/devices/virtual/neuron_device" / name
             cores = read_number(folder / "core_count") or len(list(folder.glob("neuron_core[0-9]*")))
             if not cores:
-                notes.append(f"{name} is left out: sysfs does not tell how many cores it has")
+                notes.append(f"{name} is left out: sysfs does not have its number of cores")
             model = read_text(folder / "info/architecture/device_name")
-            for first in range(0, cores, self._fused(model)):
+            for first in range(0, cores, self._device_size(model)):
                 devices.append(
                     Device(
                         kind=self.kind,
@@ -89,9 +91,10 @@ class Neuron:
         return tuple(devices)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """The cores that are listed, else the first so many; none where torch_xla is told to run on something else.
+        """Return the listed cores, else the first ones up to the number that is set.
 
-        Which cores the runtime would choose is not known before it does; the first stand for them.
+        No core is left if the environment tells torch_xla to run on another device. Which cores the runtime would
+        choose is not known beforehand, so the first ones are assumed.
         """
         if environ.get(_RUNTIME, "NEURON") != "NEURON":
             return ()
@@ -102,42 +105,42 @@ class Neuron:
         return tuple(devices[:granted]) if granted else tuple(devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """As they are in the machine: the cores of one are alike."""
+        """Return `devices` in the runtime's order: the cores of a machine are alike."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The cores, ascending, neighbours as a range.
+        """Return a mask with the cores, ascending, neighbours as a range.
 
-        For none the list is empty, and torch_xla is told to run on the CPU, in case that an empty list hides nothing.
+        Without cores the list is empty, and torch_xla is told to run on the CPU in case an empty list hides nothing.
         """
         runtime = "NEURON" if devices else "CPU"
         return {_RUNTIME: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``xla:N``, where N is the core's place by number."""
+        """Return ``xla:N`` for each core, where N is its position in ascending order of numbers."""
         return by_place("xla", devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch_xla counts as many; nothing tells which they are."""
+        """Raise MaskError unless torch_xla counts as many devices; which ones they are cannot be found out."""
         importlib.import_module("torch_neuronx")
-        compare(self.kind, devices, names_in_xla(), environ, (*self.mask_variables, *_TOGETHER))
+        compare(self.kind, devices, names_in_xla(), environ, (*self.mask_variables, *_CORES_PER_DEVICE))
 
-    def _fused(self, model: str) -> int:
-        if self._together in ("1", "2"):
-            return int(self._together)
-        return 2 if model in _PAIRED else 1
+    def _device_size(self, model: str) -> int:
+        if self._cores_per_device in ("1", "2"):
+            return int(self._cores_per_device)
+        return 2 if model in _TWO_CORES else 1
 
 
 def make(argument: str | None) -> Neuron:
-    """For ``--accel neuron``."""
+    """Return the vendor for ``--accel neuron``."""
     takes_none("neuron", argument)
     return Neuron()
 
 
-def read_cores(text: str, there: int) -> list[int]:
-    """The cores of ``NEURON_RT_VISIBLE_CORES=text``, of which `there` are: ``0-3``, ``5``, ``0,2-3``.
+def read_cores(text: str, total: int) -> list[int]:
+    """Return the cores of ``NEURON_RT_VISIBLE_CORES=text`` (``0-3``, ``5``, ``0,2-3``) on a machine with `total` cores.
 
-    What is no number or ascending range, or is beyond the last core, ends the list; a repetition counts once.
+    An entry that is not a number or ascending range, or exceeds the last core, ends the list; a repetition counts once.
     """
     found: dict[int, None] = {}
     for entry in text.split(","):
@@ -145,14 +148,14 @@ def read_cores(text: str, there: int) -> list[int]:
         if match is None:
             break
         first, last = int(match[1]), int(match[2] or match[1])
-        found |= dict.fromkeys(range(first, min(last + 1, there)))
-        if last < first or last >= there:
+        found |= dict.fromkeys(range(first, min(last + 1, total)))
+        if last < first or last >= total:
             break
     return list(found)
 
 
 def write_cores(ascending: Sequence[int]) -> str:
-    """``0-3`` for neighbours, ``5`` for one alone, with commas between them."""
+    """Return a list with commas: ``0-3`` for neighbours, ``5`` for a single core."""
     steps = count()
     runs = [list(run) for _, run in groupby(ascending, lambda number: number - next(steps))]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

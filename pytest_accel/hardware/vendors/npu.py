@@ -1,9 +1,9 @@
-"""Huawei's Ascend NPUs: a node ``/dev/davinciN`` each, used through ``torch_npu``. Not confirmed on an NPU.
+"""Huawei's Ascend NPUs: a node ``/dev/davinciN`` each, used through ``torch_npu``. Not tested on an NPU.
 
-``ASCEND_RT_VISIBLE_DEVICES`` (CANN environment variable reference) holds the runtime's own numbers, from 0. It is
-called a trial variable there, that only an ascending list is supported, and that it is not to be combined with the DCMI
-and HCCN tools. That the numbers are the nodes' places, and that sysfs has a class with the nodes' names, is unverified.
-``ASCEND_VISIBLE_DEVICES`` is the container runtime's: what it hides has no node.
+``ASCEND_RT_VISIBLE_DEVICES`` holds the runtime's own numbers, from 0. The CANN environment variable reference calls it
+a trial variable, supports only ascending lists, and forbids to combine it with the DCMI and HCCN tools. Unverified:
+that the numbers are the positions of the nodes, and that sysfs has a class with the nodes' names.
+``ASCEND_VISIBLE_DEVICES`` is a variable of the container runtime: devices that it hides have no node.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 
 from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import Numbered, read_numbers
+from pytest_accel.hardware.vendors.device_nodes import NumberedVendor, read_numbers
 
 
-class Npu(Numbered):
+class Npu(NumberedVendor):
     """The vendor of kind ``npu``."""
 
     kind = "npu"
@@ -23,7 +23,7 @@ class Npu(Numbered):
     _package = "torch_npu"
     _name = "Ascend NPU"
     _nodes = re.compile(r"davinci([0-9]+)", re.ASCII)
-    # What follows an invalid number is not read, says the reference; of an empty value it says nothing.
+    # According to the reference, entries after an invalid number are ignored. It does not define an empty value.
     _hidden = "-1"
 
     def _read(self, text: str) -> list[int]:
@@ -31,17 +31,17 @@ class Npu(Numbered):
 
 
 def make(argument: str | None) -> Npu:
-    """For ``--accel npu``."""
+    """Return the vendor for ``--accel npu``."""
     takes_none("npu", argument)
     return Npu()
 
 
 def read_ascend(text: str) -> list[int]:
-    """The numbers of ``ASCEND_RT_VISIBLE_DEVICES=text``.
+    """Return the numbers of ``ASCEND_RT_VISIBLE_DEVICES=text``, ascending.
 
-    Only what stands before the first character that is neither digit nor comma is read: ``1, 2`` is 1. A list that does
-    not ascend is not supported (older releases kept its order); it is taken to name the same devices in ascending
-    order, a repetition once.
+    The text is read up to the first character that is neither digit nor comma: ``1, 2`` is 1. A list that does not
+    ascend is not supported (older releases kept its order); it is assumed to mean the same devices in ascending order,
+    without repetitions.
     """
     readable = re.match(r"[0-9,]*", text, re.ASCII)
     assert readable is not None

@@ -1,9 +1,9 @@
-"""Whatever accelerator a package adds to torch that none of the other kinds knows (torch's ``PrivateUse1``).
+"""Accelerators that a package adds to torch as ``PrivateUse1`` and that no other kind covers.
 
-Such a package announces itself as an entry point of the group ``torch.backends``, which torch calls when it is imported
-(torch ``__init__.py``, ``_import_device_backends``). What it then has, `torch.accelerator` tells, but only a process
-that has imported torch and all that comes with it; so one that is thrown away is asked. Nothing is known of a variable
-that hides such a device: every process sees all.
+Such a package has an entry point in the group ``torch.backends``, which torch calls when it is imported (torch
+``__init__.py``, ``_import_device_backends``). `torch.accelerator` then lists the devices, but only in a process that
+has imported torch and these packages, so a temporary process is asked. No variable that hides such a device is known:
+every process sees all devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _OF_OTHER_KINDS = {
     "torch_npu",
     "torch_xla",
 }
+"""Top-level packages of entry points that belong to other kinds."""
 _TIMEOUT = 60.0
+"""Seconds."""
 _ASK = """
 import json
 import torch
@@ -53,7 +55,7 @@ print(json.dumps([None if found is None else found.type, names]))
 class PrivateUse1:
     """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index.
 
-    `always`: ask also where no package announces a backend that other kinds do not know.
+    If `always` is True, torch is asked even if no package has an entry point for an unknown backend.
     """
 
     kind = "privateuse1"
@@ -68,13 +70,14 @@ class PrivateUse1:
         self._found: tuple[Device, ...] | None = None
 
     def lacking(self) -> str | None:
-        """Nothing: torch itself has told of the devices."""
+        """Return None: torch itself has listed the devices."""
         return None
 
     def discover(self) -> tuple[Device, ...]:
-        """What torch has in a process of its own, asked once; a backend that another kind knows does not count.
+        """Return the devices that torch lists in a temporary process, unless another kind has this backend.
 
-        Loading torch takes a second or more, so nobody is asked where no unknown backend is installed.
+        The process runs once at most. Loading torch takes a second or more, so no process is started unless an unknown
+        backend is installed.
         """
         if self._found is None:
             names = unknown_backends()
@@ -82,23 +85,23 @@ class PrivateUse1:
         return self._found
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """All: no mask is known."""
+        """Return all of `devices`: no mask is known."""
         return tuple(devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """As torch counts them."""
+        """Return `devices` in torch's order."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Nothing: each process sees all devices, and uses those that are its own by their names."""
+        """Return no changes: each process sees all devices, and uses its own by their names."""
         return {}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``NAME:INDEX`` by the device's own index, since every process counts all."""
+        """Return ``NAME:INDEX`` with the device's own index, since every process counts all devices."""
         return tuple(f"{_backend(device)}:{device.index}" for device in devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch has this backend, and as many of its devices as each index needs."""
+        """Raise MaskError unless torch has this backend and each of `devices`."""
         import torch
 
         found = torch.accelerator.current_accelerator()
@@ -108,13 +111,13 @@ class PrivateUse1:
         try:
             backend, found = ask_torch()
         except OSError as error:
-            self.notes = (f"what torch's backends ({names}) have is not known: {error}",)
+            self.notes = (f"the devices of torch's backends ({names}) are unknown: {error}",)
             return ()
         if backend is None or backend in kinds() or not found:
-            has = "no accelerator" if backend is None or not found else f"{backend}, which is a kind of its own"
+            has = "no accelerator" if backend is None or not found else f"{backend}, which has a kind of its own"
             self.notes = (f"torch, with the backends ({names}), has {has}",) if names else ()
             return ()
-        # Whether two processes can use one is not known.
+        # single_process, because it is not known whether two processes can use one device.
         return tuple(
             Device(kind=self.kind, id=f"{backend}-{index}", index=index, name=name, single_process=True)
             for index, name in enumerate(found)
@@ -122,21 +125,22 @@ class PrivateUse1:
 
 
 def make(argument: str | None) -> PrivateUse1:
-    """For ``--accel privateuse1``."""
+    """Return the vendor for ``--accel privateuse1``."""
     takes_none("privateuse1", argument)
     return PrivateUse1()
 
 
 def unknown_backends() -> tuple[str, ...]:
-    """The names of the installed entry points of ``torch.backends``, but for those that belong to other kinds."""
+    """Return the names of the installed entry points of ``torch.backends`` that do not belong to other kinds."""
     points = entry_points(group=_GROUP)
     return tuple(sorted({point.name for point in points if point.module.partition(".")[0] not in _OF_OTHER_KINDS}))
 
 
 def ask_torch(timeout: float = _TIMEOUT) -> tuple[str | None, list[str]]:
-    """The type of torch's accelerator and the names of its devices, from a process of their own.
+    """Return the type of torch's accelerator and the names of its devices, from a temporary process.
 
-    OSError, with what it said last, where it fails, or does not answer within `timeout` seconds.
+    Raises OSError, with the last line of its stderr, if the process fails, or if it does not answer within `timeout`
+    seconds.
     """
     try:
         done = subprocess.run(
@@ -151,18 +155,18 @@ def ask_torch(timeout: float = _TIMEOUT) -> tuple[str | None, list[str]]:
     except subprocess.TimeoutExpired:
         raise OSError(f"torch does not answer within {timeout:g} seconds") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise OSError(said[-1])
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise OSError(lines[-1])
     try:
-        # What the packages themselves print comes before.
+        # The last line: the packages may print something before.
         backend, names = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise OSError("its answer cannot be read") from None
+        raise OSError("its output cannot be read") from None
     return backend, names
 
 
 def check(devices: Sequence[Device], backend: str | None, count: int, environ: Mapping[str, str]) -> None:
-    """MaskError, with both and the environment, unless torch has each of `devices`."""
+    """Raise MaskError unless torch has `backend` with `count` devices that include each of `devices`."""
     seen = [f"{backend}:{index}" for index in range(count)] if backend is not None else []
     if any(f"{_backend(device)}:{device.index}" not in seen for device in devices):
         raise mismatch("privateuse1", devices, seen, environ, (_AUTOLOAD,))

@@ -1,9 +1,9 @@
-"""AMD GPUs, from the topology that the kernel's compute driver (KFD) shows in sysfs; no ROCm library is loaded.
+"""AMD GPUs, from the topology of the kernel's compute driver (KFD) in sysfs; no ROCm library is loaded.
 
 ``/sys/class/kfd/kfd/topology/nodes/N`` has ``gpu_id`` (0 for a CPU), ``properties``, ``mem_banks`` and ``io_links``
-(kernel: ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). ROCR counts the GPU nodes in this order; that HIP keeps it is
-not certain, so masks name GPUs by id where they have one. The runtimes of ROCm know no ``CUDA_DEVICE_ORDER``.
-``GPU_DEVICE_ORDINAL`` is for OpenCL alone. Nothing here was confirmed on an AMD GPU.
+(kernel: ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). ROCR counts the GPU nodes in this order. HIP may not keep it,
+so masks name GPUs by id if they have one. ROCm's runtimes do not read ``CUDA_DEVICE_ORDER``. ``GPU_DEVICE_ORDINAL`` is
+for OpenCL only. This module has not been tested on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _OWN_MEMORY = (1, 2)
 class Rocm:
     """The vendor of kind ``rocm``; a device's id is ``GPU-`` and its 16 digits, else its PCI address.
 
-    `root` is where ``sys`` is found. An XGMI link is told as ``nvlink``, which is what tests ask for by that name: a
-    direct link between two GPUs.
+    `root` is the folder that contains ``sys``. An XGMI link is reported as ``nvlink``, the name by which tests ask for
+    a direct link between two GPUs.
     """
 
     kind = "rocm"
@@ -51,13 +51,17 @@ class Rocm:
         self._gpus: dict[str, int] = {}
 
     def lacking(self) -> str | None:
-        """A build for ROCm: every processor of AMD's with graphics is a device, which with another torch is none."""
+        """Return a text if torch is not built for ROCm, else None.
+
+        KFD also lists the integrated graphics of AMD processors, which other builds of torch cannot use.
+        """
         return None if "hip" in built_for() else "torch is not built for ROCm"
 
     def discover(self) -> tuple[Device, ...]:
-        """Every GPU, in PCI order, its index being ROCR's.
+        """Return every GPU, in PCI order; its index is ROCR's.
 
-        Left out, with a line in `notes`: what the device cgroup denies, as ROCR does, and what is sick (`judge`).
+        GPUs that the device cgroup denies (which ROCR leaves out too) or that are sick (`judge`) are left out, with a
+        line in `notes`.
         """
         nodes = self._root / "sys/class/kfd/kfd/topology/nodes"
         found: dict[int, Device] = {}
@@ -73,7 +77,7 @@ class Rocm:
                 notes.append(f"KFD node {node} is left out: {error}")
         ids = {node: device.id for node, device in found.items()}
         self._all = tuple(replace(device, links=_links(nodes / str(node), ids)) for node, device in found.items())
-        # A sick one keeps its place in what ROCR counts.
+        # A sick GPU still counts in ROCR's indices.
         sick = {device.id: judge(condition(self._root, device.pci)) for device in self._all}
         sick = {name: health for name, health in sick.items() if health.state == "sick"}
         notes += [f"{one.name} ({one.id}) is left out: {sick[one.id].reason}" for one in self._all if one.id in sick]
@@ -81,7 +85,7 @@ class Rocm:
         return by_pci([device for device in self._all if device.id not in sick])
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
-        """As `HealthVendor.health`."""
+        """See `HealthVendor.health`."""
         facts = {
             device.id: replace(
                 condition(self._root, device.pci), processes=processes(self._root, self._gpus.get(device.id, 0))
@@ -91,7 +95,7 @@ class Rocm:
         return judge_all(facts, session)
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """What ROCR's mask leaves, and of that what HIP's leaves; CUDA's counts only where HIP's is not set at all."""
+        """Return the devices that both ROCR's and HIP's mask leave; CUDA's is read only if HIP's is not set at all."""
         hip = environ.get(_HIP, environ.get(_CUDA))
         if hip is None and _ROCR not in environ:
             return tuple(devices)
@@ -101,14 +105,14 @@ class Rocm:
         return tuple(device for device in seen if device in devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """By figures: gfx version, then SIMDs times clock, then memory."""
+        """Return `devices` by gfx version, then SIMDs times clock, then memory, the highest first."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """One layer: ROCR's by ids, or, where that is inherited, HIP's by indices into what it leaves.
+        """Return one layer of masks: ROCR's with ids, or, if ROCR's is inherited, HIP's with indices into its devices.
 
-        ``HIP_VISIBLE_DEVICES=-1`` hides all, since torch counts one device in an empty ``ROCR_VISIBLE_DEVICES``.
-        MaskError where an inherited ROCR mask hides one of `devices`.
+        All devices are hidden by ``HIP_VISIBLE_DEVICES=-1``, since torch counts one device for an empty
+        ``ROCR_VISIBLE_DEVICES``. Raises MaskError if an inherited ROCR mask hides one of `devices`.
         """
         if not devices:
             return {_HIP: "-1", _CUDA: None}
@@ -124,11 +128,11 @@ class Rocm:
         return {_HIP: ",".join(str(left.index(device.id)) for device in devices), _CUDA: None}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``cuda:0`` and on: torch for ROCm keeps CUDA's name."""
+        """Return ``cuda:0``, ``cuda:1``, ...: torch for ROCm keeps CUDA's name."""
         return tuple(f"cuda:{index}" for index in range(len(devices)))
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch, built for ROCm, counts exactly `devices`, with their ids where it tells them."""
+        """Raise MaskError unless torch, built for ROCm, sees exactly `devices`; ids are compared if torch has them."""
         import torch
 
         count = torch.cuda.device_count()
@@ -137,7 +141,7 @@ class Rocm:
         compare([device.id for device in devices], seen, environ, reason)
 
     def _left_by_rocr(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        # A rank's vendor has not looked into the machine, and its lease alone does not tell what ROCR counts.
+        # The vendor object of a rank has not discovered the devices yet, and ROCR counts more than the leased ones.
         if not self._all:
             self.discover()
         every = self._all or tuple(sorted(devices, key=lambda device: device.index))
@@ -146,8 +150,8 @@ class Rocm:
 
     def _describe(self, node: Path, others: Sequence[Device]) -> Device:
         facts = _properties(node / "properties")
-        place, version = facts.get("location_id", 0), facts.get("gfx_target_version", 0)
-        pci = f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.{place & 7}"
+        location, version = facts.get("location_id", 0), facts.get("gfx_target_version", 0)
+        pci = f"{facts.get('domain', 0):04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.{location & 7}"
         unique = facts.get("unique_id", 0)
         name = f"GPU-{unique:016x}" if unique else pci
         if any(device.id == name for device in others):
@@ -174,15 +178,15 @@ class Rocm:
 
 
 def make(argument: str | None) -> Rocm:
-    """For ``--accel rocm``."""
+    """Return the vendor for ``--accel rocm``."""
     takes_none("rocm", argument)
     return Rocm()
 
 
 def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
-    """MaskError unless `seen`, torch's UUIDs, are `ids` in order; a UUID in no known form is only counted."""
-    told = [_unique_id(uuid) for uuid in seen]
-    pairs = zip(ids, told, strict=False)
+    """Raise MaskError unless `seen`, torch's UUIDs, are `ids` in order. UUIDs and ids of another form match any."""
+    seen_ids = [_unique_id(uuid) for uuid in seen]
+    pairs = zip(ids, seen_ids, strict=False)
     if len(ids) == len(seen) and all(uuid is None or not _UUID.fullmatch(name) or name == uuid for name, uuid in pairs):
         return
     variables = " ".join(f"{name}={environ[name]!r}" for name in (_ROCR, _HIP, _CUDA) if name in environ)
@@ -193,7 +197,10 @@ def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str],
 
 
 def _unique_id(uuid: str) -> str | None:
-    """HIP's 16 bytes are the 16 digits of the id as text, which torch prints as hexadecimal (unverified)."""
+    """Return the id in a UUID of torch's, or None if it has another form.
+
+    HIP's 16 bytes are the 16 digits of the id as text, which torch prints in hexadecimal (unverified).
+    """
     try:
         text = bytes.fromhex(uuid.replace("-", "")).decode("ascii").lower()
     except ValueError:
@@ -208,7 +215,7 @@ def _links(node: Path, ids: Mapping[int, str]) -> tuple[Link, ...]:
         try:
             facts = _properties(file)
         except OSError:
-            continue  # The device cgroup denies links to devices that it denies.
+            continue  # The device cgroup also denies the links to devices that it denies.
         peer, via = ids.get(facts.get("node_to", -1)), _LINKS.get(facts.get("type", 0))
         if peer and via and Link(peer, via) not in links:
             links.append(Link(peer, via))

@@ -1,9 +1,9 @@
-"""The facts behind the health of an AMD GPU, from the files of the kernel's drivers.
+"""Facts from which the health of an AMD GPU is judged, from the files of the kernel's drivers.
 
-``/sys/class/kfd/kfd/proc/PID/vram_GPUID`` is how many bytes of a GPU's memory a process has (kernel:
-``amdkfd/kfd_process.c``), ``ras/umc_err_count`` of its PCI device counts the errors of the memory (``amdgpu_ras.c``: a
-line ``ue: N`` for those that could not be corrected), ``mem_info_vram_total`` and ``_used`` are bytes. Whether a
-container sees the processes of others, and under which pids, is unverified. Nothing here was confirmed on an AMD GPU.
+``/sys/class/kfd/kfd/proc/PID/vram_GPUID`` has the bytes of a GPU's memory that a process uses (kernel:
+``amdkfd/kfd_process.c``). ``ras/umc_err_count`` of its PCI device counts memory errors (``amdgpu_ras.c``: a line
+``ue: N`` for uncorrectable ones). ``mem_info_vram_total`` and ``_used`` are in bytes. Whether a container sees the
+processes of others, and under which pids, is unverified. This module has not been tested on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNCORRECTED = re.compile(r"^ue: ([0-9]+)$", re.MULTILINE | re.ASCII)
 
 
 def condition(root: Path, pci: str | None) -> Facts:
-    """The facts of the GPU at the address `pci`, without its processes; `root` is where ``sys`` is found."""
+    """Return the facts about the GPU at the address `pci`, without its processes; `root` contains ``sys``."""
     folder = root / "sys/bus/pci/devices" / (pci or "none")
     errors = _UNCORRECTED.search(read_text(folder / "ras/umc_err_count"))
     total, used = read_number(folder / "mem_info_vram_total"), read_number(folder / "mem_info_vram_used")
@@ -30,7 +30,7 @@ def condition(root: Path, pci: str | None) -> Facts:
 
 
 def processes(root: Path, gpu: int) -> tuple[Process, ...]:
-    """The processes that have memory of the GPU which KFD calls `gpu` (its ``gpu_id``)."""
+    """Return the processes that use memory of the GPU with the ``gpu_id`` `gpu`."""
     found = (
         (int(folder.name), read_number(folder / f"vram_{gpu}"))
         for folder in (root / "sys/class/kfd/kfd/proc").glob("*")

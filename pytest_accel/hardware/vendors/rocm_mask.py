@@ -1,7 +1,7 @@
-"""AMD's visibility masks, read layer by layer as ROCm's runtimes read them.
+"""Parsers of AMD's visibility masks, one for each layer of ROCm's runtimes.
 
 Sources: ROCR ``core/runtime/amd_filter_device.cpp``, clr ``rocclr/device/rocm/rocdevice.cpp`` (snapshots of 2024-10).
-Nothing here was confirmed on an AMD GPU.
+This module has not been tested on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 _STRTOL = re.compile(r"0[xX][0-9a-fA-F]+|0[0-7]+|0|[1-9][0-9]*", re.ASCII)
 _DECIMAL = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _DIGITS = 18
-"""More than any count of devices has, and few enough for `int`."""
+"""Maximum number of digits of an index, few enough for `int`."""
 
 
 def read_rocr(text: str, ids: Sequence[str]) -> tuple[int, ...]:
-    """What ``ROCR_VISIBLE_DEVICES=text`` leaves: positions in `ids`, which are in KFD's node order.
+    """Return what ``ROCR_VISIBLE_DEVICES=text`` leaves, as positions in `ids`, which are in KFD's node order.
 
     Indices (``strtol`` with base 0, blanks around them allowed) and ``GPU-`` ids (any case, 5 to 20 characters, a
-    prefix that fits one id alone) may be mixed. What is wrong, out of range or a repetition ends the list; what stands
-    before it stays. The empty string is none.
+    prefix of exactly one id) may be mixed. An entry that is invalid, out of range or a repetition ends the list; the
+    entries before it count. The empty string leaves nothing.
     """
     chosen: list[int] = []
     for entry in text.split(","):
@@ -37,11 +37,11 @@ def read_rocr(text: str, ids: Sequence[str]) -> tuple[int, ...]:
 
 
 def read_hip(text: str, ids: Sequence[str]) -> tuple[int, ...]:
-    """What ``HIP_VISIBLE_DEVICES=text`` (or ``CUDA_``) leaves: positions in `ids`, which are what ROCR leaves.
+    """Return what ``HIP_VISIBLE_DEVICES=text`` (or ``CUDA_``) leaves, as positions in `ids`, the devices left by ROCR.
 
-    An index is an exact decimal, without blanks or leading zeros; an entry with ``GPU-`` takes the first id that
-    contains it, in the same case. A repetition is ignored; what is wrong or out of range ends the list. The empty
-    string is none.
+    An index is a decimal number without blanks or leading zeros; an entry with ``GPU-`` means the first id that
+    contains it, in the same case. A repetition is ignored; an entry that is invalid or out of range ends the list. The
+    empty string leaves nothing.
     """
     chosen: list[int] = []
     for entry in text.split(","):

@@ -1,4 +1,4 @@
-"""Pretend devices, with a mask variable of their own: the whole way of a lease on a machine without accelerators."""
+"""Simulated devices with their own mask variable, which make all steps of a lease possible without accelerators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_accel.hardware.order import by_figures, by_pci
 
 _MASK = "SIM_VISIBLE_DEVICES"
 _SHARED = ",shared"
-"""Behind what ``--accel`` names: sessions lock the devices against one another."""
+"""Suffix of the argument of ``--accel``: the devices are shared with other sessions, by locks."""
 
 
 class Sim:
-    """The vendor of kind ``sim``: `count` plain devices, or those of a topology `file` (`read_topology`).
+    """The vendor of kind ``sim``, with `count` plain devices, or those of a topology `file` (`read_topology`).
 
-    Each session has its own, unless they are `shared`: then sessions lock them against one another, as real devices.
+    Each session has devices of its own, unless they are `shared`: then sessions lock them like real devices.
     """
 
     kind = "sim"
@@ -38,31 +38,31 @@ class Sim:
             self._devices = by_pci(read_topology(file))
 
     def lacking(self) -> str | None:
-        """Nothing."""
+        """Return None: torch needs nothing for simulated devices."""
         return None
 
     def discover(self) -> tuple[Device, ...]:
-        """The devices as configured, in PCI order where they have addresses."""
+        """Return the configured devices; those of a topology file in PCI order."""
         return self._devices
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """What ``SIM_VISIBLE_DEVICES`` (ids or indices) leaves, in its order."""
+        """Return the devices that ``SIM_VISIBLE_DEVICES`` (ids or indices) leaves, in its order."""
         return read_simple_mask(environ.get(_MASK), devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """By the figures of the topology file."""
+        """Return `devices` by the capability, speed and memory in the topology file."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The ids."""
+        """Return a mask with the ids of `devices`."""
         return {_MASK: write_mask(devices)}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``cpu``: that is where the tensors of pretend devices live."""
+        """Return ``cpu``, where the tensors of simulated devices are, for each of `devices`."""
         return ("cpu",) * len(devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless `environ` leaves exactly `devices` of what is configured."""
+        """Raise MaskError unless `environ` leaves exactly `devices` of the configured ones."""
         seen = self.visible(self._devices, environ)
         if [device.id for device in seen] != [device.id for device in devices]:
             value = repr(environ[_MASK]) if _MASK in environ else "unset"
@@ -73,29 +73,29 @@ class Sim:
 
 
 def make(argument: str | None) -> Sim:
-    """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with ``,shared`` behind it.
+    """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with the suffix ``,shared``.
 
-    ValueError for anything else. None: no device.
+    Without an argument (None) there are no devices. Raises ValueError for any other argument.
     """
     if argument is None:
         return Sim()
-    what = argument.removesuffix(_SHARED)
-    shared = what != argument
-    if is_count(what):
-        return Sim(int(what), shared=shared)
-    if what.endswith(".toml"):
-        return Sim(file=Path(what), shared=shared)
+    source = argument.removesuffix(_SHARED)
+    shared = source != argument
+    if is_count(source):
+        return Sim(int(source), shared=shared)
+    if source.endswith(".toml"):
+        return Sim(file=Path(source), shared=shared)
     raise ValueError(
         f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
     )
 
 
 def read_topology(file: Path) -> tuple[Device, ...]:
-    """The devices of a TOML file: a ``[[device]]`` table each, every key optional.
+    """Return the devices of a TOML file with a ``[[device]]`` table for each device. Every key is optional.
 
-    ``name``, ``memory`` (``"80GiB"`` or bytes), ``capability`` (``"9.0"``), ``numa``, ``pci``, ``speed``, and
-    ``links = [{to = 1, via = "nvlink"}]``, where ``to`` counts the tables from 0; a link holds in both directions.
-    ValueError, naming file, table, key and what is allowed, for all else.
+    The keys are ``name``, ``memory`` (``"80GiB"`` or bytes), ``capability`` (``"9.0"``), ``numa``, ``pci``, ``speed``,
+    and ``links = [{to = 1, via = "nvlink"}]``, where ``to`` is the number of a table, from 0; a link counts in both
+    directions. Raises ValueError for any other content, naming the file, the table, the key and the allowed values.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -107,7 +107,7 @@ def read_topology(file: Path) -> tuple[Device, ...]:
     except OSError as error:
         raise ValueError(f"sim topology {file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"sim topology {file}: is no TOML file: {error}") from None
+        raise ValueError(f"sim topology {file}: is not a TOML file: {error}") from None
     tables = data.get("device")
     if set(data) != {"device"} or not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ValueError(f"sim topology {file}: allowed are [[device]] tables, and nothing else")

@@ -1,14 +1,14 @@
-"""Google's TPU chips, used through ``torch_xla``. Not confirmed on a TPU.
+"""Google's TPU chips, used through ``torch_xla``. Not tested on a TPU.
 
-Chips are PCI devices of Google's (ids from JAX's ``hardware_utils.py`` and torch_xla's ``_internal/tpu.py``) with a
-node: ``/dev/accelN`` of Google's own driver, or ``/dev/vfio/GROUP``. ``/dev/accel``, a folder, is other makers'.
+Chips are Google's PCI devices (ids from JAX's ``hardware_utils.py`` and torch_xla's ``_internal/tpu.py``) with a node:
+``/dev/accelN`` of Google's own driver, or ``/dev/vfio/GROUP``. The folder ``/dev/accel`` belongs to other vendors.
 
-``TPU_VISIBLE_CHIPS`` alone is not enough: libtpu also wants the shape in which the chips lie. It has two names, for one
-is what older releases read: ``TPU_CHIPS_PER_PROCESS_BOUNDS`` with ``TPU_PROCESS_BOUNDS`` (torch_xla presets these for
-one chip where they are not set) and ``TPU_CHIPS_PER_HOST_BOUNDS`` with ``TPU_HOST_BOUNDS`` (what Ray sets; jax issue
-14977). ``TPU_VISIBLE_DEVICES`` is the old name of the mask, which counts where the new one is not set or empty. Which
-chip a number is (here: its place in PCI order), and that torch numbers them ascending, is unverified. One process at a
-time can have a chip, so ranks need ``visible="rank"``; chips that are masked apart do not form a mesh.
+``TPU_VISIBLE_CHIPS`` is not enough: libtpu also needs the shape of the group of chips. The shape has two names:
+``TPU_CHIPS_PER_PROCESS_BOUNDS`` with ``TPU_PROCESS_BOUNDS`` (torch_xla presets these for one chip if they are not set)
+and, for older releases, ``TPU_CHIPS_PER_HOST_BOUNDS`` with ``TPU_HOST_BOUNDS`` (set by Ray; jax issue 14977).
+``TPU_VISIBLE_DEVICES`` is the old name of the mask, which is read if the new one is not set or empty. Unverified: which
+chip a number means (here: its position in PCI order), and that torch numbers chips in ascending order. A chip serves
+one process at a time, so ranks need ``visible="rank"``; chips in separate masks do not form a mesh.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMES = {
     0x6F: "TPU v6e",
     0x76: "TPU 7x",
 }
-# Up to v3 a chip's two cores are two devices of torch_xla's; later they are one (num_logical_cores_per_chip).
+# Up to v3, the two cores of a chip are two devices of torch_xla; later they are one (num_logical_cores_per_chip).
 _TWO_CORES = _NAMES[0x27]
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
 _ACCEL = re.compile(r"accel([0-9]+)", re.ASCII)
@@ -54,7 +54,7 @@ _VFIO = re.compile(r"([0-9]+)", re.ASCII)
 
 
 class Tpu:
-    """The vendor of kind ``tpu``; a device's index is its chip's number. `root` is where ``dev`` and ``sys`` are."""
+    """The vendor of kind ``tpu``; a device's index is its chip's number. `root` contains ``dev`` and ``sys``."""
 
     kind = "tpu"
     mask_variables: tuple[str, ...] = (_RUNTIME, _CHIPS, _OLD)
@@ -67,60 +67,61 @@ class Tpu:
         self._root = root
 
     def lacking(self) -> str | None:
-        """torch_xla."""
+        """Return a text if torch_xla is not installed, else None."""
         return not_installed("torch_xla")
 
     def discover(self) -> tuple[Device, ...]:
-        """Every chip whose node is there, in PCI order."""
+        """Return every chip that has a node, in PCI order."""
         accel, groups = nodes(self._root / "dev", _ACCEL), nodes(self._root / "dev/vfio", _VFIO)
         if not accel and not groups:
             return ()
-        every = sorted((self._root / "sys/bus/pci/devices").glob("*"))
-        chips = {place: model for place in every if (model := self._model(place)) in _NAMES}
+        folders = sorted((self._root / "sys/bus/pci/devices").glob("*"))
+        chips = {folder: model for folder in folders if (model := self._model(folder)) in _NAMES}
         if accel and len(accel) != len(chips):
-            # Nothing says which of the chips are those that this container has.
+            # This container has some of the chips only, and nothing says which ones.
             names = {_NAMES[model] for model in chips.values()}
             name = names.pop() if len(names) == 1 else "TPU"
             return tuple(
                 Device(kind=self.kind, id=f"{self.kind}-{number}", index=index, name=name, single_process=True)
                 for index, number in enumerate(sorted(accel) if chips else ())
             )
-        there = [place for place in chips if accel or (place / "iommu_group").resolve().name in groups.values()]
+        present = [folder for folder in chips if accel or (folder / "iommu_group").resolve().name in groups.values()]
         return tuple(
             Device(
                 kind=self.kind,
-                id=place.name,
+                id=folder.name,
                 index=index,
-                name=_NAMES[chips[place]],
-                pci=place.name,
-                numa=numa_node(self._root, place.name),
+                name=_NAMES[chips[folder]],
+                pci=folder.name,
+                numa=numa_node(self._root, folder.name),
                 single_process=True,
             )
-            for index, place in enumerate(there)
+            for index, folder in enumerate(present)
         )
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """What the list of chips leaves; none where torch_xla is told to run on something else."""
+        """Return the chips that the mask leaves; none if the environment tells torch_xla to run on another device."""
         if environ.get(_RUNTIME, "TPU") != "TPU":
             return ()
         text = environ.get(_CHIPS) or environ.get(_OLD)
         return pick(read_numbers(text), devices) if text else tuple(devices)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """As they are in the machine: the chips of one are alike."""
+        """Return `devices` in PCI order: the chips of a machine are alike."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The chips, ascending, and their shape where there are 1, 2 or 4; for other numbers libtpu is left to find it.
+        """Return a mask with the chips, ascending, and their shape if there are 1, 2 or 4.
 
-        All chips of the machine need neither; what shape is inherited with them stays. No list hides every chip (an
-        empty one is none), but torch_xla does not touch them where it is told to run on the CPU.
+        For other numbers libtpu has to find the shape. All chips of the machine need no mask; if no inherited mask
+        hides one of them, an inherited shape is kept. No list hides all chips (an empty one is ignored), so without
+        devices torch_xla is told to run on the CPU.
         """
         if not devices:
             return {_RUNTIME: "CPU"}
-        every = self.discover()
-        whole = set(every) == set(devices)
-        if whole and len(self.visible(every, {**environ, _RUNTIME: "TPU"})) == len(every):
+        chips_of_machine = self.discover()
+        whole = set(chips_of_machine) == set(devices)
+        if whole and len(self.visible(chips_of_machine, {**environ, _RUNTIME: "TPU"})) == len(chips_of_machine):
             return {_RUNTIME: "TPU"}
         chips = None if whole else ",".join(map(str, numbers(devices)))
         shape = None if whole else _BOUNDS.get(len(devices))
@@ -129,28 +130,28 @@ class Tpu:
         return changes | dict.fromkeys(_PROCESSES, None if shape is None else "1,1,1")
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``xla:N``: the chips in ascending order; of a chip with two cores the first."""
+        """Return ``xla:N`` for each chip, in ascending order of numbers; for a chip with two cores, the first core."""
         ascending = sorted(devices, key=lambda device: device.index)
-        first = {device: sum(map(_cores, ascending[:place])) for place, device in enumerate(ascending)}
+        first = {device: sum(map(_cores, ascending[:position])) for position, device in enumerate(ascending)}
         return tuple(f"xla:{first[device]}" for device in devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch_xla counts as many; nothing tells which they are."""
+        """Raise MaskError unless torch_xla counts as many devices; which ones they are cannot be found out."""
         check(devices, names_in_xla(), environ)
 
-    def _model(self, place: Path) -> int | None:
-        """The PCI device id of what is Google's."""
-        return read_number(place / "device") if read_number(place / "vendor") == _GOOGLE else None
+    def _model(self, folder: Path) -> int | None:
+        """Return the PCI device id of a device of Google's, else None."""
+        return read_number(folder / "device") if read_number(folder / "vendor") == _GOOGLE else None
 
 
 def make(argument: str | None) -> Tpu:
-    """For ``--accel tpu``."""
+    """Return the vendor for ``--accel tpu``."""
     takes_none("tpu", argument)
     return Tpu()
 
 
 def check(devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str]) -> None:
-    """MaskError, with both and the environment, unless `seen` are as many as the cores of `devices`."""
+    """Raise MaskError unless `seen` has as many entries as `devices` have cores."""
     each = [device for device in devices for _ in range(_cores(device))]
     compare("tpu", each, seen, environ, (_RUNTIME, _CHIPS, _OLD, *_SHAPES, *_PROCESSES))
 

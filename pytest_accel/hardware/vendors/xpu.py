@@ -1,9 +1,10 @@
-"""Intel GPUs, from what the kernel's drivers (``xe``, ``i915``) show in sysfs; Level Zero is not loaded.
+"""Intel GPUs, from the sysfs files of the kernel's drivers (``xe``, ``i915``); Level Zero is not loaded.
 
-``/sys/class/drm/cardN/device`` is the PCI device. Its own memory is told by ``xe`` in ``device/tileN/
-physical_vram_size_bytes`` (kernel: ``drivers/gpu/drm/xe/xe_tile_sysfs.c``, on discrete GPUs only), and by Intel's
-out-of-tree ``i915`` in ``cardN/lmem_total_bytes``; the kernel's own ``i915`` tells none. That the tiles of a GPU under
-the out-of-tree ``i915`` are the folders ``cardN/gt/gtN`` is unverified. Nothing here was confirmed on an Intel GPU.
+``/sys/class/drm/cardN/device`` is the PCI device. The size of its own memory is in
+``device/tileN/physical_vram_size_bytes`` for ``xe`` (kernel: ``drivers/gpu/drm/xe/xe_tile_sysfs.c``, on discrete GPUs
+only) and in ``cardN/lmem_total_bytes`` for Intel's out-of-tree ``i915``; the kernel's own ``i915`` does not report it.
+That the tiles of a GPU under the out-of-tree ``i915`` are the folders ``cardN/gt/gtN`` is unverified. This module has
+not been tested on an Intel GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ALLOWLIST = "SYCL_DEVICE_ALLOWLIST"
 _INTEL = 0x8086
 _CARD = re.compile(r"card[0-9]+", re.ASCII)
 _ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.ASCII)
-# intel-gpu-tools (lib/igt_device_scan.h): the GPU of a processor always has this address.
+# intel-gpu-tools (lib/igt_device_scan.h): an integrated GPU always has this address.
 _INTEGRATED = "0000:00:02.0"
 # INTEL_PVC_IDS in the kernel's i915_pciids.h, and 0bd0 to 0bd2 of its first steppings.
 _PONTE_VECCHIO = (0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC), 0x0BE0, 0x0BE1, 0x0BE5)
@@ -33,6 +34,8 @@ _PCI_IDS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids")
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
+    """A GPU as sysfs describes it."""
+
     address: str
     product: int
     card: Card
@@ -40,7 +43,7 @@ class _Gpu:
     numa: int | None
 
     @property
-    def place(self) -> tuple[int, ...]:
+    def sort_key(self) -> tuple[int, ...]:
         match = _ADDRESS.fullmatch(self.address)
         return tuple(int(part, 16) for part in match.groups()) if match else ()
 
@@ -48,8 +51,8 @@ class _Gpu:
 class Xpu:
     """The vendor of kind ``xpu``; a device is a whole card, its id is the PCI address.
 
-    Its index is the number that the driver gives it by default: discrete GPUs first, then integrated ones, each by
-    PCI address. `root` is where ``sys``, ``dev`` and ``usr`` are found.
+    Its index is the driver's default number: discrete GPUs come first, then integrated ones, each by PCI address.
+    `root` is the folder that contains ``sys``, ``dev`` and ``usr``.
     """
 
     kind = "xpu"
@@ -64,13 +67,17 @@ class Xpu:
         self._cards: tuple[tuple[str, Card], ...] = ()
 
     def lacking(self) -> str | None:
-        """A build for XPU: every processor of Intel's with graphics is a device, which with another torch is none."""
+        """Return a text if torch is not built for XPU, else None.
+
+        The drivers also list the integrated graphics of Intel processors, which other builds of torch cannot use.
+        """
         return None if "xpu" in built_for() else "torch is not built for XPU"
 
     def discover(self) -> tuple[Device, ...]:
-        """Every GPU, in PCI order; left out, with a note, is one whose render node this process cannot open.
+        """Return every GPU, in PCI order.
 
-        Level Zero does not count such a GPU either. A file that cannot be read, or says what it never says, is a note.
+        A GPU whose render node this process cannot open is left out, with a note; Level Zero does not count it either.
+        Files that cannot be read or have unexpected content also cause a note.
         """
         notes: list[str] = []
         gpus: list[_Gpu] = []
@@ -82,7 +89,7 @@ class Xpu:
                 continue
             if gpu:
                 gpus.append(gpu)
-        gpus.sort(key=lambda gpu: gpu.place)
+        gpus.sort(key=lambda gpu: gpu.sort_key)
         self.notes = tuple(notes)
         self._cards = tuple((gpu.address, gpu.card) for gpu in gpus)
         names = _product_names(self._root, {gpu.product for gpu in gpus})
@@ -103,46 +110,51 @@ class Xpu:
         )
 
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """As `read_masks`, in the driver's order, which masks do not change; a card is left where any tile of it is.
+        """Return the devices that the masks leave (see `read_masks`), in the driver's order, which masks do not change.
 
-        Without a mask, too, integrated GPUs are left out where there are discrete ones, as torch leaves them out.
+        A card is left if any of its tiles is. Even without a mask, integrated GPUs are left out beside discrete ones,
+        as in torch.
         """
         cards = self._counted(devices)
         reading = read_masks(environ, [card for _, card in cards])
-        notes = [f"{name}={environ[name]!r} is nothing that Intel's runtimes can read" for name in reading.unreadable]
-        notes += [f"{cards[at][0]} is integrated: torch leaves it out beside discrete GPUs" for at in reading.unused]
-        notes += [f"{cards[at][0]} is taken whole, though only some of its tiles are left" for at in reading.partly]
+        notes = [f"{name}={environ[name]!r} cannot be read by Intel's runtimes" for name in reading.unreadable]
+        notes += [
+            f"{cards[at][0]} is integrated: torch ignores it, since there are discrete GPUs" for at in reading.unused
+        ]
+        notes += [
+            f"{cards[at][0]} is used as a whole, although only some of its tiles are visible" for at in reading.partly
+        ]
         if _ALLOWLIST in environ:
-            notes.append(f"{_ALLOWLIST} is left to SYCL: what it hides is counted here")
+            notes.append(f"{_ALLOWLIST} is not read: devices that it hides are counted")
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
         known = {device.id: device for device in devices}
         return tuple(known[cards[at][0]] for at in reading.left if cards[at][0] in known)
 
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """By memory, then in PCI order: sysfs tells neither generation nor number of cores."""
+        """Return `devices` by memory, then in PCI order: sysfs has neither the generation nor the number of cores."""
         return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """``ZE_AFFINITY_MASK`` of the driver's numbers, with whole cards as devices, in the driver's default order.
+        """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order.
 
-        In that order an integrated GPU does not shift the numbers of discrete ones. In PCI order it would where the
-        driver serves it, which sysfs does not tell: those before the 12th generation have a driver of their own
-        (compute-runtime, ``LEGACY_PLATFORMS.md``). ``-1`` hides every device, for the empty mask shows all; what the
-        driver makes of it is known from its source alone.
+        In that order an integrated GPU does not shift the numbers of discrete ones. In PCI order it would if the driver
+        supports it, which sysfs does not show: GPUs before the 12th generation have another driver (compute-runtime,
+        ``LEGACY_PLATFORMS.md``). ``-1`` hides every device (according to the driver's source code only), since an empty
+        mask shows all.
         """
         numbers = ",".join(str(device.index) for device in _by_driver(devices))
         return {AFFINITY: numbers or "-1", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None}
 
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """``xpu:`` and the place among `devices` that the driver gives each, which is not its place in the session."""
-        places = {device.id: place for place, device in enumerate(_by_driver(devices))}
-        return tuple(f"xpu:{places[device.id]}" for device in devices)
+        """Return ``xpu:N`` for each device, where N is its position in the driver's order, not in the session's."""
+        positions = {device.id: position for position, device in enumerate(_by_driver(devices))}
+        return tuple(f"xpu:{positions[device.id]}" for device in devices)
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """MaskError unless torch, built for XPU, counts exactly `devices`, at their addresses where it tells them.
+        """Raise MaskError unless torch, built for XPU, sees exactly `devices`, at their addresses if torch has them.
 
-        torch tells them since pull request 161392 (2025). Names are not compared: sysfs has none, and the driver's are
-        not those of the machine's list of products.
+        torch has addresses since pull request 161392 (2025). Names are not compared: sysfs has none, and the driver's
+        names differ from those in the machine's list of products.
         """
         import torch
 
@@ -150,7 +162,7 @@ class Xpu:
         if "xpu" not in built_for():
             reason = f"; {self.lacking()}"
         elif count:
-            # Before it is initialised, torch may ask Sysman, whose order is another (torch-xpu-ops issue 5015).
+            # Before it is initialised, torch may count by Sysman, which has another order (torch-xpu-ops issue 5015).
             torch.xpu.init()
             count = torch.xpu.device_count()
         properties = [torch.xpu.get_device_properties(index) for index in range(count)]
@@ -158,7 +170,7 @@ class Xpu:
         compare([device.id for device in _by_driver(devices)], seen, environ, reason)
 
     def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, Card], ...]:
-        """What the driver counts, in PCI order; where nothing is found, what it is asked about."""
+        """Return the cards that the driver counts, in PCI order; `devices` if none can be discovered."""
         if not self._cards:
             self.discover()
         return self._cards or tuple((device.id, Card()) for device in _by_driver(devices))
@@ -173,16 +185,18 @@ class Xpu:
             return None
         address = os.path.basename(os.path.realpath(device))
         if not _ADDRESS.fullmatch(address):
-            raise ValueError(f"{address!r} is no PCI address")
+            raise ValueError(f"{address!r} is not a PCI address")
         driver = os.path.basename(os.path.realpath(device / "driver"))
         if driver not in ("i915", "xe"):
             raise ValueError(f"the driver of {address} is {driver!r}, which is neither i915 nor xe")
         nodes = [f"dev/dri/{node.name}" for node in sorted((device / "drm").glob("renderD*"))]
         if not any(os.access(self._root / node, os.R_OK | os.W_OK) for node in nodes):
             if address == _INTEGRATED and self.lacking():
-                # Every container on a machine with such a processor is like this, and nobody asked for its graphics.
+                # No error: this is the case in every container on a machine with integrated graphics.
                 return None
-            raise ValueError(f"{address} has no render node that can be opened ({', '.join(nodes) or 'none at all'})")
+            raise ValueError(
+                f"{address} has no render node that this process can open ({', '.join(nodes) or 'it has none'})"
+            )
         product = int((device / "device").read_text(), 16)
         files = sorted(device.glob("tile[0-9]*/physical_vram_size_bytes"))
         tiles = len(files)
@@ -201,18 +215,18 @@ class Xpu:
 
 
 def make(argument: str | None) -> Xpu:
-    """For ``--accel xpu``."""
+    """Return the vendor for ``--accel xpu``."""
     takes_none("xpu", argument)
     return Xpu()
 
 
 def compare(ids: Sequence[str], seen: Sequence[str | None], environ: Mapping[str, str], reason: str = "") -> None:
-    """MaskError unless `seen`, torch's devices by address, are `ids` in order; one without address is only counted."""
+    """Raise MaskError unless `seen`, the addresses of torch's devices, are `ids` in order; None matches any id."""
     pairs = zip(ids, seen, strict=False)
     if len(ids) == len(seen) and all(address in (None, name) for name, address in pairs):
         return
-    told = [name for name in sorted(environ) if name.startswith("ZE_") or name in (SELECTOR, _ALLOWLIST)]
-    variables = " ".join(f"{name}={environ[name]!r}" for name in told)
+    names = [name for name in sorted(environ) if name.startswith("ZE_") or name in (SELECTOR, _ALLOWLIST)]
+    variables = " ".join(f"{name}={environ[name]!r}" for name in names)
     raise MaskError(
         f"the process should see {len(ids)} xpu devices ({', '.join(ids) or 'none'}) but sees {len(seen)} "
         f"({', '.join(address or '?' for address in seen) or 'none'}); environment: {variables or 'no mask'}{reason}"
@@ -220,11 +234,11 @@ def compare(ids: Sequence[str], seen: Sequence[str | None], environ: Mapping[str
 
 
 def address_in(uuid: bytes) -> str | None:
-    """The PCI address in a UUID of Level Zero's; None for one of another form.
+    """Return the PCI address in a UUID of Level Zero, or None if the UUID has another form.
 
-    It has vendor, product, revision and PCI domain, two bytes each and the lower one first, then bus, device and
-    function, four bytes of 0 and the tile (compute-runtime, ``Device::generateUuidFromPciBusInfo``); on some GPUs it is
-    the chip's own number instead.
+    The UUID consists of vendor, product, revision and PCI domain, two bytes each in little-endian order, then bus,
+    device and function, four zero bytes and the tile (compute-runtime, ``Device::generateUuidFromPciBusInfo``). On some
+    GPUs the UUID is the chip's own number instead.
     """
     if len(uuid) != 16 or int.from_bytes(uuid[:2], "little") != _INTEL or any(uuid[11:15]):
         return None
@@ -236,7 +250,7 @@ def _by_driver(devices: Sequence[Device]) -> list[Device]:
 
 
 def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
-    """What the machine's list of PCI products calls them, which is what stands in brackets: ``Intel Arc A770``."""
+    """Return the names of `products` from the machine's list of PCI ids: the part in brackets, ``Intel Arc A770``."""
     names: dict[int, str] = {}
     wanted = {f"{product:04x}": product for product in products}
     for file in (root / path for path in _PCI_IDS if wanted):
@@ -256,7 +270,7 @@ def _product_names(root: Path, products: Collection[int]) -> dict[int, str]:
 
 
 def _number(file: Path, address: str, notes: list[str]) -> int | None:
-    """None where there is no such file, and, with a note, where it does not hold a number."""
+    """Return the number in `file`; None if the file does not exist, or, with a note, if it has no number."""
     try:
         return int(file.read_text())
     except FileNotFoundError:

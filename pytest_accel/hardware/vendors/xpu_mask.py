@@ -1,9 +1,9 @@
-"""Intel's visibility masks, read layer by layer as Level Zero's driver and SYCL read them.
+"""Parsers of Intel's visibility masks, one for each layer: Level Zero's driver, SYCL and torch.
 
 Sources: compute-runtime ``shared/source/execution_environment/execution_environment.cpp`` (``parseAffinityMask``,
 ``setDeviceHierarchyMode``, ``comparePciIdBusNumber``) and ``shared/source/helpers/string_helpers.h``; intel/llvm
 ``sycl/source/detail/device_filter.cpp`` and ``platform_impl.cpp``; torch ``c10/xpu/XPUFunctions.cpp`` (since torch 2.7,
-pull request 144378). Nothing here was confirmed on an Intel GPU.
+pull request 144378). This module has not been tested on an Intel GPU.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 AFFINITY, SELECTOR = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
 PCI_ORDER, HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY"
 
-# The start of a token is what C's functions read; base 0 knows 0x for 16 and 0 for 8.
+# C's functions read a number at the start of a token; with base 0, the prefix 0x means base 16 and 0 means base 8.
 _STOUL = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.ASCII)
 _DECIMAL = re.compile(r"[ \t\n\v\f\r]*([+-]?)0*([0-9]+)", re.ASCII)
 _DIGITS = 20
-"""A longer decimal overflows every integer of C, and is refused before `int` has to read it."""
+"""A decimal number with more digits overflows every integer of C, so `int` need not read it."""
 
 _BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "esimd_emulator", "host")
 _NO_GPU = -1
@@ -29,30 +29,32 @@ Tiles = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What the masks' meaning hangs on of one GPU."""
+    """The properties of a GPU that affect the meaning of masks."""
 
     discrete: bool = True
     tiles: int = 1
     flat: bool = False
-    """Whether its driver shows tiles as devices where nothing says otherwise, as it does for Ponte Vecchio."""
+    """True if its driver shows tiles as devices by default, as for Ponte Vecchio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the masks leave, as positions in the cards that were given; a card is left where any tile of it is."""
+    """The cards that the masks leave, as positions in the given cards; a card is left if any of its tiles is."""
 
     left: tuple[int, ...] = ()
-    """What torch counts, in the order in which it counts: discrete GPUs where there are any, else integrated ones."""
+    """The cards that torch counts, in its order: discrete GPUs if there are any, else integrated ones."""
     unused: tuple[int, ...] = ()
-    """Integrated GPUs that the masks leave, and torch does not count beside discrete ones."""
+    """Integrated GPUs that the masks leave but torch does not count beside discrete ones."""
     partly: tuple[int, ...] = ()
-    """Cards of `left` that keep some of their tiles only."""
+    """Cards of `left` of which the masks leave only some tiles."""
     unreadable: tuple[str, ...] = ()
-    """Variables that make the driver or SYCL give up, so that nothing is left."""
+    """Variables that make the driver or SYCL fail, so that nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
+    """A device in ``ONEAPI_DEVICE_SELECTOR``."""
+
     number: int | None
     """None: every GPU."""
     depth: int = 0
@@ -62,15 +64,16 @@ class _Term:
 
 
 def read_masks(environ: Mapping[str, str], cards: Sequence[Card]) -> Reading:
-    """What the environment leaves of `cards`, which are every GPU that the driver can open, in PCI order.
+    """Return what the environment leaves of `cards`: all GPUs that the driver can open, in PCI order.
 
-    The driver sorts (discrete GPUs first, unless ``ZE_ENABLE_PCI_ID_DEVICE_ORDER`` is a number other than 0), then its
-    mask is applied, then SYCL's selector, whose numbers count what the mask left; at last torch drops integrated GPUs
-    where discrete ones are left. ``SYCL_DEVICE_ALLOWLIST``, of patterns for names and versions, is not read.
+    First the driver sorts the cards (discrete GPUs first, unless ``ZE_ENABLE_PCI_ID_DEVICE_ORDER`` is a number other
+    than 0) and applies its mask. Then SYCL applies its selector, whose numbers count the devices that are left. Last,
+    torch drops integrated GPUs if discrete ones are left. ``SYCL_DEVICE_ALLOWLIST``, which has patterns for names and
+    versions, is not read.
 
-    Where ``ZE_FLAT_DEVICE_HIERARCHY`` says nothing, the GPU that the driver opens first decides whether tiles are
-    devices. It opens them in no certain order; here it is the first after sorting, which matters only where a Ponte
-    Vecchio stands beside other models.
+    If ``ZE_FLAT_DEVICE_HIERARCHY`` does not decide it, the GPU that the driver opens first decides whether tiles are
+    devices. The driver's order of opening is undefined; the first card after sorting is assumed, which matters only if
+    a machine has both Ponte Vecchio and other models.
     """
     by_pci = _number(environ.get(PCI_ORDER, "")) not in (None, 0)
     order = sorted(range(len(cards)), key=lambda at: not by_pci and not cards[at].discrete)
@@ -80,7 +83,7 @@ def read_masks(environ: Mapping[str, str], cards: Sequence[Card]) -> Reading:
     masked = read_affinity(environ.get(AFFINITY, ""), [cards[at].tiles for at in order], flat)
     if masked is None:
         return Reading(unreadable=(AFFINITY,))
-    # What SYCL counts as a device: a tile where the hierarchy is flat, else what is left of a card.
+    # The devices of SYCL: single tiles if the hierarchy is flat, else the remaining tiles of a card.
     slots: list[tuple[int, Tiles]] = [(at, tiles) for at, tiles in zip(order, masked, strict=True) if tiles]
     if flat:
         slots = [(at, (tile,)) for at, tiles in slots for tile in tiles]
@@ -101,12 +104,13 @@ def read_masks(environ: Mapping[str, str], cards: Sequence[Card]) -> Reading:
 
 
 def read_affinity(text: str, tiles: Sequence[int], flat: bool) -> tuple[Tiles, ...] | None:
-    """The tiles that ``ZE_AFFINITY_MASK=text`` leaves of each card, whose numbers of `tiles` are in the driver's order.
+    """Return the tiles that ``ZE_AFFINITY_MASK=text`` leaves of each card, or None if the driver raises an exception.
 
-    ``""`` and ``default`` are all. ``X`` is a card and ``X.Y`` a tile of it; where the hierarchy is `flat`, ``X`` is a
-    tile, counted over all cards, and ``X.Y`` is skipped. The order says nothing; what is out of range is skipped, and
-    so is ``-1``, which wraps to a large number. Numbers are read like C++'s ``std::stoul`` with base 0 (``0x2``,
-    ``1gpu`` is 1) and cut to 32 bits. None: the driver ends with an exception (``x``, an empty entry, ``0.1.2``).
+    `tiles` has the number of tiles of each card, in the driver's order. ``""`` and ``default`` mean all. ``X`` is a
+    card and ``X.Y`` a tile of it; if the hierarchy is `flat`, ``X`` is a tile, counted over all cards, and ``X.Y`` is
+    ignored. The order of entries has no meaning. Entries out of range are ignored, also ``-1``, which wraps to a large
+    number. Numbers are read like C++'s ``std::stoul`` with base 0 (``0x2``; ``1gpu`` is 1) and truncated to 32 bits.
+    The driver raises an exception for ``x``, an empty entry or ``0.1.2``.
     """
     if text in ("", "default"):
         return tuple(tuple(range(count)) for count in tiles)
@@ -133,12 +137,13 @@ def read_affinity(text: str, tiles: Sequence[int], flat: bool) -> tuple[Tiles, .
 
 
 def read_selector(text: str, parts: Sequence[int]) -> tuple[Tiles, ...] | None:
-    """What ``ONEAPI_DEVICE_SELECTOR=text`` leaves of Level Zero's devices: for each, which of its `parts` (tiles).
+    """Return the tiles that ``ONEAPI_DEVICE_SELECTOR=text`` leaves of each Level Zero device.
 
-    ``backend:device,device;...`` in any case of letters, a device being ``*``, ``gpu``, ``cpu``, ``fpga`` or a number,
-    and ``.Y`` or ``.*`` after a number or ``*`` a tile of a device that has several. What any term accepts is left,
-    less what a term with ``!`` discards, which discards whole devices; such terms come last, and alone they leave all
-    else. The empty string is all. None: SYCL raises an exception.
+    The result is None if SYCL raises an exception. `parts` has the number of tiles of each device. The form is
+    ``backend:device,device;...``, case-insensitive. A device is ``*``, ``gpu``, ``cpu``, ``fpga`` or a number; ``.Y``
+    or ``.*`` after a number or ``*`` is a tile of a device that has several. The result is what any term accepts,
+    without the whole devices that terms with ``!`` discard. Such terms come last; if there are no other terms, all
+    other devices are left. The empty string means all.
     """
     if not text:
         return tuple(tuple(range(count)) for count in parts)
@@ -161,8 +166,8 @@ def read_selector(text: str, parts: Sequence[int]) -> tuple[Tiles, ...] | None:
         for at, count in enumerate(parts):
             if term.number in (None, at):
                 left[at] |= _parts(term, count)
-    gone = {term.number for term in _for_level_zero(discarded)}
-    return tuple(() if None in gone or at in gone else tuple(sorted(found)) for at, found in enumerate(left))
+    removed = {term.number for term in _for_level_zero(discarded)}
+    return tuple(() if None in removed or at in removed else tuple(sorted(found)) for at, found in enumerate(left))
 
 
 def _for_level_zero(terms: Sequence[tuple[str, _Term]]) -> list[_Term]:
@@ -172,7 +177,7 @@ def _for_level_zero(terms: Sequence[tuple[str, _Term]]) -> list[_Term]:
 def _parts(term: _Term, count: int) -> set[int]:
     if term.depth == 0:
         return set(range(count))
-    # A device of one tile cannot be divided, and no part of a tile is a device of a driver of today.
+    # A device with one tile cannot be divided, and no current driver has devices that are parts of a tile.
     if term.depth > 1 or count < 2:
         return set()
     return set(range(count)) if term.tile is None else {term.tile} & set(range(count))
@@ -200,13 +205,13 @@ def _term(text: str) -> _Term | None:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """As compute-runtime's ``StringHelpers::split``: nothing stands after a separator at the end."""
+    """Split like compute-runtime's ``StringHelpers::split``: a separator at the end adds no empty piece."""
     pieces = text.split(separator)
     return pieces[:-1] if not pieces[-1] else pieces
 
 
 def _stoul(token: str) -> int | None:
-    """``static_cast<uint32_t>(std::stoul(token, nullptr, 0))``; None where that throws."""
+    """Return ``static_cast<uint32_t>(std::stoul(token, nullptr, 0))``, or None if that throws."""
     match = _STOUL.match(token)
     if match is None:
         return None
@@ -221,12 +226,12 @@ def _stoul(token: str) -> int | None:
 
 
 def _stoi(token: str) -> int | None:
-    """``std::stoi(token)``; None where that throws."""
+    """Return ``std::stoi(token)``, or None if that throws."""
     value = _number(token)
     return value if value is not None and -(1 << 31) <= value < 1 << 31 else None
 
 
 def _number(token: str) -> int | None:
-    """The decimal number at the start, cut to `_DIGITS` digits; None where there is none."""
+    """Return the decimal number at the start of `token`, truncated to `_DIGITS` digits, or None."""
     match = _DECIMAL.match(token)
     return int(f"{match[1]}{match[2][:_DIGITS]}") if match else None
