@@ -53,7 +53,7 @@ from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 from pytest_accel.forkserver.standby import Sockets, Spares
 from pytest_accel.rank import run_ahead
-from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.rank_environment import HOST
 from pytest_accel.rank.role import Role
 
@@ -176,7 +176,7 @@ class _Server:
             if spec.grouped and port is None:
                 store = reserve_port(spec.addresses[0] if spec.addresses else HOST)
                 port = store.getsockname()[1]
-            sockets = Sockets(listeners, pairs, None if port is None else Meeting(port, store))
+            sockets = Sockets(listeners, pairs, None if port is None else StorePort(port, store))
             for rank in listeners:
                 pid = self._spares.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
                 running.pids[pid] = rank

@@ -23,7 +23,7 @@ import psutil
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.messages import WorldSpec
-from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
 from pytest_accel.rank.run_ahead import Peers, ends_of, take
 
@@ -40,14 +40,14 @@ class Sockets:
     """By rank: the socket on which it accepts drivers."""
     pairs: Sequence[tuple[socket.socket, socket.socket]]
     """The sockets between the ranks (`run_ahead.connect`)."""
-    meeting: Meeting | None
+    store_port: StorePort | None
 
     def role(self, spec: WorldSpec, rank: int) -> Role:
         """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.meeting)
+        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.store_port)
 
 
 class Spares:
@@ -99,10 +99,10 @@ class Spares:
 
     def give(self, spec: WorldSpec, rank: int, sockets: Sockets) -> int | None:
         """Make a spare the rank `rank`; return its process id, or None if there is no spare."""
-        meeting = sockets.meeting
-        held = meeting.listening if meeting is not None and rank == 0 else None
+        store_port = sockets.store_port
+        held = store_port.listening if store_port is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
-        role = (spec, rank, len(ends), None if meeting is None else meeting.port, held is not None)
+        role = (spec, rank, len(ends), None if store_port is None else store_port.port, held is not None)
         while self._waiting:
             pid: int = next(
                 iter(self._waiting)
@@ -154,5 +154,5 @@ def _receive(connection: Connection) -> Role:
             _exit(0)
     held = ends.pop() if holds else None
     listener, *others = ends
-    meeting = None if port is None else Meeting(port, held)
-    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), meeting)
+    store_port = None if port is None else StorePort(port, held)
+    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), store_port)
