@@ -162,9 +162,9 @@ class RankCollector:
         try:
             teardown_for(item)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            traceback = TracebackException.from_exception(error)
-            _leave_out_libraries(traceback)
-            return f"in tearing down what was kept for {kept[0].nodeid}:\n{''.join(traceback.format())}"
+            trace = TracebackException.from_exception(error)
+            _leave_out_libraries(trace)
+            return f"in tearing down what was kept for {kept[0].nodeid}:\n{''.join(trace.format())}"
         return None
 
 
@@ -196,11 +196,11 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
     return tuple(node.name for node in chain[file + 1 :])
 
 
-def _leave_out_libraries(traceback: TracebackException) -> None:
-    """Remove the frames of pytest, of this package and of other libraries from `traceback` and from its causes."""
-    own = [frame for frame in traceback.stack if not is_library(frame.filename)]
-    traceback.stack = StackSummary.from_list(own or traceback.stack)
-    for part in (traceback.__cause__, traceback.__context__, *(getattr(traceback, "exceptions", None) or ())):
+def _leave_out_libraries(trace: TracebackException) -> None:
+    """Remove the frames of pytest, of this package and of other libraries from `trace` and from its causes."""
+    own = [frame for frame in trace.stack if not is_library(frame.filename)]
+    trace.stack = StackSummary.from_list(own or trace.stack)
+    for part in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if part is not None:
             _leave_out_libraries(part)
 
