@@ -109,5 +109,5 @@ def test_steps_travel_as_json(step: Step) -> None:
     "record", [{}, {"kind": "Other"}, {"kind": "Draw"}, {"kind": "Draw", "at": 0, "drawn": "", "shown": "", "more": 1}]
 )
 def test_a_record_that_is_no_step(record: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="is no step of a test"):
+    with pytest.raises(ValueError, match="is not a step of a test"):
         from_record(record)

@@ -1,1 +1,1 @@
-"""The process from which ranks are forked, and its client."""
+"""The fork server, which is the process from which ranks are forked, and its client."""

@@ -1,4 +1,4 @@
-"""The end of a process that was forked and goes on as one of its own."""
+"""Exit of a forked process that runs as an independent process: exit functions, finalizers and children."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ from typing import NoReturn
 
 
 def disown_exit_functions() -> None:
-    """Leave to the process that this one was copied from what it has to do at its end; what is to come is our own."""
+    """Drop the exit functions inherited from the parent, which runs them itself; run only those registered from now on.
+
+    Call this in a child right after `os.fork`.
+    """
     atexit._clear()
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
-    # Set with the first finalizer of a process: the next one registers anew.
+    # Set when a process makes its first finalizer. Reset, so that the next finalizer registers the exit function again.
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    # These were registered when they were imported, and are for what this process will make, too: the last one begins.
-    # multiprocessing's finalizers run only in the process that has made them, and its forks know no children either.
+    # The modules registered these when they were imported; this process needs them as well. They run in reverse order.
+    # multiprocessing runs a finalizer only in the process that made it, and its own forks start without children too.
     atexit.register(logging.shutdown)
     atexit.register(util._exit_function)  # type: ignore[attr-defined]
     process._children.clear()  # type: ignore[attr-defined]
-    # Of all that run before it waits for its children, the one that was made first runs last.
+    # Finalizers with a priority run before multiprocessing joins its children; the oldest of one priority runs last.
     util.Finalize(None, _kill_children, exitpriority=0)
 
 
 def _kill_children() -> None:
-    """An executor that nobody has shut down has some that wait for work: only ``threading`` would tell them to end.
+    """Kill children for which multiprocessing would wait forever.
 
-    `multiprocessing` would wait for them. Those that are daemons it ends itself.
+    The idle workers of an executor that nobody shut down are such children: only the exit functions of ``threading``,
+    which :func:`leave` does not run, would tell them to exit. `multiprocessing` terminates daemonic children itself.
     """
     for child in multiprocessing.active_children():
         if not child.daemon and child.pid is not None:
@@ -42,12 +46,12 @@ def _kill_children() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End a forked child as an interpreter would end, except for what belongs to the process it was copied from."""
+    """Exit a forked child with `code` after its exit functions; leave its parent's resources alone."""
     try:
         with suppress(BaseException):
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):
                 stream.flush()
-    finally:  # Whatever the process has been brought to raise: what it was copied from goes on behind this.
+    finally:  # Exit whatever is raised: returning from here would run the parent's code in the child.
         _exit(code)

@@ -1,4 +1,4 @@
-"""What the fork server imports ahead, and whether ranks may still be forked from it."""
+"""Modules and plugins that the fork server imports before it forks, and the check that it may still be forked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.rank.main
 
 
 def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
-    """Have pytest import its own, all installed and the `named` plugins, asserts rewritten as in any session.
+    """Run pytest in `directory`, to import its own, all installed and the `named` plugins with rewritten asserts.
 
-    `directory` is where it runs.
-
-    ``--version`` twice is the shortest run that loads them; conftests and ini files are the ranks' own business. Hooks
-    of third-party plugins are not called: what they do to the process (pytest-django blocks databases) would stay.
+    ``--version`` twice is the shortest run that loads plugins. The ranks read conftests and ini files themselves. Hooks
+    of third-party plugins are not called, because their effects on the process would remain (pytest-django blocks
+    databases).
     """
     import pytest
 
@@ -31,9 +30,9 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
     before = os.getcwd()
     os.chdir(directory)
     changed = {
-        # In a process of an MPI job: do not wait for the job's other processes.
+        # In a process of an MPI job, pytest-accel would otherwise wait for the job's other processes.
         environment_variable(LAUNCHER): "none",
-        # Its options may name files, which belong to the session; `named` has the plugins.
+        # The options may name files, which only the session may open. `named` contains their plugins.
         "PYTEST_ADDOPTS": "",
     }
     given = {name: os.environ.get(name) for name in changed}
@@ -54,10 +53,10 @@ def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
 
 
 def let_loggers_propagate(package: str) -> None:
-    """Have `package`'s records reach pytest's handlers through the root logger.
+    """Let all loggers of `package` propagate, so that their records reach pytest's handlers through the root logger.
 
-    pytest 9.2 attaches two handlers, three times a test, to each logger that does not propagate. torch has some forty,
-    which is half the time of a small test; what is captured is the same.
+    pytest 9.2 attaches two handlers to each logger that does not propagate, three times a test. torch has about forty
+    such loggers, which costs half the time of a small test. The captured records are the same.
     """
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == package and isinstance(logger, logging.Logger):
@@ -65,13 +64,16 @@ def let_loggers_propagate(package: str) -> None:
 
 
 def unfit() -> str | None:
-    """Why ranks must not be forked from this process, in words that follow "importing it"; None: they may be."""
+    """Return why ranks must not be forked from this process, or None if they may be.
+
+    The text continues a sentence that begins with "importing it".
+    """
     if psutil.Process().num_threads() > 1:
         return "starts threads"
     torch = sys.modules.get("torch")
     if torch is not None:
         names = ["cuda", "xpu", "hpu", "npu", "mlu", "musa"]
-        # Naming it initialises nothing; it may be one that only its own package knows.
+        # Asking for the current accelerator initialises nothing. It may be of a type that only another package knows.
         if (current := getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: None)()) is not None:
             names.append(current.type)
         for name in names:

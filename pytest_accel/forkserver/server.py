@@ -1,11 +1,11 @@
-"""The process that ranks are forked from.
+"""The fork server: the process from which ranks are forked.
 
-It has torch and pytest imported, one thread and no device runtime, so that a rank costs a fork. It is the subreaper of
-everything that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER), and when the controller goes away, however it goes,
-it kills what is left and removes the session's folder.
+The fork server has imported torch and pytest, and has one thread and no device runtime, so that starting a rank costs
+only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER). When the
+controller exits, for whatever reason, the fork server kills all remaining processes and removes the session's folder.
 
-`multiprocessing`'s own fork server is one a process and belongs to the code under test, which may set its preload or
-use it inside a rank; it also forks one process a request and warns of every orphan that it adopts.
+`multiprocessing` has a fork server too, but only one for each process. It belongs to the code under test, which may set
+its preload or use it inside a rank. It also forks one process a request, and warns of every orphan that it adopts.
 """
 
 from __future__ import annotations
@@ -53,38 +53,39 @@ from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 from pytest_accel.forkserver.standby import Sockets, Spares
 from pytest_accel.rank import run_ahead
-from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.rank_environment import HOST
 from pytest_accel.rank.role import Role
 
-_LOOK = 0.5
-"""Seconds between two looks at whether the controller is still there, while it cannot be heard."""
-_CALLS = 128
+_PARENT_CHECK_INTERVAL = 0.5
+"""Seconds between two checks that the parent still runs, while nobody reads the connection."""
+_BACKLOG = 128
 """Connections that may wait until a rank accepts them."""
 _UNFIT = 3
-"""Exit status by which a preloading server says that ranks must not be forked from it."""
+"""Exit status of a preloading server from which ranks must not be forked."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """The ranks of a world that have not been reaped."""
+    """The ranks of a world that the fork server has not yet reaped."""
 
     pids: dict[int, int] = field(default_factory=dict)
     """Rank by process id."""
     deadline: float | None = None
+    """Time at which the ranks are killed (`clock.monotonic`); None: they are not."""
 
 
 class _Server:
     def __init__(
         self, connection: Connection, spec: SessionSpec, controller: int, parent: int, always: frozenset[str]
     ) -> None:
-        """`always` are the modules that every fork server imports: torch, pytest, and what these import."""
+        """`always` are the modules that every fork server imports: torch, pytest and their dependencies."""
         self.connection = connection
         self.parent = parent
         self.pid = getpid()
-        """The process that serves, which the session's end is for: a copy of it that goes astray is none."""
+        """Process id of the serving process. Only this process cleans up the session, not a fork that escapes."""
         self.launched = parent != controller
-        """Whether a launcher has started this process, and ends it."""
+        """True if a launcher started this process and terminates it."""
         self.spec = spec
         self.worlds: dict[int, _Running] = {}
         self.preloading = False
@@ -93,7 +94,7 @@ class _Server:
         self._plugins_loaded = False
         self._spares = Spares(self._fork)
         self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
-        # What a test forked in the controller may hold the connection open for ever.
+        # A process that a test forked in the controller may keep the connection open forever, so EOF is not enough.
         self._controller_end = prctl.end_of(controller)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -105,7 +106,7 @@ class _Server:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Until the controller is gone."""
+        """Serve requests until the controller has exited."""
         self.catch_signals()
         self._preload(())
         with selectors.DefaultSelector() as selector:
@@ -115,7 +116,7 @@ class _Server:
                 if descriptor is not None:
                     selector.register(descriptor, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select(self._patience())}
+                ready = {key.fileobj for key, _ in selector.select(self._select_timeout())}
                 if self._controller_end in ready:
                     return
                 if self.shared_memory.descriptor in ready:
@@ -130,20 +131,21 @@ class _Server:
                         message = self.connection.recv()
                     except (EOFError, OSError):
                         return
-                    self._obey(message)
+                    self._handle(message)
                 self._spares.add_if_due()
 
     @property
     def ranks(self) -> dict[int, int]:
-        """The world of each rank, by its process id."""
+        """The world of each rank, by the rank's process id."""
         return {pid: number for number, world in self.worlds.items() for pid in world.pids}
 
-    def _patience(self) -> float | None:
+    def _select_timeout(self) -> float | None:
+        """Return the seconds until the next deadline, or None if there is none."""
         deadlines = [world.deadline for world in self.worlds.values() if world.deadline is not None]
         deadlines += [due for due in (self._spares.due, self.shared_memory.due) if due is not None]
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
-    def _obey(self, message: object) -> None:
+    def _handle(self, message: object) -> None:
         if isinstance(message, StartWorld):
             self._start(message.spec, message.port)
         elif isinstance(message, KillWorld):
@@ -157,8 +159,8 @@ class _Server:
         elif isinstance(message, KeepOut):
             self._keep_out(message.modules)
 
-    def _say(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # The controller is gone; serve() is about to notice.
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # The controller has exited; serve() is about to notice.
             self.connection.send(message)
 
     def _start(self, spec: WorldSpec, port: int | None) -> None:
@@ -170,21 +172,21 @@ class _Server:
             if spec.near:
                 pairs = run_ahead.receive(self.connection, spec.ranks) if spec.parted else run_ahead.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
-                listeners[rank] = unix_sockets.listen(socket_path(self.spec.directory, spec.world, rank), _CALLS)
+                listeners[rank] = unix_sockets.listen(socket_path(self.spec.directory, spec.world, rank), _BACKLOG)
             if spec.grouped and port is None:
                 store = reserve_port(spec.addresses[0] if spec.addresses else HOST)
                 port = store.getsockname()[1]
-            sockets = Sockets(listeners, pairs, None if port is None else Meeting(port, store))
+            sockets = Sockets(listeners, pairs, None if port is None else StorePort(port, store))
             for rank in listeners:
                 pid = self._spares.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
                 running.pids[pid] = rank
         except OSError:
             running.deadline = monotonic()
             self._kill_overdue()
-            self._say(StartFailed(spec.world, traceback.format_exc()))
+            self._send(StartFailed(spec.world, traceback.format_exc()))
         else:
-            self._say(WorldStarted(spec.world, tuple(running.pids), port))
-            # Elsewhere than on Linux, sockets that nobody has received yet may be lost with the sender's own.
+            self._send(WorldStarted(spec.world, tuple(running.pids), port))
+            # Not on other systems: there, a socket in transit may be lost when the sender closes its own copy.
             if sys.platform == "linux" and not self.launched:
                 self._spares.stock_up(len(listeners))
         finally:
@@ -192,8 +194,8 @@ class _Server:
                 held.close()
 
     def _fork(self, wait_for_role: Callable[[], Role]) -> int:
-        # What is imported here lives as long as the ranks: their collections need not walk through it, nor touch its
-        # pages (pytest alone collects five times when a session ends).
+        # Imported modules live as long as the ranks. Freezing keeps the ranks' garbage collections from walking through
+        # them and copying their pages (pytest alone collects five times when a session ends).
         gc.freeze()
         let_loggers_propagate("torch")
         server = os.getpid()
@@ -208,7 +210,7 @@ class _Server:
                 code = rank_module.run(self.spec, wait_for_role, self._installed, self.shared_memory)
             except BaseException:
                 traceback.print_exc()
-            finally:  # Also where there is no stream to print on: the server's code is not for this process.
+            finally:  # Also if print_exc() raises: the child must not go on in the server's code.
                 leave(code)
         return pid
 
@@ -218,7 +220,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if not self.launched:  # Else a rank is to end when the launcher ends the process group that it has made.
+        if not self.launched:  # A launcher terminates its process group, so launched ranks must stay in it.
             os.setsid()
         self.connection.close()
         self._spares.dismiss()
@@ -241,7 +243,7 @@ class _Server:
                     continue
                 rank = world.pids.pop(pid)
                 kill_group(pid)
-                self._say(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
+                self._send(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
                 if not world.pids:
                     del self.worlds[number]
                     shared_memory.remove(shared_memory_path(self.spec.directory, self.spec.server), self.worlds)
@@ -255,16 +257,22 @@ class _Server:
                     kill_tree(pid)
 
     def _keep_out(self, modules: Sequence[str]) -> None:
-        """End this process, and its original, if one of `modules` has been imported as the session does not."""
+        """Exit, so that a new server starts, if this one imported one of `modules` without the session's import hooks.
+
+        The process that forked this one to preload exits as well.
+        """
         for name in modules:
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and name not in self._always and loads_plainly(spec) and not self.worlds:
-                self._say(ImportedAhead(name))
+                self._send(ImportedAhead(name))
                 kill_descendants()
                 os._exit(0)
 
     def _preload(self, modules: Sequence[str]) -> None:
-        """Import `modules` in a copy of this process, which then serves in its place if it is still fit to fork."""
+        """Import `modules` in a fork of this process, which then serves in its place if it may still be forked.
+
+        If the imports start threads or a device runtime, the fork exits and this process continues to serve.
+        """
         if self.worlds:
             return  # The ranks must stay the children of the process that reaps them.
         if self.spec.bare:
@@ -287,8 +295,8 @@ class _Server:
         with ending_with(self.parent, self.spec):
             status = _wait_for(copy)
         if status != _UNFIT:
-            # The copy served until the controller went away, or it died and its ranks with it: the controller
-            # learns of that by the end of this process, and starts a server that does not preload.
+            # The fork served until the controller exited, or it died together with its ranks. In the second case the
+            # exit of this process makes the controller start a server that does not preload.
             kill_descendants()
             shared_memory.remove(shared_memory_path(self.spec.directory, self.spec.server))
             _exit(0)
@@ -299,7 +307,7 @@ class _Server:
             named = self.spec.plugins
             kept_out = [name for name in named if name.startswith("no:")]
             with self._installed.remembered():
-                published_packages()  # Cached: ranks ask which modules are plugins of others.
+                published_packages()  # Fills a cache for the ranks, which look up the plugins of installed packages.
                 self._try("pytest's plugins", lambda: load_plugins(self.spec.directory, kept_out))
                 if len(named) > len(kept_out):
                     self._try("the plugins that -p names", lambda: load_plugins(self.spec.directory, named))
@@ -310,10 +318,10 @@ class _Server:
         try:
             load()
         except BaseException as error:
-            # Not ours to judge: a rank that needs it will fail with the same error, in its own name.
-            self._say(ServerNote(f"preload: {name} could not be imported ({type(error).__name__}: {error})"))
+            # Not an error here: a rank that needs the module reports the same error itself.
+            self._send(ServerNote(f"preload: {name} could not be imported ({type(error).__name__}: {error})"))
         if (reason := unfit()) is not None:
-            self._say(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
+            self._send(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
             _exit(_UNFIT)
 
 
@@ -324,7 +332,10 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def reserve_port(address: str) -> socket.socket:
-    """A listening socket on a free port of `address`: held from now until the world ends, so nothing can take it."""
+    """Return a listening socket on a free port of `address`.
+
+    The world keeps the socket until it ends, so that no other process can take the port.
+    """
     held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     held.bind((address, 0))
     held.listen(1024)
@@ -340,18 +351,19 @@ def _wait_for(pid: int) -> int:
 
 @contextlib.contextmanager
 def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
-    """End this process and all that came from it when `parent` has ended, although nobody reads the connection.
+    """Exit with all descendants when `parent` exits, in a block in which nobody reads the connection.
 
-    A process is not told that its parent ends where that is one of several threads of it (prctl(2)).
+    A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
+    process (prctl(2)).
     """
 
-    def look(number: int, frame: object) -> None:
+    def check_parent(number: int, frame: object) -> None:
         if os.getppid() != parent:
             clean_up(spec)
             _exit(1)
 
-    before = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
+    before = signal.signal(signal.SIGALRM, check_parent)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_INTERVAL, _PARENT_CHECK_INTERVAL)
     try:
         yield
     finally:
@@ -360,7 +372,10 @@ def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
 
 
 def clean_up(spec: SessionSpec) -> None:
-    """Leave nothing of the session behind; the folder is for the driver's own server to remove, who reads in it."""
+    """Kill all descendants and remove the session's files in shared memory.
+
+    Remove the session's folder too, except in a server that shares it with the driver's own server, number 0.
+    """
     kill_descendants()
     shared_memory.remove(shared_memory_path(spec.directory, spec.server))
     if spec.server == 0 or spec.far:
@@ -368,7 +383,7 @@ def clean_up(spec: SessionSpec) -> None:
 
 
 def main(descriptor: int, controller: int) -> None:
-    """Serve `controller` on the socket `descriptor`; the :class:`SessionSpec` is in the file that is standard input."""
+    """Serve `controller` on the socket `descriptor`. Read the pickled :class:`SessionSpec` from standard input."""
     spec: SessionSpec = pickle.load(sys.stdin.buffer)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -377,15 +392,14 @@ def main(descriptor: int, controller: int) -> None:
 
 
 def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
-    """Serve `controller` on the socket `descriptor`. `parent` is this process's, which need not be the controller."""
+    """Serve `controller` on the socket `descriptor`. `parent` is this process's parent, perhaps not the controller."""
     connection = Connection(descriptor)
     prctl.become_subreaper()
-    # As gc.freeze's documentation advises for a process that others are forked from. Importing torch takes a seventh
-    # less time, too.
+    # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
     gc.disable()
-    # Shared by all ranks: what a killed rank leaves in shared memory is then removed when the session ends.
+    # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     resource_tracker.ensure_running()
-    # OpenBLAS starts its threads when it is loaded, and a process with threads must not be forked.
+    # OpenBLAS starts threads when it is loaded, and a process with threads must not be forked.
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ending_with(parent, spec):
@@ -408,4 +422,4 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     finally:
         if getpid() == server.pid:
             clean_up(spec)
-        _exit(code)  # Taking the interpreter apart, torch in it, takes longer than the rest of the session's end.
+        _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.

@@ -1,4 +1,4 @@
-"""The controller's end of the fork server: starts it, speaks to it, and sees it end."""
+"""The controller's client of the fork server: starts it, exchanges messages with it, and notices its exit."""
 
 from __future__ import annotations
 
@@ -22,35 +22,37 @@ from pytest_accel.core.messages import SessionSpec, StartWorld
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.rank.coverage import unmeasured
 
-_END_PATIENCE = 10.0
+_STOP_TIMEOUT = 10.0
+"""Seconds that a stopped server has to exit before it is killed."""
 
 
 class ServerProcess(Protocol):
-    """The process of a fork server, which may be another process's child."""
+    """The process of a fork server, which may be the child of another process."""
 
     lost: bool
-    """Whether its machine has been cut off."""
+    """True if the connection to its machine is lost."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
 
     def kill_tree(self) -> None:
-        """End it at once, and all that came from it."""
+        """Kill the process and all its descendants."""
 
-    def wait(self, patience: float | None) -> bool:
-        """Whether it has ended, within `patience` seconds; None: as long as it takes."""
+    def wait(self, timeout: float | None) -> bool:
+        """Return True once the process has exited, False after `timeout` seconds. None: wait without a limit."""
 
 
 Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
-"""Starts a fork server that serves a session on its end of a connection. The socket is the caller's to close."""
+"""Function that starts a fork server for a session, given the server's end of a connection. The caller closes it."""
 
 
 class OwnServer:
-    """A fork server that is this process's child."""
+    """A fork server that is a child of this process."""
 
     lost = False
 
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
+        """Start the server with `environment`; it serves on the socket `end`."""
         source = f"from pytest_accel.forkserver.server import main; main({end.fileno()}, {os.getpid()})"
         with open(server_log_path(spec.directory, spec.server), "wb") as log, tempfile.TemporaryFile() as given:
             given.write(pickle.dumps(spec))
@@ -62,7 +64,7 @@ class OwnServer:
                 stdout=log,
                 stderr=log,
                 env={**unmeasured(environment), MARK: spec.directory},
-                start_new_session=True,  # A Ctrl-C at the terminal is the driver's to hear.
+                start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
     def kill(self) -> None:
@@ -71,30 +73,31 @@ class OwnServer:
     def kill_tree(self) -> None:
         kill_tree(self.process.pid)
 
-    def wait(self, patience: float | None) -> bool:
+    def wait(self, timeout: float | None) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience)
+            self.process.wait(timeout)
             return True
         return False
 
 
 def interpreter(spec: SessionSpec, source: str) -> list[str]:
-    """The command that runs `source` in a Python like this one, with the session's path."""
-    # `subprocess` keeps its function for handing on -W, -X and the like to itself; multiprocessing uses it too.
+    """Return the command that runs `source` in a Python with the flags of this one and the session's ``sys.path``."""
+    # The private function passes on -W, -X and similar flags. `subprocess` has no public one; multiprocessing uses it.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", f"import sys; sys.path[:] = {list(spec.sys_path)!r}\n{source}"]
 
 
 def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
-    """A fork server in this process's environment."""
+    """Start a fork server as a child of this process, with its environment."""
     return OwnServer(spec, end, os.environ)
 
 
 class Starter:
-    """A running fork server.
+    """A running fork server, started by this object.
 
-    `on_event` gets each of its messages, and `on_end` its end, whatever the cause; both in this object's thread. Where
-    one of them raises, the thread ends, and `on_failure` gets the traceback: nobody listens to the server from then on.
+    A thread of this object calls `on_event` with each message of the server, `on_tick` after each second without one,
+    and `on_end` once the server has exited, whatever the cause. If one of these callbacks raises, the thread calls
+    `on_failure` with the traceback and ends: nothing receives the server's messages from then on.
     """
 
     def __init__(
@@ -106,9 +109,9 @@ class Starter:
         on_failure: Callable[[str], None],
         spawn: Spawn = spawn_here,
     ) -> None:
-        ensure_own_folder(spec.directory)  # A server that has crashed has removed it.
+        ensure_own_folder(spec.directory)  # An earlier server may have removed the folder when it crashed.
         ours, theirs = socket.socketpair()
-        ours.setblocking(True)  # Whatever default timeout the tests have set.
+        ours.setblocking(True)  # Tests may have set a default timeout for sockets.
         theirs.setblocking(True)
         with theirs:
             self._process = spawn(spec, theirs)
@@ -123,11 +126,11 @@ class Starter:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Its number where its machine has been cut off."""
+        """The server's number, if the connection to its machine is lost; else empty."""
         return frozenset({self._number} if self._process.lost else ())
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Raises nothing: where the server has ended, `on_end` says so. `descriptors` go with the message."""
+        """Send `message` and file `descriptors`. Never raise: if the server has exited, `on_end` is called."""
         with self._sending, contextlib.suppress(OSError):
             self._used = self._used or isinstance(message, StartWorld)
             self._connection.send(message)
@@ -135,17 +138,17 @@ class Starter:
                 send_descriptors(self._connection, descriptors)
 
     def kill(self) -> None:
-        """End a server that does not answer; `on_end` follows."""
+        """Kill a server that does not answer. `on_end` is called as soon as it has exited."""
         self._process.kill()
 
     def stop(self) -> None:
-        """End the server, which ends every process that came from it."""
+        """Stop the server, which kills all its descendants, and wait for its exit."""
         if not self._used:
-            self._process.kill_tree()  # It may still be importing, which nobody needs to wait for.
+            self._process.kill_tree()  # The server may still be importing; do not wait for that.
         # Not close(): the thread may be waiting on the descriptor.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
-        if not self._process.wait(_END_PATIENCE):
+        if not self._process.wait(_STOP_TIMEOUT):
             self._process.kill()
             self._process.wait(None)
         if threading.current_thread() is not self._thread:
@@ -154,11 +157,11 @@ class Starter:
 
     def _listen(self) -> None:
         try:
-            self._attend()
+            self._receive_messages()
         except BaseException:
             self._on_failure(f"the thread that listens to the fork server has ended with an error:\n{format_exc()}")
 
-    def _attend(self) -> None:
+    def _receive_messages(self) -> None:
         on_event, on_end, on_tick = self._callbacks
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Several fork servers that serve as one: a world's ranks come one from each, as under a launcher."""
+"""Several fork servers that serve as one, as under a launcher: each server forks some of a world's ranks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ from pytest_accel.rank import run_ahead
 
 @dataclass(slots=True)
 class _Starting:
-    """A world whose ranks are not all there."""
+    """A world whose ranks have not all been forked yet."""
 
     spec: WorldSpec
-    told: list[int]
-    """The servers that have been told of it; the others wait for the port of its store."""
+    requested: list[int]
+    """The servers that have been sent `StartWorld`; for the others, the port of the world's store is needed first."""
     pairs: list[tuple[socket.socket, socket.socket]]
-    """The ranks' ways to each other, until each server has them."""
+    """The sockets between the ranks (`run_ahead.connect`), kept open until each server has them."""
     pids: dict[int, int] = field(default_factory=dict)
-    """By rank."""
+    """Process id by rank."""
 
     def ranks_of(self, server: int) -> list[int]:
         return [rank for rank in range(self.spec.ranks) if self.spec.server_of(rank) == server]
 
 
 class Servers:
-    """Has the face of a :class:`Starter`. Where one server ends, all end: none is of use without the others."""
+    """Several fork servers with the interface of one :class:`Starter`.
+
+    If one server exits, the others are killed, because a world needs all of them.
+    """
 
     def __init__(
         self,
@@ -53,14 +56,17 @@ class Servers:
         on_failure: Callable[[str], None],
         numbers: Sequence[int] = (),
     ) -> None:
-        """`lock` is the owner's, who holds it when it calls, but for :meth:`stop`. `numbers`: if not 0, 1, ..."""
+        """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`.
+
+        `numbers` are the servers' numbers; empty: 0, 1, ...
+        """
         self._lock = lock
         self._on_event = on_event
         self._on_end = on_end
         self._starting: dict[int, _Starting] = {}
         self._ended: set[int] = set()
         self._starters: dict[int, Starter] = {}
-        """In their order, by number."""
+        """By number, in the order of the servers."""
         for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
             tick = _nothing if self._starters else on_tick
             one = replace(spec, server=number)
@@ -69,40 +75,41 @@ class Servers:
 
     @property
     def lost(self) -> frozenset[int]:
-        """The numbers of those whose machines have been cut off."""
+        """The numbers of the servers with a lost connection to their machine."""
         return frozenset().union(*(starter.lost for starter in self._starters.values()))
 
     def send(self, message: object) -> None:
-        """Raises nothing: where a server has ended, `on_end` says so."""
+        """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called."""
         if isinstance(message, StartWorld):
             self._start(message.spec)
             return
         for starter in self._starters.values():
-            starter.send(message)  # Who does not have the world lets the message pass.
+            starter.send(message)  # A server without ranks of the world ignores the message.
         if isinstance(message, KillWorld):
-            self._forget(message.world)
+            self._report_unstarted(message.world)
 
     def kill(self) -> None:
-        """End servers that do not answer; `on_end` follows."""
+        """Kill servers that do not answer. `on_end` is called as soon as all have exited."""
         for starter in self._starters.values():
             starter.kill()
 
     def stop(self) -> None:
-        """End the servers, and with them every process that came from one; the first removes the session's folder."""
+        """Stop the servers, which kill all their descendants."""
+        # The first server is stopped last, since it removes the session's folder.
         for starter in reversed(self._starters.values()):
             starter.stop()
 
     def _start(self, spec: WorldSpec) -> None:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
-        # Rank 0 keeps the store, so its server opens the port that the others are told.
-        told = [spec.server_of(0)] if spec.grouped else servers
+        # Rank 0 serves the store, so its server opens the port first; the other servers are sent that port.
+        requested = [spec.server_of(0)] if spec.grouped else servers
         starting = self._starting[spec.world] = _Starting(
-            spec, told, run_ahead.connect(spec.ranks) if spec.parted else []
+            spec, requested, run_ahead.connect(spec.ranks) if spec.parted else []
         )
-        for server in told:
-            self._tell(server, starting, None)
+        for server in requested:
+            self._request(server, starting, None)
 
-    def _tell(self, server: int, starting: _Starting, port: int | None) -> None:
+    def _request(self, server: int, starting: _Starting, port: int | None) -> None:
         descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
         self._starters[server].send(StartWorld(starting.spec, port), descriptors)
 
@@ -119,30 +126,31 @@ class Servers:
     def _started(self, server: int, message: WorldStarted) -> None:
         starting = self._starting.get(message.world)
         if starting is None:
-            return  # It has been ended meanwhile.
+            return  # The world has been killed meanwhile.
         spec = starting.spec
         starting.pids.update(zip(starting.ranks_of(server), message.pids, strict=True))
         for rank in range(spec.ranks):
-            if (other := spec.server_of(rank)) not in starting.told:
-                starting.told.append(other)
-                self._tell(other, starting, message.port)
+            if (other := spec.server_of(rank)) not in starting.requested:
+                starting.requested.append(other)
+                self._request(other, starting, message.port)
         if len(starting.pids) == spec.ranks:
             self._drop(spec.world)
             self._on_event(WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks))))
 
     def _drop(self, world: int) -> _Starting | None:
+        """Remove and return a starting world, and close the sockets between its ranks; None if it is not starting."""
         starting = self._starting.pop(world, None)
         for end in chain.from_iterable(starting.pairs if starting is not None else ()):
             end.close()
         return starting
 
-    def _forget(self, world: int) -> None:
-        """Ranks that are not going to be count as killed."""
+    def _report_unstarted(self, world: int) -> None:
+        """Report the ranks of a killed world that no server was asked to start as killed."""
         starting = self._drop(world)
         if starting is None:
             return
         for rank in range(starting.spec.ranks):
-            if starting.spec.server_of(rank) not in starting.told:
+            if starting.spec.server_of(rank) not in starting.requested:
                 self._on_event(RankExited(world, rank, -signal.SIGKILL))
 
     def _end(self, server: int) -> None:

@@ -1,7 +1,8 @@
-"""Processes that wait to become ranks, so that a world need not wait for a fork and for pytest to load its own plugins.
+"""Spares: forked processes that wait to become ranks.
 
-They have what the fork server has imported, and have seen nothing of the environment that makes a process a rank: no
-other plugin has been registered, no conftest read. A rank that was a spare is as new as any.
+A world with spares starts faster: it does not wait for a fork, nor for pytest to load its own plugins. A spare has only
+the fork server's imports and pytest's own plugins. It has not registered other plugins, read a conftest, or set the
+environment of a rank, so a rank that was a spare is in the same state as a newly forked one.
 """
 
 from __future__ import annotations
@@ -22,58 +23,64 @@ import psutil
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.messages import WorldSpec
-from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
 from pytest_accel.rank.run_ahead import Peers, ends_of, take
 
 _FEWEST, _MOST = 2, 8
-_REST = 0.1
-"""Seconds after which spares are made: the ranks of the world that has been started are not kept from the processor."""
+_DELAY = 0.1
+"""Seconds between the start of a world and the forks of spares, which would slow down the start of its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """What the fork server holds of a world that it starts."""
+    """The sockets that the fork server opens for a world and passes to its ranks."""
 
     listeners: dict[int, socket.socket]
+    """By rank: the socket on which it accepts drivers."""
     pairs: Sequence[tuple[socket.socket, socket.socket]]
-    meeting: Meeting | None
+    """The sockets between the ranks (`run_ahead.connect`)."""
+    store_port: StorePort | None
 
     def role(self, spec: WorldSpec, rank: int) -> Role:
-        """That of `rank`, in a process which has inherited all of it, and keeps what is its own."""
+        """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.meeting)
+        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.store_port)
 
 
 class Spares:
     """The spares of a fork server."""
 
     def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
-        """`fork` makes a process that becomes a rank once the function it is given has said which."""
+        """`fork` forks a process, which calls the given function to wait for its role, and returns the process id."""
         self.due: float | None = None
-        """When one is to be made (`clock.monotonic`); None: not before the next world."""
+        """Time at which the next spare is to be forked (`clock.monotonic`); None: not before the next world."""
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
         self._missing = 0
-        """How many are still to be made; one that cannot be made, or dies, is not made once more."""
+        """Number of spares still to be forked. A fork that fails is not retried, and a dead spare is not replaced."""
         self._worlds = 0
+        """Number of worlds that this server has started."""
 
     def stock_up(self, ranks: int) -> None:
-        """A world of so many `ranks` has been started: have as many spares, if it is not this server's first one."""
+        """Plan the spares for the next world, after one with this number of `ranks` has started.
+
+        Plan none after the server's first world: many sessions need only one.
+        """
         self._worlds += 1
         if self._worlds > 1:
             self._missing = max(_FEWEST, min(ranks, _MOST)) - len(self._waiting)
-            self.due = monotonic() + _REST
+            self.due = monotonic() + _DELAY
 
     def add_if_due(self) -> None:
-        """Make one, if it is time to; nothing depends on whether that succeeds."""
+        """Fork one spare, if it is time to. A failure is ignored: worlds start without spares, too."""
         if self.due is None or monotonic() < self.due:
             return
         if self._missing > 0:
             self._missing -= 1
-            with suppress(OSError):  # As where there may be no more processes.
+            with suppress(OSError):  # For example, the limit of processes is reached.
                 self._add()
         else:
             self.due = None
@@ -91,58 +98,61 @@ class Spares:
             theirs.close()
 
     def give(self, spec: WorldSpec, rank: int, sockets: Sockets) -> int | None:
-        """Have one of them be `rank`; its process id, or None where there is none."""
-        meeting = sockets.meeting
-        held = meeting.listening if meeting is not None and rank == 0 else None
+        """Make a spare the rank `rank`; return its process id, or None if there is no spare."""
+        store_port = sockets.store_port
+        held = store_port.listening if store_port is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
-        said = (spec, rank, len(ends), None if meeting is None else meeting.port, held is not None)
+        role = (spec, rank, len(ends), None if store_port is None else store_port.port, held is not None)
         while self._waiting:
-            pid: int = next(iter(self._waiting))  # It has waited longest: pytest has loaded what it can.
+            pid: int = next(
+                iter(self._waiting)
+            )  # The oldest spare, in which pytest has most likely loaded its plugins.
             connection = self._waiting.pop(pid)
             if _is_stopped(pid):
                 os.kill(pid, signal.SIGKILL)
                 connection.close()
                 continue
-            # In a file, which is there at once: a process that does not read must not keep this one from its work.
+            # Sending the role in a file does not block: a spare that does not read must not stop the server.
             with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
-                pickle.dump(said, file)
+                pickle.dump(role, file)
                 file.flush()
-                # It may have died, or be sent more than goes into a message.
+                # Raises OSError if the spare has died, or if there are more descriptors than one message can hold.
                 fd_passing.send(connection, [file.fileno()])
                 fd_passing.send(connection, [end.fileno() for end in ends])
                 return pid
         return None
 
     def forget(self, pid: int) -> None:
-        """A process has ended, which may have been one of them."""
+        """Remove the exited process `pid` from the spares; no-op if it is none."""
         if (connection := self._waiting.pop(pid, None)) is not None:
             connection.close()
 
     def dismiss(self) -> None:
-        """Have them end; in a copy of this process, let go of them."""
+        """Close the connections to all spares, which then exit. A fork of the server closes its copies only."""
         for connection in self._waiting.values():
             connection.close()
         self._waiting.clear()
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal (SIGSTOP) or a debugger has stopped the process, which would not start its world."""
+    """Return whether a signal (SIGSTOP) or a debugger has stopped the process. A stopped spare cannot become a rank."""
     with suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
 
 def _receive(connection: Connection) -> Role:
+    """Wait for this spare's role; exit if the server closes the connection."""
     with connection:
         try:
-            [told] = fd_passing.receive(connection, 1)
-            with open(told, "rb") as file:
-                file.seek(0)  # Both processes have the sender's position.
+            [descriptor] = fd_passing.receive(connection, 1)
+            with open(descriptor, "rb") as file:
+                file.seek(0)  # The descriptor shares the sender's file position, which is at the end.
                 spec, rank, count, port, holds = pickle.load(file)
             ends = [socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, count)]
         except (EOFError, OSError):
-            _exit(0)  # It is not wanted any more.
+            _exit(0)
     held = ends.pop() if holds else None
     listener, *others = ends
-    meeting = None if port is None else Meeting(port, held)
-    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), meeting)
+    store_port = None if port is None else StorePort(port, held)
+    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), store_port)

@@ -1,4 +1,4 @@
-"""Files that hold what pytest has captured in a rank, and outlive the rank."""
+"""Files with the output and log records that pytest captures in a rank. The driver reads them if the rank dies."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from pytest_accel.core.truncation import read_cut
 _open = open  # A test may replace it.
 
 Section = tuple[str, str]
-"""Headline and text, as in a report of pytest's."""
+"""Headline and text, as in pytest's reports."""
 
-_RUNNING = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
-"""pytest's names of what it captures in a phase, in the order in which it shows them."""
+_PATHS = {"stdout": stdout_path, "stderr": stderr_path, "log": captured_log_path}
+"""Path of each file by pytest's name of the captured output, in the order in which pytest shows them."""
 
 
-class Captured:
-    """The files of one rank, as the rank writes them. A test that prints and logs nothing costs nothing."""
+class CapturedOutput:
+    """The files of one rank, which writes them. A test that prints and logs nothing costs nothing."""
 
     def __init__(self, directory: str, world: int, rank: int) -> None:
-        self._paths = {name: path(directory, world, rank) for name, path in _RUNNING.items()}
+        self._paths = {name: path(directory, world, rank) for name, path in _PATHS.items()}
         self._log = _Copy(self._paths["log"])
-        self._passed = _Copy(captured_path(directory, world, rank))
+        self._passed_phases = _Copy(captured_path(directory, world, rank))
 
     def open(self, config: pytest.Config) -> None:
-        """Have pytest capture into the files, at a time when its capture is suspended."""
+        """Make pytest capture into the files. Call this while its capture is suspended."""
         for name, stream in captured_streams(config).items():
             if hasattr(stream, "getvalue"):
                 _copy(stream, _Copy(self._paths[name]))
             else:
-                _give_name(stream.fileno(), self._paths[name])
+                _replace_with_named_file(stream.fileno(), self._paths[name])
         if (handler := captured_log(config)) is not None:
             handler.setFormatter(_CopyingFormatter(handler.formatter or logging.Formatter(), self._log))
 
     def begin(self) -> None:
-        """Empty the file of the test before."""
-        self._passed.clear()
+        """Empty the file that has the previous test's passed phases."""
+        self._passed_phases.clear()
 
     def end_phase(self) -> None:
-        """Empty the file of log records; pytest empties the others."""
+        """Empty the file of log records. pytest truncates the other files itself."""
         self._log.clear()
 
     def keep(self, sections: Sequence[Section]) -> None:
-        """Write down the `sections` of the phases that have passed, which are reported when the test has ended."""
+        """Save the `sections` of the phases that have passed, since the rank reports them only when the test ends."""
         if sections:
-            self._passed.clear()
-            self._passed.add(dumps(sections))
+            self._passed_phases.clear()
+            self._passed_phases.add(dumps(sections))
 
 
 def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
-    """Return the sections of a rank that has ended in phase `when`."""
+    """Return the sections of a rank that exited in phase `when`."""
     found: list[Section] = []
     with suppress(OSError, ValueError), open(captured_path(directory, world, rank), "rb") as file:
         found += [(str(name), str(text)) for name, text in load(file)]
-    for name, path in _RUNNING.items():
+    for name, path in _PATHS.items():
         with suppress(OSError):
             if text := read_cut(path(directory, world, rank)):
                 found.append((f"Captured {name} {when}", text))
@@ -72,14 +72,14 @@ def read(directory: str, world: int, rank: int, when: When) -> list[Section]:
 
 
 class _Copy:
-    """A file for text that is held in memory too. It is not kept open: a test may close every descriptor."""
+    """A file with a copy of text that is also in memory. It is not kept open: a test may close every descriptor."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._filled = False
 
     def add(self, text: str) -> None:
-        """Append `text`. A full disk is no failure of the test: the copy is read only if the rank ends."""
+        """Append `text`. Ignore errors such as a full disk: the copy is needed only if the rank dies."""
         self._filled = True
         with suppress(OSError), _open(self._path, "ab") as file:
             file.write(text.encode(errors="replace"))
@@ -93,7 +93,7 @@ class _Copy:
 
 
 def _copy(stream: Any, copy: _Copy) -> None:
-    """Have `copy` hold what `stream` holds: pytest reads it and truncates it when a phase ends."""
+    """Mirror the in-memory `stream` in `copy`. pytest reads and truncates the stream at the end of a phase."""
     write_one, truncate_one = stream.write, stream.truncate
 
     def write_both(text: str) -> int:
@@ -108,8 +108,8 @@ def _copy(stream: Any, copy: _Copy) -> None:
     stream.write, stream.truncate = write_both, truncate_both
 
 
-def _give_name(descriptor: int, path: str) -> None:
-    """Have `descriptor` be that of a file `path` of the same content."""
+def _replace_with_named_file(descriptor: int, path: str) -> None:
+    """Make `descriptor` refer to a new file `path` with the same content."""
     named = open_descriptor(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0o600)
     write(named, pread(descriptor, fstat(descriptor).st_size, 0))
     dup2(named, descriptor, inheritable=False)
@@ -117,7 +117,7 @@ def _give_name(descriptor: int, path: str) -> None:
 
 
 class _CopyingFormatter(logging.Formatter):
-    """Formats as another formatter does, and copies each line."""
+    """Formatter that delegates to another one, and appends each formatted record to a copy."""
 
     def __init__(self, original: logging.Formatter, copy: _Copy) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The collectives that each rank has entered, who has not reached one, and which differ from rank to rank: pure.
+"""Analysis of the ranks' collectives: those that a rank has not reached, and those that differ between ranks.
 
-Read from the records of torch's flight recorder.
+The input are the records of torch's flight recorder. The functions are pure.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_GROUP = "default_pg"
-"""torch's description of the default process group, which stands for the group's name here."""
+"""torch's description of the default process group, used here as the group's name."""
 
 _TYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
 }  # fmt: skip
-"""c10's names of types, and those of `torch.dtype`."""
+"""Name of a `torch.dtype` by c10's name of the type."""
 
 _OF_ONE_SHAPE = frozenset(
     ("all_reduce", "reduce", "_reduce_oop", "broadcast", "_broadcast_oop", "_all_gather_base", "_reduce_scatter_base")
 )
-"""Operations whose input has the same shape on every rank. Others allow uneven ones, or an input of one rank alone."""
+"""Operations whose input must have the same shape on every rank.
+
+Other operations allow different shapes, or take an input from one rank only.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +35,20 @@ class Collective:
     group: str
     """The group's name, or `DEFAULT_GROUP`."""
     number: int
-    """As the group counts them, from 1."""
+    """The sequence number of the collective in its group, from 1."""
     operation: str
-    """``all_reduce``."""
+    """For example ``all_reduce``."""
     types: tuple[str, ...]
-    """The types of the input tensors: ``float32``."""
+    """The types of the input tensors, for example ``float32``."""
     shapes: tuple[tuple[int, ...], ...]
+    """The shapes of the input tensors."""
     done: bool
     members: tuple[int, ...] = ()
-    """The ranks of the group; empty where they are not known."""
+    """The ranks of the group; empty if unknown."""
 
     @property
     def tensors(self) -> str:
-        """The input: ``float32[1024]``, with commas between several."""
+        """The types and shapes of the input tensors, such as ``float32[1024]``, separated by commas."""
         each = zip(self.types, self.shapes, strict=False)
         return ", ".join(f"{kind}[{', '.join(map(str, shape))}]" for kind, shape in each)
 
@@ -59,7 +63,7 @@ Record = Mapping[str, Mapping[int, Collective]]
 
 
 def group_label(*names: str) -> str:
-    """Return what a message calls the process groups `names`."""
+    """Return the text by which a message refers to the process groups `names`."""
     others = ", ".join(sorted(name for name in names if name != DEFAULT_GROUP))
     labels = ["the default process group"] if DEFAULT_GROUP in names else []
     if others:
@@ -68,30 +72,30 @@ def group_label(*names: str) -> str:
 
 
 def read_record(record: bytes) -> dict[str, dict[int, Collective]]:
-    """Return the collectives that a rank remembers, by group and number; empty for what is no record."""
+    """Return the collectives in a rank's `record`, by group and number; empty if the record is not valid."""
     try:
-        told = json.loads(record)
-        entries, members, numbers = told["entries"], told.get("members", {}), told.get("numbers", {})
+        data = json.loads(record)
+        entries, members, numbers = data["entries"], data.get("members", {}), data.get("numbers", {})
         found: dict[str, dict[int, Collective]] = {}
         for entry in entries:
-            # Under TORCH_DISTRIBUTED_DEBUG=DETAIL neither a group nor the helper that checks it is named.
+            # With TORCH_DISTRIBUTED_DEBUG=DETAIL, entries of a group and of the helper that checks it have no name.
             if entry["is_p2p"] or not entry["process_group"][0]:
                 continue
             one = _collective(entry, members)
-            so_far = found.setdefault(one.group, {})
-            if so_far and one.number < max(so_far):
-                so_far.clear()  # Of an earlier group of this name, which has been destroyed.
-            so_far[one.number] = one
-        for group, number in numbers.items():
-            if any(one > number for one in found.get(group, ())):
-                del found[group]
+            of_group = found.setdefault(one.group, {})
+            if of_group and one.number < max(of_group):
+                of_group.clear()  # These belong to an earlier group of this name, which has been destroyed.
+            of_group[one.number] = one
+        for group, issued in numbers.items():
+            if any(number > issued for number in found.get(group, ())):
+                del found[group]  # Entries of an earlier group of this name.
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError):
         return {}
     return found
 
 
 def place_in(record: bytes) -> str:
-    """Return where the rank was when it wrote its `record`; empty where that is not known."""
+    """Return the place in the code at which the rank wrote its `record`; empty if unknown."""
     try:
         return str(json.loads(record).get("place", ""))
     except (ValueError, AttributeError):
@@ -99,10 +103,10 @@ def place_in(record: bytes) -> str:
 
 
 def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
-    """Return lines about the groups in which a rank waits; `places` says where ranks are, if that is known.
+    """Return lines that describe each group in which a rank waits. `places` has the ranks' known places in the code.
 
-    A group whose members are not known is taken to have the ranks that have ever entered a collective of it. Of a rank
-    without a record, such as a dead one, the lines say that it is not known.
+    If the members of a group are unknown, they are assumed to be the ranks that have entered a collective of it. The
+    lines say "unknown" about a rank without a record, such as a dead one.
     """
     lines: list[str] = []
     for group in sorted({group for record in records.values() for group in record}):
@@ -113,7 +117,7 @@ def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[st
             continue
         where = "" if group == DEFAULT_GROUP else f" of {group_label(group)}"
         lines += _difference(entered, where)
-        # The rank that has gone furthest waits for all others.
+        # The collective with the highest number is the one in which a rank waits for all others.
         number = max(one.number for one in waiting.values())
         inside: dict[Collective, list[int]] = {}
         for rank, one in waiting.items():
@@ -122,10 +126,10 @@ def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[st
         members = next((one.members for one in last.values() if one.members), tuple(last))
         missing = [rank for rank in members if rank in records and (rank not in last or last[rank].number < number)]
         unknown = [rank for rank in members if rank not in records]
-        all_there = "; all ranks of the group have reached it"
+        complete = not missing and not unknown and len(inside) == 1
+        suffix = "; all ranks of the group have reached it" if complete else ""
         for one, ranks in inside.items():
-            alone = not missing and not unknown and len(inside) == 1
-            lines.append(f"{_ranks(ranks)} in {one}{where}{all_there if alone else ''}")
+            lines.append(f"{_ranks(ranks)} in {one}{where}{suffix}")
         wanted = f"{next(iter(inside)).operation} #{number}"
         for rank in missing:
             before = f"{last[rank].operation} #{last[rank].number}" if rank in last else "none"
@@ -138,7 +142,7 @@ def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[st
 
 
 def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> list[str]:
-    """Return lines about the first collective that was not the same on all ranks that have entered it; else none."""
+    """Return lines about the first collective that the ranks called with different operations, shapes or types."""
     for number in sorted({number for found in entered.values() for number in found}):
         ones = {rank: found[number] for rank, found in sorted(entered.items()) if number in found}
         operations = {one.operation for one in ones.values()}
@@ -150,7 +154,7 @@ def _difference(entered: Mapping[int, Mapping[int, Collective]], where: str) -> 
         (operation,) = operations
         differ = {
             "shapes": operation in _OF_ONE_SHAPE and len({one.shapes for one in ones.values()}) > 1,
-            # One rank alone may have an input (scatter).
+            # Some operations, such as scatter, have an input on one rank only.
             "types": len({one.types for one in ones.values() if one.types}) > 1,
         }
         if any(differ.values()):

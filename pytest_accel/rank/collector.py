@@ -1,6 +1,6 @@
-"""The tests of a rank: a file is collected when one of its tests is first asked for.
+"""The tests of a rank. A file is collected when the driver first requests one of its tests.
 
-A plugin of the rank's pytest session, whose own collection finds nothing.
+The collector is a plugin of the rank's pytest session, which collects nothing when it starts.
 """
 
 from __future__ import annotations
@@ -20,58 +20,60 @@ from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_f
 
 
 class NotCollected(Exception):
-    """The file of a test could not be collected in this rank; the message says what went wrong, ready to be shown."""
+    """The file of a test could not be collected in this rank. The message is the text for the report."""
 
 
 class FileSkipped(Exception):
-    """The file of a test was skipped as a whole where it was imported."""
+    """The file of a test was skipped as a whole (``pytest.skip(allow_module_level=True)``, ``importorskip``)."""
 
     def __init__(self, longrepr: Any) -> None:
         super().__init__(longrepr)
         self.longrepr = longrepr
-        """Path, line and reason, as in a report of pytest's."""
+        """Path, line and reason, as in pytest's reports."""
 
 
-class Catalogue:
-    """Finds tests, and keeps account of what stays set up from one to the next."""
+class RankCollector:
+    """Collects and finds tests, and tracks the fixtures and collectors that stay set up between two tests."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
-        """What went wrong in collecting."""
+        """Errors of the last collection, and internal errors of pytest."""
         self.activity = 0
-        """How often code of the suite has run outside of a test: in collecting, or in a teardown out of turn."""
+        """How often code of the suite has run outside of a test: in a collection, or in a late teardown."""
         self._skipped: dict[str, Any] = {}
+        """Reason by node id of a collector that was skipped in the last collection."""
         self._collected: list[pytest.Item] = []
-        self._directories: dict[Path, pytest.Collector] = {}
-        self._opened: set[Path] = set()
-        """Directories that have been collected."""
+        self._directory_nodes: dict[Path, pytest.Collector] = {}
+        self._collected_directories: set[Path] = set()
         self._files: dict[str, dict[tuple[str, ...], pytest.Item]] = {}
-        self._left: tuple[pytest.Item, list[Any]] | None = None
-        self._only: Path | None = None
-        """The file to collect, where pytest is given a folder that holds it."""
+        """The tests of each collected file, by the names of their nodes."""
+        self._kept_setup: tuple[pytest.Item, list[Any]] | None = None
+        """The test that is expected next, and the collectors that stay set up for it."""
+        self._only_file: Path | None = None
+        """The file to collect, if pytest is given a folder that contains it; else None."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """One node for a directory in all collections: since pytest 9.1 its conftest's fixtures hang on the node."""
-        made = yield
-        return made if made is None else self._directories.setdefault(path, made)
+        """Use one node for a directory in all collections: since pytest 9.1, it owns the fixtures of its conftest."""
+        node = yield
+        return node if node is None else self._directory_nodes.setdefault(path, node)
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         if isinstance(collector, pytest.Session):
             rewrite_asserts_of_initial_files(collector)
         elif isinstance(collector, pytest.Directory):
-            self._opened.add(collector.path)
+            self._collected_directories.add(collector.path)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out all but the wanted file, where pytest is given a folder that holds it."""
-        if self._only is None:
+        """Ignore all other files, if pytest is given a folder that contains the file to collect."""
+        if self._only_file is None:
             return None
-        return collection_path != self._only and collection_path not in self._only.parents
+        return collection_path != self._only_file and collection_path not in self._only_file.parents
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        self._collected = list(items)  # Before -k, --lf and others deselect: the driver has made that choice.
+        self._collected = list(items)  # Before -k and others deselect tests: the driver has selected them already.
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -80,9 +82,10 @@ class Catalogue:
             self._skipped[report.nodeid] = report.longrepr
 
     def find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
-        """The test `node`.
+        """Return the test `node`; collect its file if that has not been done.
 
-        LookupError where this rank has none of that name; :class:`NotCollected` and :class:`FileSkipped` for its file.
+        Raise LookupError if this rank has no such test, :class:`NotCollected` if the collection of the file fails, and
+        :class:`FileSkipped` if the file is skipped as a whole.
         """
         if node.path not in self._files:
             self.activity += 1
@@ -90,18 +93,18 @@ class Catalogue:
             self._skipped.clear()
             self._collected = []
             self._announce_conftests(session.config)
-            argument, self._only = _argument(node.path, session.config.invocation_params.dir)
+            argument, self._only_file = _argument(node.path, session.config.invocation_params.dir)
             try:
                 with suppress(pytest.UsageError):
                     session.perform_collect([argument])
-                    # Some plugins make items when the collection has finished (anyio).
+                    # Some plugins add items when the collection has finished (anyio).
                     known = set(self._collected)
                     self._collected += [item for item in session.items if item not in known]
             except SystemExit as error:
                 last = extract_tb(error.__traceback__)[-1]
                 self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
             finally:
-                self._only = None
+                self._only_file = None
             for item in self._collected:
                 _leave_xfail_to_the_driver(item)
             if self.errors:
@@ -116,61 +119,67 @@ class Catalogue:
         return found
 
     def _announce_conftests(self, config: pytest.Config) -> None:
-        """pytest 9.1 forgets, at the end of a collection, the fixtures of conftests whose directory was not part of it.
+        """Register the fixtures of conftests whose directory has never been collected.
 
-        Those of the others, and of the root directory's, it knows: told twice, it makes each fixture once more.
+        At the end of a collection, pytest 9.1 forgets the fixtures of conftests whose directory was not part of it. It
+        keeps those of the others and of the root directory, which must not be registered a second time: each of their
+        fixtures would be duplicated.
         """
         fixtures: Any = config.pluginmanager.get_plugin("funcmanage")
         for name, plugin in config.pluginmanager.list_name_plugin():
             path = Path(name)
-            if path.name == "conftest.py" and path.parent not in (*self._opened, config.rootpath):
+            if path.name == "conftest.py" and path.parent not in (*self._collected_directories, config.rootpath):
                 fixtures.pytest_plugin_registered(plugin=plugin, plugin_name=name)
 
     def following(self, session: pytest.Session, item: pytest.Item, request: RunTest) -> pytest.Item | None:
-        """What pytest is told comes next, which decides the fixtures that outlive the test."""
+        """Return the item to pass to pytest as the next one after `item`; None if it is the last one.
+
+        pytest keeps the fixtures that the two items share.
+        """
         if request.last:
             return None
         if request.next is None:
-            return _Later.from_parent(session, name="later")
+            return _UnknownItem.from_parent(session, name="later")
         if request.next.path == request.node.path:
-            # A test that this rank does not have is an error of its own, when the driver asks for it.
+            # If this rank does not have the next test, `find` raises when the driver requests it.
             file = next(node for node in reversed(item.listchain()) if isinstance(node, pytest.File))
-            return self._files[request.next.path].get(request.next.names) or _Later.from_parent(file, name="later")
+            known = self._files[request.next.path].get(request.next.names)
+            return known or _UnknownItem.from_parent(file, name="later")
         path = Path(request.next.path)
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
-        return _Later.from_parent(shared[-1] if shared else session, name="later")
+        return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
 
     def ran(self, item: pytest.Item, following: pytest.Item | None) -> None:
-        """`item` has run, and what `following` shares with it is still set up."""
-        self._left = None if following is None else (following, _common(item, following))
+        """Record that `item` has run, and that the collectors that `following` shares with it are still set up."""
+        self._kept_setup = None if following is None else (following, _common(item, following))
 
     def drop_stale(self, item: pytest.Item) -> str | None:
-        """Tear down what was kept for a test that did not come."""
-        left, self._left = self._left, None
-        if left is None or all(node in item.listchain() for node in left[1]):
+        """Tear down fixtures that were kept for another test than `item`; return the text of the error, if any."""
+        kept, self._kept_setup = self._kept_setup, None
+        if kept is None or all(node in item.listchain() for node in kept[1]):
             return None
         self.activity += 1
         try:
             teardown_for(item)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
-            told = TracebackException.from_exception(error)
-            _leave_out_libraries(told)
-            return f"in tearing down what was kept for {left[0].nodeid}:\n{''.join(told.format())}"
+            trace = TracebackException.from_exception(error)
+            _leave_out_libraries(trace)
+            return f"in tearing down what was kept for {kept[0].nodeid}:\n{''.join(trace.format())}"
         return None
 
 
-class _Later(pytest.Item):
-    """Stands for a test of some other file: what belongs to the session, or to a package of both, outlives this one."""
+class _UnknownItem(pytest.Item):
+    """Placeholder for a next test that is not collected yet; it keeps the fixtures of its parent node set up."""
 
     def runtest(self) -> None:
-        """Nothing: it is never run."""
+        """Do nothing: the placeholder is never run."""
 
 
 def _argument(path: str, start: Path) -> tuple[str, Path | None]:
-    """Return what pytest is given to collect the file `path`, and the file itself where that is a folder that holds it.
+    """Return the argument with which pytest collects the file `path`; with it the file, if the argument is a folder.
 
-    pytest takes ``[`` and ``::`` in an argument for parts of a test's name. `start`, the folder to which arguments are
-    relative, may have them in its name.
+    pytest takes ``[`` and ``::`` in an argument for parts of a test's name. For a path that contains them, the argument
+    is a folder above them. `start`, the folder to which arguments are relative, may have them in its name.
     """
     argument = Path(relpath(path, start))
     plain = next(part for part in (argument, *argument.parents) if not ("[" in str(part) or "::" in str(part)))
@@ -180,28 +189,29 @@ def _argument(path: str, start: Path) -> tuple[str, Path | None]:
 def names_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the names of the nodes below the file of `item`, down to the item itself.
 
-    Not the parts of its id: plugins rewrite ids, and may give several tests the same one.
+    The parts of its id would not do: plugins rewrite ids, and may give several tests the same one.
     """
     chain = item.listchain()
     file = next((index for index, node in enumerate(chain) if isinstance(node, pytest.File)), 0)
     return tuple(node.name for node in chain[file + 1 :])
 
 
-def _leave_out_libraries(told: TracebackException) -> None:
-    """Remove the frames of pytest, of this package and of other libraries, in every part of what is `told`."""
-    own = [frame for frame in told.stack if not is_library(frame.filename)]
-    told.stack = StackSummary.from_list(own or told.stack)
-    for part in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+def _leave_out_libraries(trace: TracebackException) -> None:
+    """Remove the frames of pytest, of this package and of other libraries from `trace` and from its causes."""
+    own = [frame for frame in trace.stack if not is_library(frame.filename)]
+    trace.stack = StackSummary.from_list(own or trace.stack)
+    for part in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if part is not None:
             _leave_out_libraries(part)
 
 
 def _common(item: pytest.Item, following: pytest.Item) -> list[Any]:
-    """The collectors that stay set up between two tests."""
+    """Return the nodes that stay set up between two tests."""
     later = following.listchain()
     return [node for node in item.listchain() if node in later]
 
 
 def _leave_xfail_to_the_driver(item: pytest.Item) -> None:
+    """Remove the xfail marks of `item`: the driver applies them to the merged result of all ranks."""
     for node in item.listchain():
         node.own_markers[:] = [mark for mark in node.own_markers if mark.name != "xfail"]

@@ -1,4 +1,4 @@
-"""What a rank knows of itself and its world."""
+"""The context of a rank: its identity, its world, its devices and its stores."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 
 RANK: pytest.StashKey[RankContext] = pytest.StashKey()
-"""On the config of a rank."""
+"""Key of the context in the stash of a rank's `pytest.Config`."""
 
 
 class RankContext:
-    """What fixtures ask for."""
+    """State of a rank that fixtures and bridges use; created once for each rank."""
 
     def __init__(self, session: SessionSpec, spec: WorldSpec, rank: int) -> None:
         self.session = session
         self.spec = spec
         self.rank = rank
         self.tests = 0
-        """How many tests this world has begun, whoever drove them: the same number on every rank."""
+        """Number of tests that this world has begun, for all its drivers. The same number on every rank."""
         self.store: Store | None = None
-        """For what tests keep there. Any process that reaches its port can write to it."""
+        """The world's store for tests. Any process that reaches its port can write to it."""
         self.signed_store: SignedStore | None = None
-        """The same store, for what only ranks can have written."""
+        """The same store, for values that only ranks of this world can have written."""
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
-        """The environment that makes this process the rank that it is; None: not set."""
+        """The environment variables that pytest-accel has set for this rank; None: unset."""
         self.watched = False
-        """Whether the rank has a thread that writes down the record of its collectives."""
+        """True if the rank has a thread that writes the record of its collectives (`flight_recorder.watch`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
         self.absent: frozenset[str] = frozenset()
-        """Modules of the plugins of which only the options are known here."""
+        """Modules of the plugins with the role `absent`, which only add their options in a rank."""
         self.vendor = make_vendor(spec.kind, spec.kind_argument)
 
     @property
     def own(self) -> tuple[Device, ...]:
-        """This rank's own devices."""
+        """The devices of this rank."""
         return self.spec.devices_of(self.rank)
 
     @property
@@ -57,21 +57,21 @@ class RankContext:
         return self.spec.seen_by(self.rank)
 
     def torch_devices(self) -> list[str]:
-        """torch's names of the visible devices; ``cpu`` where the world has none."""
+        """Return torch's names of the visible devices; ``cpu`` if the world has none."""
         return list(self.vendor.torch_devices(self.seen)) or ["cpu"]
 
     @property
     def cores(self) -> set[int]:
-        """The logical CPUs that are this rank's own; empty where it may use all."""
+        """The logical CPUs reserved for this rank; empty if it may use all."""
         return {core for device in self.own for core in device.cores}
 
     @cached_property
     def torch_device(self) -> str:
-        """torch's name of this rank's first own device."""
+        """torch's name of the first device of this rank."""
         return self.torch_name(self.own[0]) if self.own else "cpu"
 
     def torch_name(self, device: Device) -> str:
-        """What torch calls one of the visible devices."""
+        """Return torch's name of `device`, one of the visible devices."""
         return self.torch_devices()[self.seen.index(device)]
 
     @property

@@ -1,8 +1,8 @@
-"""Coverage of what ranks run.
+"""Coverage of the code that runs in ranks.
 
-Each rank measures with the settings of the main process's coverage, whatever has started that: pytest-cov, ``coverage
-run`` or an environment variable. It writes data files of its own, and the main process adds them to its data when the
-ranks have ended. The fork server is not measured.
+Each rank measures with the settings of the main process's coverage, which pytest-cov, ``coverage run`` or an
+environment variable may have started. A rank writes its own data files, and the main process adds them to its data
+when the ranks have exited. The fork server is not measured.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from coverage import Coverage
 
 _SETTINGS = "COVERAGE_PROCESS_CONFIG"
-"""The variable from which `coverage.process_startup` takes its settings."""
+"""Environment variable from which `coverage.process_startup` reads serialized settings."""
 _SETTINGS_FILE = "COVERAGE_PROCESS_START"
-"""The one in which a user may name a file with settings."""
+"""Environment variable with the path of a settings file, set by a user."""
 _OLDEST = "7.10.3"
-"""The first release of coverage that can hand its settings to another process."""
+"""The first release of coverage that can serialize its settings for another process."""
 
 
 class DriverCoverage:
-    """The coverage that measures the main process, and a folder in which ranks keep their data for it."""
+    """The coverage of the main process, and a folder in which the ranks write their data files."""
 
     def __init__(self, coverage: Coverage, parent: Path | None) -> None:
         """Make the folder in `parent` (None: the system's temporary directory)."""
@@ -42,14 +42,14 @@ class DriverCoverage:
 
     @property
     def settings(self) -> str:
-        """What ranks measure coverage with, as `coverage.process_startup` reads it."""
+        """The ranks' settings, serialized for `coverage.process_startup`."""
         config = self._coverage.config.copy()
         config.data_file = os.path.join(self._folder, os.path.basename(config.data_file))
         config.parallel = True
         return config.serialize()
 
     def combine(self) -> list[str]:
-        """Add what the ranks have measured to this process's own data; return what could not be read."""
+        """Add the ranks' data to this process's data; return the errors of files that could not be read."""
         from coverage import CoverageData
         from coverage.exceptions import CoverageException
 
@@ -61,7 +61,7 @@ class DriverCoverage:
             for file in Path(self._folder).glob("*"):
                 try:
                     own.update(CoverageData(str(file)))
-                except CoverageException as error:  # As where the process was killed while it wrote.
+                except CoverageException as error:  # For example, the rank was killed while it wrote the file.
                     problems.append(str(error))
         except CoverageException as error:
             problems.append(str(error))
@@ -71,7 +71,7 @@ class DriverCoverage:
 
 
 def of_this_process(config: pytest.Config) -> Coverage | None:
-    """Return the coverage that measures this process, pytest-cov's or another; None: it is not measured."""
+    """Return the coverage that measures this process, pytest-cov's or another; None if it is not measured."""
     controller = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
     coverage = getattr(controller, "cov", None)
     if coverage is None:
@@ -81,7 +81,7 @@ def of_this_process(config: pytest.Config) -> Coverage | None:
 
 
 def shortcoming(coverage: Coverage) -> str | None:
-    """Return why ranks cannot be measured with this release of coverage; None: they can."""
+    """Return why ranks cannot be measured with this release of coverage, or None if they can."""
     if hasattr(coverage.config, "serialize"):
         return None
     release = sys.modules["coverage"].__version__
@@ -89,17 +89,17 @@ def shortcoming(coverage: Coverage) -> str | None:
 
 
 def for_children(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what has coverage measure the processes that a test starts, where the user has set it."""
+    """Return the variables, set by the user, that make coverage measure the processes that a test starts."""
     return tuple((name, environment[name]) for name in (_SETTINGS_FILE,) if name in environment)
 
 
 def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without what has coverage measure a new Python from its start."""
+    """Return `environment` without the variables that make coverage measure a new Python process from its start."""
     return {name: value for name, value in environment.items() if name not in (_SETTINGS, _SETTINGS_FILE)}
 
 
 class _PytestCov:
-    """Stands in for pytest-cov's plugin, with as much of it as its fixture `cov` and other plugins look at."""
+    """Stand-in for pytest-cov's plugin, with the attributes that its fixture `cov` and other plugins use."""
 
     _started = True
 
@@ -108,14 +108,14 @@ class _PytestCov:
 
 
 class RankCoverage:
-    """Measures this rank from before its conftests are read; each test's lines are saved when it ends."""
+    """Measures this rank from before pytest reads conftests, and saves the data after each test."""
 
     def __init__(self, settings: str) -> None:
         import coverage
 
         self._contexts = False
         self._by_pytest_cov = False
-        """Whether pytest-cov measures the main process; else something around pytest does."""
+        """True if pytest-cov measures the main process; False if coverage was started outside of pytest."""
         os.environ[_SETTINGS] = settings
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -126,7 +126,7 @@ class RankCoverage:
         patches = running.get_option("run:patch")
         if not (isinstance(patches, list) and "subprocess" in patches):
             del os.environ[_SETTINGS]
-        # coverage itself saves nothing at the end of a process in which a test has made a Coverage of its own.
+        # coverage itself saves nothing at exit if a test has created its own Coverage object.
         atexit.register(self._save)
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -155,7 +155,7 @@ class RankCoverage:
         self._switch(f"{item.nodeid}|run")
         left_out = item.get_closest_marker("no_cover") is not None or "no_cover" in getattr(item, "fixturenames", ())
         if not (left_out and self._by_pytest_cov and type(self.coverage).current() is self.coverage):
-            return (yield)  # Starting it again would stop another coverage, as that of pytest-testmon.
+            return (yield)  # If another coverage is active, such as pytest-testmon's, start() would stop that one.
         self.coverage.stop()
         try:
             return (yield)
@@ -168,7 +168,7 @@ class RankCoverage:
         self._switch(f"{item.nodeid}|teardown")
 
     def _switch(self, context: str) -> None:
-        """Have what follows recorded under `context`, in pytest-cov's form."""
+        """Record the following lines under `context`, which has pytest-cov's format."""
         if self._contexts:
             with _silence():
                 self.coverage.switch_context(context)
@@ -180,9 +180,9 @@ class RankCoverage:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep coverage's warnings, and its errors where a test has stopped it, from failing a test.
+    """Suppress coverage's warnings, and its errors after a test has stopped it, so that they do not fail a test.
 
-    The warnings of the main process come when its own data is saved.
+    The main process still shows its own warnings when it saves its data.
     """
     from coverage.exceptions import CoverageException
 
@@ -192,7 +192,7 @@ def _silence() -> Iterator[None]:
 
 
 def start(settings: str | None, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Measure this rank with `settings`, if there are any, instead of pytest-cov, which would write a report."""
+    """Measure this rank with `settings`; None: do not measure. Block pytest-cov, which would write a report."""
     pluginmanager.set_blocked("_cov")
     if settings is not None:
         plugin: Any = RankCoverage(settings)

@@ -1,4 +1,4 @@
-"""A debugger in a rank: the driver's terminal takes the place of the rank's standard streams while it is used."""
+"""Debugger in a rank. While it runs, the rank's standard streams are connected to the driver's terminal."""
 
 from __future__ import annotations
 
@@ -19,32 +19,36 @@ from pytest_accel.core.messages import GivesTerminal, WantsTerminal
 from pytest_accel.core.shims import ask_before_debugging
 
 
-class Debugging:
-    """Asks the driver for its terminal when a debugger is to start, and gives it back when the test goes on."""
+class RankDebugger:
+    """Requests the driver's terminal before a debugger starts, and gives it back when the test goes on."""
 
     def __init__(self, listener: socket, send: Callable[[object], None]) -> None:
         self.running = False
-        """Whether a driver waits for a test, and could be asked."""
+        """True while a test runs, for which a driver waits that can lend its terminal."""
         self._listener = listener
         self._send = send
         self._pid = getpid()
         self._config: pytest.Config | None = None
         self._post_mortem: Any = None
         self._saved: dict[int, int] = {}
+        """Copies of the rank's descriptors 0, 1 and 2 while it has the terminal."""
         self._lent: tuple[int, ...] = ()
+        """Descriptors of the driver's terminal."""
         self._interrupt: Any = None
+        """The handler of SIGINT before the debugger started."""
 
     def install(self, config: pytest.Config) -> None:
-        """Have every debugger of the session ask first."""
+        """Make every debugger that pytest starts request the terminal first."""
         self._config = config
-        # It prints before it debugs, and it prints for every rank.
-        asked = getattr(config.option, "usepdb", False)
-        self._post_mortem = config.pluginmanager.unregister(name="pdbinvoke") if asked else None
-        ask_before_debugging(self._take)
+        # pytest's plugin for --pdb prints the failure before it starts the debugger, in every rank. So it is called
+        # only in a rank that has the terminal.
+        use_pdb = getattr(config.option, "usepdb", False)
+        self._post_mortem = config.pluginmanager.unregister(name="pdbinvoke") if use_pdb else None
+        ask_before_debugging(self._take_terminal)
 
     @pytest.hookimpl
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        if self._post_mortem is not None and self._take("post_mortem"):
+        if self._post_mortem is not None and self._take_terminal("post_mortem"):
             try:
                 self._post_mortem.pytest_exception_interact(node, call, report)
             finally:
@@ -52,16 +56,16 @@ class Debugging:
 
     @pytest.hookimpl
     def pytest_leave_pdb(self) -> None:
-        self._give()
+        self._return_terminal()
 
     def end(self) -> None:
-        """The phase has ended: nothing is left to step through."""
+        """Stop tracing and return the terminal at the end of a phase, where there is nothing left to step through."""
         if self._saved:
             sys.settrace(None)
-            self._give()
+            self._return_terminal()
 
-    def _take(self, method: str) -> bool:
-        """Whether a debugger may start: it then has the terminal."""
+    def _take_terminal(self, method: str) -> bool:
+        """Return whether a debugger may start; if so, connect the standard streams to the driver's terminal."""
         if self._saved:
             return True
         if not self.running or getpid() != self._pid:
@@ -80,17 +84,17 @@ class Debugging:
         for number, source in ((0, lent[0]), (1, lent[1]), (2, lent[1])):
             dup2(source, number)
         self._lent = tuple(lent)
-        with suppress(ValueError):  # Not in a thread of the test's.
+        with suppress(ValueError):  # A thread other than the main one cannot set a handler.
             self._interrupt = set_handler(SIGINT, default_int_handler)
         return True
 
-    def _give(self) -> None:
+    def _return_terminal(self) -> None:
         if not self._saved:
             return
         _flush()
         terminals = [fstat(number) for number in self._lent]
         for number, saved in self._saved.items():
-            # pytest, going on with its capture, has put its own files there already.
+            # Otherwise pytest has resumed its capture and already replaced the descriptor with its own file.
             if any(samestat(fstat(number), terminal) for terminal in terminals):
                 dup2(saved, number)
             close(saved)

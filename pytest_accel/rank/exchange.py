@@ -1,7 +1,7 @@
-"""An exchange of records between the ranks of a test, step by step. Runs in ranks only.
+"""Exchange of records between the ranks of a test, step by step. Runs in ranks only.
 
-The records go over the world's store, which ranks on several machines have as well. They are JSON: what another
-process has written into the store is data and never code.
+The ranks exchange records through the world's store, which also works across machines. Records are JSON, so that
+another process that writes to the store can inject data at most, and no code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.rank.signed_store import ForgedValueError, SignedStore
 
 LARGEST = 1 << 20
-"""Bytes of one record."""
-_SHORTEST_NAP = 0.0002
-_LONGEST_NAP = 0.02
+"""Bytes of one record at most."""
+_SHORTEST_SLEEP = 0.0002
+_LONGEST_SLEEP = 0.02
+"""Seconds between two requests to the store, at first and at most."""
 
 
 class LateRanks(Exception):
-    """Some ranks have not come to a step in time."""
+    """Some ranks have not reached a step before the timeout."""
 
     def __init__(self, ranks: list[int]) -> None:
         super().__init__(ranks)
@@ -30,44 +31,44 @@ class LateRanks(Exception):
 
 
 class ExchangeError(Exception):
-    """The exchange is broken: a rank that is gone, or a record that is none."""
+    """The exchange is broken: the store is lost, or a record is not valid."""
 
 
 class Exchange:
-    """One rank's end of the exchange. All ranks take the same steps, or leave."""
+    """One rank's side of the exchange. All ranks take the same steps, or leave."""
 
     def __init__(self, store: SignedStore, name: str, rank: int, size: int) -> None:
-        """`name` begins the names of all that the ranks keep in `store` for it."""
+        """`name` is the prefix of the exchange's keys in `store`; `size` is the number of ranks."""
         self._store = store
         self._name = name
         self._rank = rank
         self._size = size
         self.steps = 0
-        """The steps that this rank has begun."""
+        """Number of steps that this rank has begun."""
 
-    def swap(self, record: Mapping[str, Any], patience: float | None = None) -> list[dict[str, Any]]:
-        """Return the records of all ranks in this step, in their order; this rank's is `record`.
+    def swap(self, record: Mapping[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:
+        """Take a step with `record` as this rank's; return the records of all ranks, in their order.
 
-        Wait without a limit if `patience` is None; else raise :class:`LateRanks` after that many seconds. Raise
+        Raise :class:`LateRanks` if a rank does not reach the step within `timeout` seconds (None: no limit), and
         :class:`ExchangeError` if the exchange is broken.
         """
         try:
             data = self._put(record)
             keys = [self._key(rank) for rank in range(self._size)]
-            if patience is not None:
-                self._await(keys, patience)
+            if timeout is not None:
+                self._wait_for(keys, timeout)
             found = [data if rank == self._rank else self._store.get(key) for rank, key in enumerate(keys)]
-            # All have come to this step, so all have read the one before.
+            # All ranks have reached this step, so all have read the records of the previous one.
             self._store.delete(self._key(self._rank, self.steps - 1))
-        except RuntimeError as error:  # torch's own: the store's process is gone.
+        except RuntimeError as error:  # Raised by torch: the process of the store has exited.
             raise ExchangeError(f"lost the store of the test's ranks: {error}") from error
         except ForgedValueError as error:
             raise ExchangeError(str(error)) from None
         return [_read(rank, data) for rank, data in enumerate(found)]
 
     def leave(self, record: Mapping[str, Any]) -> None:
-        """Give `record` to the ranks that take a step more than this one."""
-        with contextlib.suppress(RuntimeError):  # The store's process is gone: there is nobody to tell.
+        """Write `record` for the ranks that take one more step than this one; do not wait for them."""
+        with contextlib.suppress(RuntimeError):  # The process of the store has exited, so no rank can read it.
             self._put(record)
 
     def _put(self, record: Mapping[str, Any]) -> bytes:
@@ -78,14 +79,14 @@ class Exchange:
         self._store.set(self._key(self._rank), data)
         return data
 
-    def _await(self, keys: list[str], patience: float) -> None:
-        """Wait for `keys` by asking for them: a wait of torch's that times out complains on the standard error."""
-        deadline, nap = monotonic() + patience, _SHORTEST_NAP
+    def _wait_for(self, keys: list[str], timeout: float) -> None:
+        """Poll the store until all `keys` are set. torch's own wait writes to stderr if it times out."""
+        deadline, sleep = monotonic() + timeout, _SHORTEST_SLEEP
         while not self._store.check(keys):
             if monotonic() >= deadline:
                 raise LateRanks([rank for rank, key in enumerate(keys) if not self._store.check([key])])
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP)
+            time.sleep(sleep)
+            sleep = min(2 * sleep, _LONGEST_SLEEP)
 
     def _key(self, rank: int, step: int | None = None) -> str:
         return f"{self._name}/{self.steps if step is None else step}/{rank}"
@@ -97,7 +98,7 @@ def _read(rank: int, data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(data)
     except ValueError as error:
-        raise ExchangeError(f"the record of rank {rank} is no JSON: {error}") from None
+        raise ExchangeError(f"the record of rank {rank} is not valid JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ExchangeError(f"the record of rank {rank} is no object: {record!r:.100}")
+        raise ExchangeError(f"the record of rank {rank} is not a JSON object: {record!r:.100}")
     return record

@@ -1,9 +1,9 @@
-"""What torch's flight recorder knows of a rank's collectives, written down when the rank is asked for it by a signal.
+"""The record of torch's flight recorder about a rank's collectives, which the rank writes to a file on a signal.
 
-A rank that hangs is in a native call of its main thread, where no Python handler of a signal runs. So a thread waits
-for the signal, which is blocked everywhere else. torch keeps the record for every backend, where `TORCH_FR_BUFFER_SIZE`
-is set before the first collective (``torch/csrc/distributed/c10d/FlightRecorder.hpp``); what it does not record under
-gloo is `send` and `recv`. Which ranks a group has, the record does not tell either, and is added.
+If a rank hangs, its main thread is in a native call, where Python signal handlers do not run. So a thread of the rank
+waits for the signal, which is blocked in all others. torch records collectives of every backend if
+`TORCH_FR_BUFFER_SIZE` is set before the first one (``torch/csrc/distributed/c10d/FlightRecorder.hpp``). It does not
+record `send` and `recv` of gloo, nor the ranks of a group, so the rank adds the latter.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 
 SIZE = {"TORCH_FR_BUFFER_SIZE": "64"}
-"""Collectives that are remembered, by torch's own variable: more than a person would read."""
+"""torch's variable for the number of collectives to keep: more than a person would read."""
 THREAD = "accel-flight"
 
 
 def prepare() -> None:
-    """Called in a rank before it has a second thread: those that have the signal unblocked would be ended by it."""
+    """Block the signal in this process, which it would terminate. Call this before the process has a second thread."""
     if FLIGHT_SIGNAL is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {FLIGHT_SIGNAL})
 
 
 def watch(path: str, record: Callable[[], dict[str, object]]) -> None:
-    """Write the record to the file `path` whenever the signal comes. Called once, when torch is imported.
+    """Start a thread that writes the record to the file `path` whenever the signal arrives. Call this once.
 
-    `record` gives what is to be written, and runs in the thread that waits for the signal.
+    The thread calls `record` for the data to write.
     """
     if FLIGHT_SIGNAL is None:
         return
-    Thread(target=_write_when_asked, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
+    Thread(target=_write_on_signal, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
 
 
-def _write_when_asked(path: str, number: int, record: Callable[[], dict[str, object]]) -> None:
+def _write_on_signal(path: str, number: int, record: Callable[[], dict[str, object]]) -> None:
     while True:
         sigwait({number})
-        # No test is to blame for what goes wrong here, and there is nobody who could be told.
+        # An error here must not fail a test, and there is no way to report it. The record is missing then.
         with contextlib.suppress(Exception):
             draft = Path(f"{path}.new")
             draft.write_text(dumps(record()), encoding="utf-8")
             draft.replace(path)
 
 
-def take_records(pids: Mapping[int, int], paths: Mapping[int, str], patience: float = 1.0) -> dict[int, bytes]:
-    """The records of the ranks `pids`, of those that answer within `patience` seconds."""
+def take_records(pids: Mapping[int, int], paths: Mapping[int, str], timeout: float = 1.0) -> dict[int, bytes]:
+    """Signal the ranks with process ids `pids`; return the records that they write within `timeout` seconds."""
     if FLIGHT_SIGNAL is None:
         return {}
-    asked: list[int] = []
+    signalled: list[int] = []
     for rank, pid in pids.items():
         Path(paths[rank]).unlink(missing_ok=True)
-        if _waits_for_it(pid, FLIGHT_SIGNAL):
+        if _blocks(pid, FLIGHT_SIGNAL):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, FLIGHT_SIGNAL)
-                asked.append(rank)
-    deadline = monotonic() + patience
-    while not all(os.path.exists(paths[rank]) for rank in asked) and monotonic() < deadline:
+                signalled.append(rank)
+    deadline = monotonic() + timeout
+    while not all(os.path.exists(paths[rank]) for rank in signalled) and monotonic() < deadline:
         time.sleep(0.01)
     found: dict[int, bytes] = {}
-    for rank in asked:
+    for rank in signalled:
         with contextlib.suppress(OSError):
             found[rank] = Path(paths[rank]).read_bytes()
     return found
 
 
-def _waits_for_it(pid: int, number: int) -> bool:
-    """Whether the process has the signal blocked: one that has not started to wait for it would be ended by it."""
+def _blocks(pid: int, number: int) -> bool:
+    """Return whether the process has blocked the signal. The signal would terminate a process that has not."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

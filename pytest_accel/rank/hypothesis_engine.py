@@ -1,10 +1,10 @@
 """Hypothesis in the ranks of a test: all ranks run the same examples and agree on the outcome of each.
 
-Every rank runs Hypothesis's engine. From the same seed, database, clock and outcomes the engines make the same
-decisions, so all ranks generate and shrink the same examples at the same time, and their collectives meet.
+Every rank runs Hypothesis's engine. With the same seed, database, clock and outcomes, the engines make the same
+decisions. So all ranks generate and shrink the same examples at the same time, and their collectives match.
 
-Hypothesis publishes no way to take part in that. This module is the only one that touches its internals (of
-versions since 6.100); it is imported in a rank once the suite has imported Hypothesis.
+Hypothesis has no public API for that. This module is the only one that uses its internals (of versions since 6.100). A
+rank imports it only if the suite has imported Hypothesis.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 __hypothesistracebackhide__ = True
-"""Hypothesis leaves this module's frames out of tracebacks, like its own."""
+"""Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""
 
 _core: Any = core
 _engine: Any = engine
 _providers: Any = None
-"""Hypothesis's module with the constants of the suite; None before 6.130, which draws none."""
+"""Hypothesis's module with the constants of the suite; None before 6.130, which does not draw such constants."""
 with contextlib.suppress(ImportError):
     from hypothesis.internal.conjecture import providers as _found
 
     _providers = _found if hasattr(_found, "_get_local_constants") else None
 
-REJECTED_PATIENCE = 10.0
-"""Seconds that a rank which has rejected or skipped an example waits for the others to come to its end.
+REJECTED_TIMEOUT = 10.0
+"""Seconds that a rank which has rejected or skipped an example waits for the others to reach the end of the example.
 
-Others that have not rejected it may wait for this rank in a collective for ever. Longer than the grace after a
-failure: a rank that is only slow must not fail the test.
+Limited, because ranks that have not rejected the example may wait for this rank in a collective forever. Longer than
+the grace period after a failure, because a rank that is only slow must not fail the test.
 """
 _LONGEST_TEXT = 10_000
 _LONGEST_SHOWN = 200
@@ -83,7 +83,7 @@ class ExamplesDiffer(Exception):
 
 
 class OutOfStep(BaseException):
-    """Ends the engine of this rank: the ranks cannot go on together. No failure of the example for Hypothesis."""
+    """Stops the engine of this rank, because the ranks cannot continue together. Hypothesis must not catch it."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -91,7 +91,7 @@ class OutOfStep(BaseException):
 
 
 class _Unwind(BaseException):
-    """Ends the body of a test whose example has ended on another rank."""
+    """Stops the body of a test whose example has ended on another rank."""
 
 
 class Lockstep:
@@ -101,30 +101,31 @@ class Lockstep:
         self.rank = context.rank
         self.thread = threading.get_ident()
         self.now = 0.0
-        """The clock by which all ranks go: that of rank 0 at the last step."""
+        """The time for all ranks: that of rank 0 at the last step."""
         self.constants: Any = None
         """The constants from the suite's modules that all ranks draw; None: no test has begun."""
         self.gave_up: float | None = None
-        """The time at which an example failed on this rank that other ranks did not finish."""
+        """Time at which an example failed on this rank, if other ranks have not finished it before the timeout."""
         assert context.signed_store is not None
         name = f"examples/{context.tests}"
         self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)
         self._data: Any = None
+        """Hypothesis's data of the running example."""
         self._settled: Conclusion | None = None
-        """How the running example has ended on another rank, while this one's body still runs."""
+        """The conclusion of the running example, if it has ended on another rank while this rank still runs it."""
         self._broken: BaseException | None = None
-        """Why the ranks cannot go on together."""
+        """The error because of which the ranks cannot continue together."""
         self.error: BaseException | None = None
-        """What has ended the last test with examples on this rank."""
+        """The exception that ended the last test with examples on this rank."""
 
     # Steps
 
-    def swap(self, step: Step, patience: float | None = None) -> tuple[list[Any], Conclusion]:
-        """Take `step` together with the other ranks; return all steps and what follows. May raise `OutOfStep`."""
+    def swap(self, step: Step, timeout: float | None = None) -> tuple[list[Any], Conclusion]:
+        """Take `step` together with the other ranks; return all steps and the conclusion. May raise `OutOfStep`."""
         if self._broken is not None:
             raise OutOfStep(self._broken)
         try:
-            steps = [from_record(record) for record in self._exchange.swap(to_record(step), patience)]
+            steps = [from_record(record) for record in self._exchange.swap(to_record(step), timeout)]
         except (ExchangeError, ValueError) as error:
             raise self.stop(error) from None
         self.now = steps[0].at
@@ -136,29 +137,29 @@ class Lockstep:
         return steps, found
 
     def stop(self, error: BaseException) -> OutOfStep:
-        """Take no more steps; return what ends the engine with `error`."""
+        """Take no more steps because of `error`; return the exception that stops the engine."""
         self._broken = error
         return OutOfStep(error)
 
     def leave(self, error: BaseException | None) -> None:
-        """The test ends: ranks that are still in its examples are not to wait for this one."""
+        """Tell the other ranks that this one has ended the test, so that they do not wait for it in an example."""
         error = error or self.error
         if self._exchange.steps:
             self._exchange.leave(to_record(Leave(time.perf_counter(), None if error is None else failure_of(error))))
 
     def open(self, name: str, seed: int | None, database: bool) -> Opening:
-        """Begin a test; return rank 0's words on it."""
+        """Begin a test with the other ranks; return rank 0's opening."""
         constants = None if _providers is None else _providers._get_local_constants()
         steps, _ = self.swap(Opening(time.perf_counter(), name, seed, database, _checksum(constants)))
         if constants is not None and len({step.constants for step in steps}) > 1:
-            constants = type(constants)()  # The ranks have imported different modules, so none draws their constants.
+            constants = type(constants)()  # The ranks have imported different modules, so they use no constants.
             _providers.CONSTANTS_CACHE.cache.clear()
         self.constants = constants
         first: Opening = steps[0]
         return first
 
     def share(self, examples: Iterable[bytes]) -> list[bytes]:
-        """Return rank 0's `examples`, as far as they fit into a record."""
+        """Return rank 0's `examples`, in all ranks; leave out those that do not fit into a record."""
         texts: list[str] = []
         room = LARGEST - 1000
         for example in examples if self.rank == 0 else ():
@@ -174,7 +175,7 @@ class Lockstep:
 
     @contextlib.contextmanager
     def example(self, data: Any) -> Iterator[None]:
-        """Run an example, perhaps inside of another one's body."""
+        """Make `data` the running example in the ``with`` block, which may be inside another example."""
         outer = self._data, self._settled
         self._data, self._settled = data, None
         try:
@@ -183,7 +184,7 @@ class Lockstep:
             self._data, self._settled = outer
 
     def before_draw(self, data: Any) -> None:
-        """Make sure that the example has not ended on another rank, before this one's body draws more."""
+        """Take a step with the other ranks before this rank draws more values; raise if the example has ended there."""
         if data is not self._data or data.frozen:
             return
         if self._settled is None and self._broken is None:
@@ -195,7 +196,7 @@ class Lockstep:
         raise _Unwind
 
     def end(self, outcome: Outcome, error: BaseException | None, seconds: float) -> Conclusion:
-        """Tell the others how this example has ended here; return how it has ended."""
+        """Send the outcome of the example on this rank to the others; return the conclusion of all ranks."""
         if self._settled is not None:
             return self._settled
         if self._broken is not None:
@@ -203,15 +204,15 @@ class Lockstep:
         drawn, shown = _drawn(self._data)
         targets = {str(label): float(value) for label, value in self._data.target_observations.items()}
         failure = failure_of(error) if outcome == "failed" and error is not None else None
-        patience = {"failed": GRACE, "rejected": REJECTED_PATIENCE, "skipped": REJECTED_PATIENCE}.get(outcome)
+        timeout = {"failed": GRACE, "rejected": REJECTED_TIMEOUT, "skipped": REJECTED_TIMEOUT}.get(outcome)
         began = monotonic()
         try:
-            _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), patience)
+            _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), timeout)
         except LateRanks as late:
-            text = f"{ranks_text(late.ranks)} did not come to the end of the example within {patience:g} s"
+            text = f"{ranks_text(late.ranks)} did not reach the end of the example within {timeout:g} s"
             if outcome != "failed":
                 text = f"rank {self.rank} {outcome} an example, and {text}"
-                hint = "what rejects or skips an example before a collective must do so on all ranks"
+                hint = "a test that rejects or skips an example before a collective must do so on all ranks"
                 return Conclusion("broken", self.rank, text=f"{text}: {hint}")
             self.gave_up = began
             return Conclusion("broken", self.rank, failure, text)
@@ -223,13 +224,13 @@ _active: Lockstep | None = None
 
 
 def current() -> Lockstep | None:
-    """Return the lock-step that the running code takes part in; other threads than the test's take part in none."""
+    """Return the active lock-step, or None. It is active only in the thread of the test."""
     return _active if _active is not None and _active.thread == threading.get_ident() else None
 
 
 @contextlib.contextmanager
 def active(lockstep: Lockstep) -> Iterator[None]:
-    """Keep the Hypothesis tests that run meanwhile in step with those of the other ranks."""
+    """Run the Hypothesis tests in the ``with`` block in step with those of the other ranks."""
     global _active
     install()
     _active = lockstep
@@ -245,7 +246,7 @@ def active(lockstep: Lockstep) -> Iterator[None]:
 
 
 class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
-    """One run of a test with ``@given``; a state machine's is one, too."""
+    """One run of a test with ``@given``, or of a state machine. Replaces Hypothesis's own class."""
 
     def __init__(
         self, stuff: Any, test: Callable[..., Any], settings: Any, random: Random, wrapped_test: Any, **options: Any
@@ -258,19 +259,20 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         self._deadline = settings.deadline
         if self._lockstep is not None:
             settings, random = self._open(self._lockstep, test, settings, random, wrapped_test)
-            test = self._remembering(test)
+            test = self._recording(test)
         super().__init__(stuff, test, settings, random, wrapped_test, **options)
 
     def _open(
         self, lockstep: Lockstep, test: Any, settings: Any, random: Random, wrapped_test: Any
     ) -> tuple[Any, Random]:
-        """Return rank 0's settings and source of randomness."""
+        """Begin the test on all ranks; return the settings and `Random` with which all draw the same examples."""
         seed = wrapped_test._hypothesis_internal_use_generated_seed
         first = self._unless_out_of_step(lockstep.open, test.__name__, seed, settings.database is not None)
         if first.seed is not None:
-            wrapped_test._hypothesis_internal_use_generated_seed = first.seed  # Hypothesis tells how to repeat a run.
+            wrapped_test._hypothesis_internal_use_generated_seed = first.seed  # Hypothesis shows it, to repeat a run.
             random = Random(first.seed)
-        # The clock of a rank decides nothing: not its deadline, nor, but on rank 0, whether it draws too slowly.
+        # A rank's own clock must not decide about the test: `_run` checks the deadline for all ranks, and only rank 0
+        # checks whether the test draws too slowly.
         changes: dict[str, Any] = {"deadline": None}
         if lockstep.rank:
             changes["suppress_health_check"] = {*settings.suppress_health_check, HealthCheck.too_slow}
@@ -278,14 +280,16 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
             changes["database"] = _SharedDatabase(lockstep, settings.database) if first.database else None
         return hypothesis.settings(settings, **changes), random
 
-    def _remembering(self, test: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `test` with a wrapper that records its arguments."""
+
         @functools.wraps(test)
-        def remember(*args: Any, **kwargs: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             self._arguments = args, kwargs
             return test(*args, **kwargs)
 
-        return remember
+        return record
 
     def run_engine(self) -> Any:
         __tracebackhide__ = True
@@ -298,7 +302,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
             raise
 
     def execute_once(self, data: Any, *, is_final: bool = False, expected_failure: Any = None, **options: Any) -> Any:
-        """Run one example on all ranks. Raises, or returns, the same on all of them."""
+        """Run one example on all ranks; return, or raise an exception with the same meaning, on all of them."""
         __tracebackhide__ = True
         options["is_final"] = is_final
         if self._lockstep is None:
@@ -312,7 +316,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         result, found = self._run_once(lockstep, data, options)
         replay = getattr(conjecture.ConjectureData, "for_choices", None)
         if self._examples == 1 and replay is not None and self._is_late(found, data, options["is_final"]):
-            # In the first example the ranks have connected to each other. Only the time of another run counts.
+            # The first example includes the time in which the ranks connected to each other. Measure a second run.
             result, found = self._run_once(lockstep, replay(data.choices), options)
         if self._examples > 1 and self._is_late(found, data, options["is_final"]):
             error = errors.DeadlineExceeded(datetime.timedelta(seconds=found.seconds), self._deadline)
@@ -325,13 +329,13 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         return result
 
     def _run_once(self, lockstep: Lockstep, data: Any, options: dict[str, Any]) -> tuple[Any, Conclusion]:
-        """Run an example; return its result, and the conclusion that it has passed everywhere. Else raise."""
+        """Run an example; return its result and the conclusion if it has passed on all ranks, else raise."""
         __tracebackhide__ = True
         result = error = None
         with lockstep.example(data):
             began = time.perf_counter()
             try:
-                # Whether an expected failure has come is a question to all ranks, so it is not asked here.
+                # `expected_failure` is not passed: `_run` checks it for all ranks.
                 result = super().execute_once(data, **options)
             except BaseException as raised:
                 error = raised
@@ -353,14 +357,14 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
                 del error
 
     def _is_late(self, found: Conclusion, data: Any, is_final: bool) -> bool:
-        """Whether the slowest rank took longer than the deadline. A state machine's steps have none."""
+        """Return whether the slowest rank exceeded the deadline, which a state machine does not have."""
         if self._deadline is None or getattr(data, "_stateful_repr_parts", None) is not None:
             return False
         limit: float = self._deadline.total_seconds() * (1.0 if is_final else 1.25)
         return found.seconds >= limit
 
     def _unless_out_of_step(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function`; where it ends out of step, raise what has ended the lock-step, as it is."""
+        """Call `function`. If it raises `OutOfStep`, raise the error in it, outside of Hypothesis's engine."""
         __tracebackhide__ = True
         try:
             return function(*args)
@@ -379,14 +383,14 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
     def _raise(
         self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, data: Any, is_final: bool
     ) -> None:
-        """Raise what an example that has not passed on all ranks raises; `own` is what it raised here."""
+        """Raise the exception of an example that has not passed on all ranks. `own` is this rank's failure, if any."""
         __tracebackhide__ = True
         if found.outcome == "rejected":
             raise errors.UnsatisfiedAssumption(f"rejected on rank {found.rank}")
         if found.outcome == "broken":
             raise lockstep.stop(self._last_error(lockstep, found, own, data))
         assert found.failure is not None
-        if own is not None and is_final:  # The report shows it.
+        if own is not None and is_final:  # The report shows this rank's own failure.
             if found.rank != lockstep.rank and failure_of(own).origin == found.failure.origin:
                 mark_repeated(own, found.rank, own=True)
             raise own
@@ -396,7 +400,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         raise_at(error, found.failure.path, found.failure.line)
 
     def _last_error(self, lockstep: Lockstep, found: Conclusion, own: BaseException | None, data: Any) -> BaseException:
-        """Return what this rank reports of an example after which the ranks cannot go on together."""
+        """Return the exception that this rank reports for an example after which the ranks cannot continue together."""
         if own is None and found.failure is not None:
             return stand_in(found)
         error = own or ExamplesDiffer(found.text)
@@ -407,8 +411,8 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         return error
 
     def _example(self, data: Any) -> str:
-        """Return the running example, for people."""
-        if self._arguments is None:  # It has failed before the test was called.
+        """Return the running example as text for messages."""
+        if self._arguments is None:  # The example failed before the test was called.
             return f"{self._test.__name__}, which drew {_drawn(data)[1]}"
         if getattr(data, "_stateful_repr_parts", None) is not None:
             return f"<state machine>, which drew {_drawn(data)[1]}"
@@ -418,7 +422,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
 
 
 class _SharedDatabase(ExampleDatabase):
-    """The database of rank 0, as all ranks see it."""
+    """The database of rank 0, shared with all ranks. Other databases are not used."""
 
     def __init__(self, lockstep: Lockstep, database: ExampleDatabase) -> None:
         super().__init__()
@@ -442,7 +446,7 @@ class _SharedDatabase(ExampleDatabase):
 
 
 class _Clock:
-    """The module `time` for Hypothesis's engine, with one clock for all ranks."""
+    """Replacement of the module `time` in Hypothesis's engine, with one clock for all ranks."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -458,7 +462,7 @@ class _Clock:
 
 @functools.cache
 def install() -> None:
-    """Put this module's parts into Hypothesis. They act only while a lock-step is active."""
+    """Replace parts of Hypothesis with those of this module, which have an effect only while a lock-step is active."""
     _core.StateForActualGivenExecution = Execution
     _engine.time = _Clock()
     scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/rank/*.py",)  # type: ignore[assignment]
@@ -477,13 +481,16 @@ def install() -> None:
 
 
 def _data_of_machine(data: Any, label: int, *args: Any, **kwargs: Any) -> Any:
-    """Return `data` where a state machine begins a step, else None."""
+    """Return `data` if a state machine begins a step, else None."""
     stateful = sys.modules.get("hypothesis.stateful")
     return data if stateful is not None and label == stateful.STATE_MACHINE_RUN_LABEL else None
 
 
 def _before(kind: type, name: str, data_of: Callable[..., Any]) -> None:
-    """Have the ranks meet before the method `name` of `kind`, where `data_of` its arguments gives an example's data."""
+    """Take a step with the other ranks before each call of the method `name` of `kind`.
+
+    `data_of` returns the example's data from the arguments of a call, or None for a call without a step.
+    """
     method = getattr(kind, name)
 
     @functools.wraps(method)
@@ -498,7 +505,7 @@ def _before(kind: type, name: str, data_of: Callable[..., Any]) -> None:
 
 
 def _outcome(error: BaseException | None) -> Outcome | None:
-    """Return how an example has ended that raised `error`; None where it ends the whole test."""
+    """Return the outcome of an example that raised `error`; None if the exception ends the whole test."""
     if error is None:
         return "passed"
     if isinstance(error, (errors.StopTest, _Unwind)):
@@ -514,9 +521,9 @@ def _outcome(error: BaseException | None) -> Outcome | None:
 
 
 def _drawn(data: Any) -> tuple[str, str]:
-    """Return a checksum of all that has been drawn for an example, and the last of it for people."""
+    """Return a checksum of all values drawn for an example, and the last ones as text for messages."""
     choices = getattr(data, "choices", None)
-    text = repr(bytes(data.buffer) if choices is None else tuple(choices))  # Before 6.123 all was drawn as bytes.
+    text = repr(bytes(data.buffer) if choices is None else tuple(choices))  # Before 6.123, all values were bytes.
     shown = text if len(text) <= _LONGEST_SHOWN else f"…{text[-_LONGEST_SHOWN:]}"
     return f"{len(text)}:{zlib.crc32(text.encode(errors='backslashreplace')):08x}", shown
 
@@ -525,7 +532,7 @@ _summed: tuple[Any, int] = (None, 0)
 
 
 def _checksum(constants: Any) -> int:
-    """Return a checksum of Hypothesis's constants, which it makes anew where they change."""
+    """Return a checksum of Hypothesis's constants. Cached: Hypothesis creates a new object if they change."""
     global _summed
     if constants is not None and _summed[0] is not constants:
         _summed = constants, zlib.crc32(repr(sorted(map(repr, constants))).encode(errors="backslashreplace"))
@@ -533,7 +540,7 @@ def _checksum(constants: Any) -> int:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what other ranks are told of `error`."""
+    """Return `error` in the form in which it is sent to other ranks."""
     try:
         text = str(error)
     except Exception as second:
@@ -543,7 +550,7 @@ def failure_of(error: BaseException) -> Failure:
         path, line, frame = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 1, frame.tb_next
     try:
         origin = str(escalation.InterestingOrigin.from_exception(error))
-    except Exception:  # Its context may be anything.
+    except Exception:  # The exception's context may contain objects of any kind.
         origin = f"{type(error).__qualname__} {path}:{line}"
     kind = type(error)
     return Failure(kind.__module__, kind.__qualname__, text[:_LONGEST_TEXT], path, line, origin[:_LONGEST_TEXT])
@@ -551,12 +558,12 @@ def failure_of(error: BaseException) -> Failure:
 
 @functools.cache
 def _type_of(module: str, qualname: str, origin: str) -> type[BaseException]:
-    """Return one type for each bug: by its type, and its place, Hypothesis knows one from another."""
+    """Return one exception type for each bug: Hypothesis distinguishes bugs by type and place."""
     return stand_in_type(module, qualname, Exception)
 
 
 def stand_in(found: Conclusion) -> BaseException:
-    """Return an exception in place of the failure that another rank has had."""
+    """Return an exception that stands in for the failure of another rank."""
     failure = found.failure
     assert failure is not None
     text = f"failed on rank {found.rank}: {failure.qualname}: {failure.text}"
@@ -566,23 +573,24 @@ def stand_in(found: Conclusion) -> BaseException:
 
 
 @functools.cache
-def _raising(path: str, line: int) -> CodeType:
+def _raise_statement(path: str, line: int) -> CodeType:
+    """Return the code of ``raise error`` with `path` and `line` as its place."""
     return compile("raise error", path, "exec").replace(co_firstlineno=line)
 
 
 def raise_at(error: BaseException, path: str, line: int) -> None:
-    """Raise `error` from a place in another file, or in another process's."""
+    """Raise `error` so that its traceback ends at line `line` of the file `path`, such as a failure of another rank."""
     __tracebackhide__ = True
-    exec(_raising(path, line), {"error": error})
+    exec(_raise_statement(path, line), {"error": error})
 
 
 def _flaky(error: BaseException) -> BaseException:
-    """Return Hypothesis's own error for an example that failed with `error` at first, and then passed."""
+    """Return Hypothesis's error for an example that failed with `error` at first, and then passed."""
     text = "Flaky: the example failed on the first call but did not on a subsequent one"
     kind: Any = getattr(errors, "FlakyFailure", None)
     return errors.Flaky(text) if kind is None else kind(text, [error])
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add lines to what a report shows of `error`; Python has a method for it since 3.11."""
+    """Add `text` to the report of `error`, as `BaseException.add_note` does, which Python has since 3.11."""
     vars(error).setdefault("__notes__", []).append(text)

@@ -1,6 +1,6 @@
-"""What a test leaves behind in its rank: found after each test, put back or ended, and told.
+"""Leak check: after each test, find what the test left behind in its rank, undo it if possible, and report it.
 
-What a fixture of a wider scope makes or sets, and ends or puts back later, is its own business and no test's.
+The check ignores what fixtures of a wider scope than a test create or change: they clean up later.
 """
 
 from __future__ import annotations
@@ -16,74 +16,78 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 MEMORY = 64 << 20
-"""Bytes by which what torch has allocated on a device may grow in a test.
+"""Bytes by which torch's allocated memory on a device may grow in a test without being a leak.
 
-Libraries keep memory of their own there: cuBLAS takes a workspace of 32 MiB for each handle and stream on Hopper
-(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace), which torch counts as allocated.
+Libraries keep memory on the device. For example, cuBLAS takes a workspace of 32 MiB for each handle and stream on
+Hopper (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace), which torch counts as allocated.
 """
 _REPLACED = "its processes have been replaced"
 
 
-class Left(NamedTuple):
-    """What a test has left behind in one rank."""
+class Leaks(NamedTuple):
+    """The leaks of one test in one rank."""
 
     lines: tuple[str, ...] = ()
-    """What is told of it."""
+    """The text for the report, one line for each leak."""
     harm: str | None = None
     """Why the next test must not run in this process; None: it may."""
     worn: bool = False
-    """Whether the process should not run another test, although nothing is wrong with it."""
+    """True if the process should not run another test, although the test did nothing wrong."""
 
 
-CLEAN = Left()
+CLEAN = Leaks()
 
 
-def unknown(error: Exception) -> Left:
-    """Return the leftovers of a test after which the process could not be checked."""
+def unknown(error: Exception) -> Leaks:
+    """Return the result of a check that failed with `error`."""
     what = f"{type(error).__name__}: {error}"
     cause = f"could not be checked for leftovers ({what}): it may have replaced a function that its process needs"
-    return Left((f"{cause}; {_REPLACED}",), f"the test {cause}")
+    return Leaks((f"{cause}; {_REPLACED}",), f"the test {cause}")
 
 
-class Hygiene:
-    """What a rank's tests are held to."""
+class LeakCheck:
+    """The leak check of one rank."""
 
     def __init__(self, context: RankContext) -> None:
         self.closed_streams = False
-        """Whether the test closed the streams that pytest captures with."""
+        """True if the test closed pytest's capture streams."""
         self._context = context
         self._counts_memory = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
-        self._settled = False
-        """Whether the last test has ended, and has left everything as it was."""
+        """Settings at the beginning of the test."""
+        self._ended_clean = False
+        """True if the last test has ended without a leak or a changed setting."""
         self._activity = 0
-        self._wider: set[tuple[str | bytes, object]] = set()
-        """Settings that fixtures of a wider scope have made, and those that they found, which they may put back."""
+        self._wider_settings: set[tuple[str | bytes, object]] = set()
+        """Settings before and after the setup of fixtures of a wider scope, which may restore them."""
         self._known = leaked_processes.find()
+        """Processes and threads that the test has not started."""
         self._rpc = 0
-        """How often RPC was initialised when the test began, or a fixture of a wider scope had been set up."""
+        """Count of RPC initialisations at the beginning of the test, or after the setup of a wider fixture."""
         self._memory: dict[str, int] = {}
+        """Bytes allocated on each device at the beginning of the test."""
         self._kept_memory: dict[str, int] = {}
+        """Bytes allocated on each device by wider fixtures during the test."""
 
     def begin(self, activity: int) -> None:
-        """A test begins. `activity` differs from the last test's if other code than that test's has run meanwhile."""
+        """Record the state before a test. `activity` is a new number if the suite has run code between two tests."""
         self._memory = self._allocated()
         self._kept_memory = {}
         self._known |= leaked_processes.find()
         self._rpc = rpc.initialisations()
-        undisturbed = self._settled and activity == self._activity
-        self._settled, self._activity = False, activity
-        if undisturbed:
-            return  # Settings are as the last test's end has found them, and to look costs more than many a test.
+        unchanged = self._ended_clean and activity == self._activity
+        self._ended_clean, self._activity = False, activity
+        if unchanged:
+            return  # The last check found the same settings. Reading them again takes longer than many tests.
         if self._context.spec.grouped:
             process_group.end_left_groups(self._context)
         self._settings = process_state.look(self._context.variables)
 
     @contextlib.contextmanager
     def wider_fixture(self) -> Iterator[None]:
-        """A fixture of a wider scope is set up."""
+        """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
-        settings, known, memory = (
+        settings, spawned, memory = (
             process_state.look(self._context.variables),
             leaked_processes.find(),
             self._allocated(),
@@ -94,8 +98,8 @@ class Hygiene:
             yield
         finally:
             for name, values in process_state.changed(settings, process_state.look(self._context.variables)).items():
-                self._wider.update((name, value) for value in values)
-            self._known |= leaked_processes.find() - known
+                self._wider_settings.update((name, value) for value in values)
+            self._known |= leaked_processes.find() - spawned
             for device, size in self._allocated().items():
                 self._kept_memory[device] = self._kept_memory.get(device, 0) + max(0, size - memory.get(device, 0))
             if (now := rpc.initialisations()) != initialised:
@@ -103,26 +107,26 @@ class Hygiene:
             if grouped:
                 self._context.kept_groups |= process_group.group_names() - groups
 
-    def end(self) -> Left:
-        """Put back and end what the test has left since it began."""
-        told: list[str] = []
+    def end(self) -> Leaks:
+        """Undo what the test left behind since :meth:`begin`, and return it."""
+        lines: list[str] = []
         harms: list[str] = []
         settings = process_state.look(self._context.variables)
         if self.closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
         different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():
-            if (name, new) in self._wider:
+            if (name, new) in self._wider_settings:
                 continue
             change = (
                 f"left {process_state.label(name)} changed from {process_state.text(old)} to {process_state.text(new)}"
             )
             if process_state.put_back(name, old):
-                told.append(f"{change}; it has been put back")
+                lines.append(f"{change}; it has been put back")
             else:
                 harms.append(change)
-        ended, running = leaked_processes.end(self._known, self._context.session.kept_processes)
-        told += ended
+        killed, running = leaked_processes.end(self._known, self._context.session.kept_processes)
+        lines += killed
         harms += running
         harms += self._grown_memory()
         initialised = rpc.initialisations()
@@ -132,14 +136,14 @@ class Hygiene:
         try:
             process_group.wait_for_devices(self._context)
         except RuntimeError as error:
-            return Left((), str(error))  # It has failed the test already.
+            return Leaks((), str(error))  # The error has failed the test already, so it needs no line.
         groups = process_group.left_groups(self._context) if self._context.spec.grouped else process_group.LeftGroups()
-        told += groups.lines
-        same = not different and settings.keys() == self._settings.keys()  # torch's are there once it is imported.
-        self._settled = same and not (told or harms or groups.endable)
-        told += [f"{harm}; {_REPLACED}" for harm in harms]
+        lines += groups.lines
+        same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
+        self._ended_clean = same and not (lines or harms or groups.endable)
+        lines += [f"{harm}; {_REPLACED}" for harm in harms]
         harm = f"the test {harms[0]}" if harms else groups.harm
-        return Left(tuple(told), harm, worn=initialised > 0 and not runs)
+        return Leaks(tuple(lines), harm, worn=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
         return process_group.allocated_memory(self._context) if self._counts_memory else {}
@@ -147,7 +151,7 @@ class Hygiene:
     def _grown_memory(self) -> list[str]:
         grown = self._growth()
         if any(size > MEMORY for size in grown.values()):
-            collect()  # A cycle is no leak: it would have gone by itself.
+            collect()  # Tensors in reference cycles are no leak: the garbage collector would free them later.
             grown = self._growth()
         return [
             f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"

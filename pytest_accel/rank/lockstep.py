@@ -1,7 +1,8 @@
-"""What the ranks of a property-based test tell each other, and what they conclude from it: pure.
+"""Messages between the ranks of a property-based test, and the conclusions that the ranks draw from them.
 
-Every rank draws the examples of such a test itself, all from one seed. At each step (an example has ended, a test
-draws more, ...) each tells the others what it does, and all come to the same conclusion.
+Every rank draws the examples of such a test itself, from the same seed. At each step (an example has ended, the test
+draws more values, ...) each rank sends its step to the others, and all ranks come to the same conclusion. The functions
+are pure.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, Literal
 from pytest_accel.core.rank_names import ranks_text
 
 Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
-"""How an example ended on one rank: ``stopped`` by the generator of examples, ``rejected`` by ``assume``."""
+"""Outcome of an example on one rank: ``stopped`` by Hypothesis's engine, ``rejected`` by ``assume``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that ended an example on one rank, as the other ranks can show it."""
+    """An exception that ended an example on one rank, in a form that other ranks can show."""
 
     module: str
     qualname: str
@@ -26,46 +27,47 @@ class Failure:
     path: str
     line: int
     origin: str
-    """Equal for failures that are the same bug."""
+    """Identifies the bug: equal for all failures that Hypothesis counts as the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A test with examples begins."""
+    """Step: a test with examples begins."""
 
     at: float
-    """The rank's clock; all ranks go by that of rank 0."""
+    """Time on this rank's clock. All ranks use the time of rank 0."""
     name: str
     seed: int | None
-    """From which the rank would draw; None: the suite has fixed it."""
+    """The seed that this rank would use; None: the suite has fixed it."""
     database: bool
-    """Whether the rank would keep failing examples."""
+    """True if this rank has a database for failing examples."""
     constants: int
-    """A checksum of the constants in the suite's modules, which the generator draws now and then."""
+    """Checksum of the constants in the suite's modules, which Hypothesis sometimes draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Examples are read from the database, by rank 0 for all."""
+    """Step: rank 0 reads examples from the database for all ranks."""
 
     at: float
     examples: list[str]
+    """The examples in base64; empty except on rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The body of the test draws more."""
+    """Step: the body of the test draws more values."""
 
     at: float
     drawn: str
-    """Equal for the same draws until now."""
+    """Checksum of all values drawn for the example until now."""
     shown: str
-    """The last of them, for people."""
+    """The last of these values, as text for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An example has ended."""
+    """Step: an example has ended."""
 
     at: float
     drawn: str
@@ -73,13 +75,13 @@ class End:
     outcome: Outcome
     seconds: float
     targets: dict[str, float]
-    """What the test has told ``target()``."""
+    """The values that the test has passed to ``target()``, by label."""
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The rank takes no more steps in this test."""
+    """Step: the rank takes no more steps in this test."""
 
     at: float
     failure: Failure | None
@@ -90,12 +92,12 @@ _KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fe
 
 
 def to_record(step: Step) -> dict[str, Any]:
-    """Return `step` as JSON has it."""
+    """Return `step` as a dict that can be serialized as JSON."""
     return {"kind": type(step).__name__, **asdict(step)}
 
 
 def from_record(record: Mapping[str, Any]) -> Step:
-    """Return the step that `record` is of; ValueError if it is of none."""
+    """Return the step that :func:`to_record` serialized as `record`; raise ValueError if `record` is not valid."""
     fields = dict(record)
     kind = _KINDS.get(str(fields.pop("kind", None)))
     try:
@@ -105,20 +107,25 @@ def from_record(record: Mapping[str, Any]) -> Step:
             fields["failure"] = Failure(**failure)
         return kind(**fields)
     except TypeError as error:
-        raise ValueError(f"a record of another rank is no step of a test: {error}") from None
+        raise ValueError(f"a record of another rank is not a step of a test: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What all ranks do after a step."""
+    """The result of a step, equal on all ranks."""
 
     outcome: Outcome | Literal["goes on", "broken", "left", "different"]
-    """``broken``: the example has failed and the ranks cannot go on together; ``left``: a rank takes no more steps."""
+    """The outcome of the example on all ranks, or one of:
+
+    ``goes on``: the example, or the test, continues. ``broken``: an example has failed, or only some ranks skipped it,
+    and the ranks cannot continue together. ``left``: a rank takes no more steps. ``different``: the ranks took
+    different steps or drew different examples.
+    """
     rank: int = 0
-    """The rank that `failure` is of."""
+    """The rank of `failure`, or the one that rejected the example or left."""
     failure: Failure | None = None
     text: str = ""
-    """What the ranks do differently."""
+    """The difference between the ranks, for messages."""
     targets: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     """The time of the slowest rank."""
@@ -126,9 +133,9 @@ class Conclusion:
 
 
 def conclude(steps: Sequence[Step]) -> Conclusion:
-    """Return what follows from the `steps` of all ranks, in their order.
+    """Return the conclusion from the `steps` of all ranks, which are in the order of the ranks.
 
-    Failed anywhere is failed everywhere, and rejected anywhere is rejected everywhere; a failure comes first.
+    An example that fails or is rejected on one rank fails or is rejected on all ranks. A failure has precedence.
     """
     for rank, step in enumerate(steps):
         if isinstance(step, Leave):
@@ -144,7 +151,7 @@ def conclude(steps: Sequence[Step]) -> Conclusion:
 
 
 def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclusion:
-    """Return the conclusion of an example that has ended on some ranks, while the test draws more on the others."""
+    """Return the conclusion of an example that has ended on some ranks, while the other ranks draw more values."""
     ranks: dict[Outcome, list[int]] = {}
     for rank, end in ends.items():
         ranks.setdefault(end.outcome, []).append(rank)
@@ -183,10 +190,10 @@ def _differences(steps: Sequence[Step]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, step in enumerate(steps):
         ranks.setdefault(_describe(step), []).append(rank)
-    if len(ranks) == 1:  # They differ in what is not shown of them.
+    if len(ranks) == 1:  # The texts are equal because they show only the last values: add the checksums.
         ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
-    said = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
-    return f"the ranks drew different examples ({said}): what a test draws must not depend on the rank"
+    steps_text = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
+    return f"the ranks drew different examples ({steps_text}): what a test draws must not depend on the rank"
 
 
 def _describe(step: Step) -> str:

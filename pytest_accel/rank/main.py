@@ -1,4 +1,4 @@
-"""A rank: one process of a world, from the fork to its end, and what it knows of itself."""
+"""Entry point of a rank: from the fork until the process exits."""
 
 from __future__ import annotations
 
@@ -31,70 +31,71 @@ from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.role import Role
 
 
-class _Joining:
-    """Lets pytest come as far as it can without knowing which rank this is: its own plugins are loaded, no others."""
+class _RoleWaiter:
+    """Pytest plugin that waits for the rank's role after pytest has loaded its own plugins, and before all others."""
 
     def __init__(self, session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed) -> None:
         self.plugin: rank_plugin.RankPlugin | None = None
         self.args = list(session.args)
-        """The list that pytest is given, and has not read yet when it registers this."""
+        """The list passed to `pytest.main`, which pytest has not read yet when it registers this plugin."""
         self._session = session
         self._wait_for_role = wait_for_role
         self._installed = installed
-        self._stacks: IO[str] | None = None
-        """Open as long as the process."""
+        self._stack_file: IO[str] | None = None
+        """The file for stacks, kept open until the process exits."""
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
-        """pytest calls this when it registers the plugins that it was given, before it looks at anything else."""
-        session, (spec, rank, listener, peers, meeting) = self._session, self._wait_for_role()
+        """Wait for the role and apply it. pytest calls this hook first, when it registers the plugins of `main`."""
+        session, (spec, rank, listener, peers, store_port) = self._session, self._wait_for_role()
         rank_log.redirect(session, spec.world, rank)
-        self._stacks = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
-        faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
+        self._stack_file = open(stack_path(session.directory, spec.world, rank), "w")  # noqa: SIM115
+        faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=True)
         starting = contextlib.ExitStack()
         starting.enter_context(self._installed.remembered())
         context = RankContext(session, spec, rank)
-        _set_environment(context, meeting)
+        _set_environment(context, store_port)
         coverage.start(session.coverage if session.shared else None, pluginmanager)
         if context.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, context.cores)
         os.makedirs(session.basetemp, mode=0o700, exist_ok=True)
         basetemp = os.path.join(session.basetemp, f"w{spec.world}r{rank}")
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
-        self.plugin = rank_plugin.RankPlugin(context, listener, peers, meeting, starting)
+        self.plugin = rank_plugin.RankPlugin(context, listener, peers, store_port, starting)
         plugin_roles.install(pluginmanager, dict(session.roles))
         pluginmanager.register(self.plugin)
 
 
 def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
-    """Be the rank that `wait_for_role` says until the driver or the pool ends it; gives the exit status."""
+    """Run this process as the rank that `wait_for_role` returns; return the exit status of the process."""
     flight_recorder.prepare()
-    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until there is a file for them: it is not to end the process.
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # Until the stack file is open: the default action is to terminate.
     prctl.become_subreaper()
     os.chdir(session.invocation_dir)
     sys.path[:] = session.sys_path
     sys.argv[:] = ["pytest", *session.args]
-    # A test may replace these, which the connection to the driver looks up in their module for each message.
+    # Keep the functions with which a Connection packs each message's size: a test may replace them in `struct`.
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     _reseed()
     _let_the_driver_finish()
-    joining = _Joining(session, wait_for_role, installed)
-    code = pytest.main(joining.args, plugins=[joining])
-    plugin = joining.plugin
+    waiter = _RoleWaiter(session, wait_for_role, installed)
+    code = pytest.main(waiter.args, plugins=[waiter])
+    plugin = waiter.plugin
     if plugin is None:
         return int(code)
-    with suppress(Exception):  # A test may have replaced what this needs, and the fork server looks as well.
+    with suppress(Exception):  # A test may have replaced a function that this uses. The fork server looks as well.
         watch.look({getpid(): plugin.context.spec.world})
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
-    # A retired rank's tests have been judged one by one; a session that cannot end raises.
-    judged = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
-    return RETIRED if plugin.retired and code in judged else int(code)
+    # Failed tests have been reported already, so they do not make the end of a retired rank's session an error.
+    normal = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.TESTS_FAILED)
+    return RETIRED if plugin.retired and code in normal else int(code)
 
 
 def _let_the_driver_finish() -> None:
-    """A rank that is woken does not take the processor from the driver, which has other ranks still to wake.
+    """Set the scheduling policy SCHED_BATCH (sched(7)), so that a rank that wakes up does not preempt the driver.
 
-    SCHED_BATCH says so (sched(7)): it costs nothing else. What the rank starts is scheduled as usual.
+    The driver may still have other ranks to wake. The policy has no other cost. Processes that the rank starts have the
+    default policy.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
@@ -102,24 +103,27 @@ def _let_the_driver_finish() -> None:
 
 
 def _reseed() -> None:
-    """Random state of its own for each process, as fresh interpreters have; torch seeds all with the same constant."""
+    """Give this process a random state of its own, as a new interpreter has; ranks are forked with the same state.
+
+    torch needs none: it seeds every process with the same constant.
+    """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
-def _set_environment(context: RankContext, meeting: process_group.Meeting | None) -> None:
+def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.seen or spec.kind != "cpu":
-        # A CPU slot is no device that other ranks could see: threads and cores are for this rank's own.
+        # A CPU slot cannot be visible to other ranks, so its mask (threads and cores) contains this rank's own only.
         changes |= context.vendor.mask(context.own if context.cores else context.seen, os.environ)
     if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.backend):
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
     if spec.grouped:
-        assert meeting is not None
-        changes |= rank_environment.environment(spec, rank, meeting.port)
+        assert store_port is not None
+        changes |= rank_environment.environment(spec, rank, store_port.port)
         if context.session.debug:
             changes["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -130,5 +134,5 @@ def _set_environment(context: RankContext, meeting: process_group.Meeting | None
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-        # As bytes, which are compared after each test.
+        # As bytes, because the leak check compares them with `os.environb` after each test.
         context.variables[os.fsencode(name)] = None if value is None else os.fsencode(value)

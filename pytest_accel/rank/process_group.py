@@ -1,4 +1,4 @@
-"""A rank's store, process group and what torch knows of them. Runs in ranks only, where torch may be imported."""
+"""A rank's store, process groups and devices in torch. Runs in ranks only, where torch may be imported."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ if TYPE_CHECKING:
 
 _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-PATIENCE = timedelta(hours=1)
-"""For the group's own waits. Long, since the driver decides what is a hang, and takes the stacks first."""
-_END_PATIENCE = timedelta(seconds=5)
-"""How long rank 0 keeps the store for others at its end: less than a retired world has for its session fixtures."""
+GROUP_TIMEOUT = timedelta(hours=1)
+"""torch's timeout for the process group. Long, because the driver detects hangs, and takes the stacks first."""
+_END_TIMEOUT = timedelta(seconds=5)
+"""How long rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
 
 
-class Meeting(NamedTuple):
-    """Where a world's ranks meet: a port of the machine of rank 0."""
+class StorePort(NamedTuple):
+    """The port of the world's store, on the machine of rank 0."""
 
     port: int
     listening: socket.socket | None
-    """The socket that is bound to it, for rank 0; others may have it too, where they come from the same fork server."""
+    """The socket bound to the port, which rank 0 uses. Other ranks from the same fork server may have a copy."""
 
 
-def prepare(context: RankContext, meeting: Meeting) -> None:
+def prepare(context: RankContext, store_port: StorePort) -> None:
     """Open the world's store and, unless the mark says ``init=False``, its default process group."""
     import torch
     import torch.distributed as dist
 
     spec, rank = context.spec, context.rank
-    port, listening = meeting
+    port, listening = store_port
     host = host_of(spec)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
-        dist.set_debug_level_from_env()  # It was read when torch was imported, in the fork server.
+        dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
     if rank == 0:
         assert listening is not None
         store = dist.TCPStore(
-            host, port, spec.ranks, True, PATIENCE, wait_for_workers=False, master_listen_fd=listening.detach()
+            host, port, spec.ranks, True, GROUP_TIMEOUT, wait_for_workers=False, master_listen_fd=listening.detach()
         )
     else:
         if listening is not None:
             listening.close()
-        store = dist.TCPStore(host, port, spec.ranks, False, PATIENCE, wait_for_workers=False)
+        store = dist.TCPStore(host, port, spec.ranks, False, GROUP_TIMEOUT, wait_for_workers=False)
     context.store = dist.PrefixStore("accel", store)
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
     device = torch.device(context.torch_device)
-    # Not every module has a device to choose (mps has one).
+    # Not every module has set_device: mps has only one device.
     if choose := getattr(_module_of(context.torch_device), "set_device", None):
         choose(device)
     _serve_rendezvous(context, port)
@@ -80,7 +80,7 @@ def prepare(context: RankContext, meeting: Meeting) -> None:
         backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
         _check_backend(backend)
         dist.init_process_group(
-            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=PATIENCE
+            backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=GROUP_TIMEOUT
         )
         context.default_group = world = dist.group.WORLD
         assert world is not None
@@ -88,7 +88,10 @@ def prepare(context: RankContext, meeting: Meeting) -> None:
 
 
 def watch(context: RankContext) -> None:
-    """Have a thread for the record of collectives, once there may be some: a process with threads is bad to fork."""
+    """Start the thread for the record of collectives, unless it runs.
+
+    Call this before the first process group only, not earlier: a process with threads is unsafe to fork.
+    """
     if not context.watched:
         context.watched = True
         path = flight_path(context.session.directory, context.spec.world, context.rank)
@@ -96,7 +99,7 @@ def watch(context: RankContext) -> None:
 
 
 def limit_threads() -> None:
-    """As many threads as ``OMP_NUM_THREADS`` says: libgomp has read it before this process was forked."""
+    """Set torch's number of threads to ``OMP_NUM_THREADS``, which libgomp read before this process was forked."""
     import torch
 
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -105,7 +108,7 @@ def limit_threads() -> None:
 
 
 def limit_memory(context: RankContext) -> None:
-    """Let this rank have no more memory of each of its devices than its share, where torch can see to that."""
+    """Limit this rank's memory on each of its devices to its share, for the types of devices for which torch can."""
     import torch
 
     for device in context.own:
@@ -113,15 +116,15 @@ def limit_memory(context: RankContext) -> None:
         limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
         if limit is not None:
             fraction = shares.fraction(context.spec.share, device)
-            # Apple's has one device and takes no other argument.
+            # mps has only one device, so its function does not take a device.
             limit(fraction) if name.type == "mps" else limit(fraction, name)
 
 
 def _check_backend(backend: str) -> None:
-    """ValueError, with what to do, for a backend that this torch does not have.
+    """Raise ValueError, with advice, if torch does not have a backend of `backend`.
 
-    ``ccl`` is registered by importing its package (github.com/intel/torch-ccl, whose development has ended), the others
-    by how torch was built.
+    Importing its package registers ``ccl`` (github.com/intel/torch-ccl, which is no longer developed). torch's build
+    determines the other backends.
     """
     import torch
     import torch.distributed as dist
@@ -135,26 +138,27 @@ def _check_backend(backend: str) -> None:
         if not dist.is_backend_available(name):
             usable = set(dist.Backend.backend_list) - {"undefined", "fake"}
             here = ", ".join(sorted(one for one in usable if dist.is_backend_available(one)))
-            remedy = "nothing that is imported here has registered it"
+            remedy = "import the package that registers it"
             if packages:
                 remedy = f"install {packages[0]}"
             elif name in dist.Backend.backend_list:
-                remedy = f"a torch that is built with {name} has it"
+                remedy = f"use a torch that is built with {name}"
             raise ValueError(
-                f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or take one of {here}"
+                f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or use one of {here}"
             )
 
 
 def _serve_rendezvous(context: RankContext, port: int) -> None:
-    """Let the groups that tests make at an address, the world's `port` or one of their own, meet on the world's store.
+    """Make process groups that tests create at an address (host and port) use the world's store for their rendezvous.
 
-    `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, which would wait at an address where nobody serves. Were
-    rank 0 to serve there, two worlds could not use the same address at a time, and a rank that makes its next group
-    before rank 0 has ended the last one would read the old group's keys. So each group has keys of its own: those of
-    its port, its size and its turn, and for a loopback address of the machine.
+    `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, so ranks would wait at an address where no store is
+    served. If rank 0 served a store there, two worlds could not use the same address at the same time, and a rank that
+    creates its next group before rank 0 has destroyed the previous one would read the old group's keys. So each group
+    has its own keys in the world's store: by port, size, number of the group at this port and, for some ranks at a
+    loopback address, machine.
 
-    Code that sets the variable to anything else, as is done for a group with processes that are no ranks of this world,
-    gets torch's own store at its address.
+    Code that sets the variable to another value, for a group with processes that are not ranks of this world, gets
+    torch's own store at its address, except at the world's own `port`.
     """
     import torch.distributed as dist
 
@@ -167,7 +171,7 @@ def _serve_rendezvous(context: RankContext, port: int) -> None:
     ) -> Store:
         agent = os.environ.get(AGENT_STORE) == "True"
         if world_size > context.spec.ranks or not (agent or at == port):
-            # Other processes take part. At the world's own port they meet as clients, since it is served.
+            # The group has other processes. At the world's own port all are clients, because its store is served there.
             with contextlib.nullcontext() if at == port else _without_agent_store():
                 store: Store = original(hostname, at, rank, world_size, timeout, *options, **named)
                 return store
@@ -192,9 +196,9 @@ def _without_agent_store() -> Iterator[None]:
 
 
 def _let_children_serve() -> None:
-    """Hide the agent's store from the processes that `multiprocessing` starts anew: they make groups at their address.
+    """Unset the variable for the agent's store in processes that `multiprocessing` spawns, so that they can serve one.
 
-    Those that it forks have what :func:`_serve_rendezvous` has replaced.
+    Processes that it forks inherit the function that :func:`_serve_rendezvous` has replaced.
     """
     start = util.spawnv_passfds
 
@@ -206,14 +210,14 @@ def _let_children_serve() -> None:
 
 
 def torch_devices(names: Sequence[str]) -> list[torch.device]:
-    """torch's own objects for its names of devices."""
+    """Return the `torch.device` for each name."""
     import torch
 
     return [torch.device(name) for name in names]
 
 
 def test_store(context: RankContext) -> Store:
-    """A store whose keys are the running test's own."""
+    """Return a store with keys that belong to the running test only."""
     import torch.distributed as dist
 
     assert context.store is not None
@@ -221,7 +225,7 @@ def test_store(context: RankContext) -> Store:
 
 
 def world_store(context: RankContext) -> Store:
-    """Return a store whose keys live as long as the world, apart from those of its tests."""
+    """Return a store with keys that last as long as the world, separate from those of its tests."""
     import torch.distributed as dist
 
     assert context.store is not None
@@ -229,21 +233,21 @@ def world_store(context: RankContext) -> Store:
 
 
 def end_together(context: RankContext) -> None:
-    """Keep the store until the other ranks need it no more: their session fixtures may still use it at their end.
+    """Wait in rank 0 until the other ranks have ended their sessions; their session fixtures may still use the store.
 
-    It ends with rank 0, which waits for the others, but not for one that hangs or has died.
+    The store exits with rank 0, so rank 0 waits for the others, but no longer than a timeout, since one may hang.
     """
     store = context.signed_store
     assert store is not None
-    with contextlib.suppress(RuntimeError):  # The process of rank 0 has ended, or another rank's has.
+    with contextlib.suppress(RuntimeError):  # Rank 0 has exited, or another rank has not reached its end in time.
         if context.rank:
             store.set(f"ended/{context.rank}", b"")
         elif context.spec.ranks > 1:
-            store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_PATIENCE)
+            store.wait([f"ended/{rank}" for rank in range(1, context.spec.ranks)], _END_TIMEOUT)
 
 
 def apart(context: RankContext) -> list[str]:
-    """The machines that share no file system with the driver's, as the ranks there have found."""
+    """Return the names of the machines that do not share a file system with the driver's, as their ranks reported."""
     __tracebackhide__ = True
     assert context.signed_store is not None
     ranks = range(context.spec.ranks) if context.spec.addresses else ()
@@ -251,7 +255,7 @@ def apart(context: RankContext) -> list[str]:
 
 
 def make_mesh(context: RankContext, shape: tuple[int, ...], names: tuple[str, ...] | None) -> DeviceMesh:
-    """A mesh over the ranks' devices, whose groups the world keeps."""
+    """Return a device mesh over the ranks' devices. Its groups last as long as the world."""
     __tracebackhide__ = True
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -277,12 +281,12 @@ def _name(group: ProcessGroup) -> str:
 
 
 def group_names() -> set[str]:
-    """The names of this rank's process groups."""
+    """Return the names of this rank's process groups."""
     return {str(group.group_name) for group in _groups()}
 
 
 def _is_numbered_as_its_world(context: RankContext) -> bool:
-    """Return whether torch's ranks are the world's, which those of a group that some of them have made are not."""
+    """Return whether torch numbers the ranks as the world does. It does not in a group that only some ranks created."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -293,32 +297,32 @@ def _is_numbered_as_its_world(context: RankContext) -> bool:
 
 
 def members() -> dict[str, tuple[int, ...]]:
-    """The ranks of each group that this rank belongs to, by the group's name."""
+    """Return the ranks of each group to which this rank belongs, by the group's name."""
     import torch.distributed as dist
 
     return {_name(group): tuple(dist.get_process_group_ranks(group)) for group in _groups()}
 
 
 def flight_record(context: RankContext) -> dict[str, object]:
-    """Return torch's record of this rank's collectives, the members and numbers of its groups, and its place.
+    """Return torch's record of this rank's collectives, its groups' members and counts, and its place in the code.
 
-    It has no collectives if the ranks of the default group are not numbered as those of the world.
+    The record has no collectives if torch does not number the ranks as the world does.
     """
     from torch._C import _distributed_c10d
 
     if not _is_numbered_as_its_world(context):
         return {"entries": [], "place": place_of_main_thread()}
-    # torch has no public name for it: its own analyzer (torch.distributed.flight_recorder) reads the same record.
+    # The function is not public, but torch's own analyzer (torch.distributed.flight_recorder) reads the same record.
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
     numbers = {name: number for name, (_, number) in collectives(context).items()}
     return {**record, "members": members(), "numbers": numbers, "place": place_of_main_thread()}
 
 
 def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
-    """For each group that this rank belongs to: its members' ranks and the number of collectives issued in it.
+    """Return the ranks and the number of issued collectives of each group to which this rank belongs, by its name.
 
-    Each group numbers its collectives by itself; gloo and nccl do, other backends may not, and are left out. So are
-    groups whose ranks are not the world's: those of one name are not one group.
+    Groups of backends that do not number collectives are left out; gloo and nccl number them. The result is empty if
+    torch does not number the ranks as the world does: equal names do not mean the same group on all ranks then.
     """
     import torch.distributed as dist
 
@@ -336,29 +340,29 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def made() -> int:
-    """How many groups this rank has numbered: torch names the next by it, the same way on every rank."""
+    """Return how many groups torch has numbered in this rank. torch derives the name of the next group from it."""
     import torch.distributed as dist
 
     return dist.distributed_c10d._world.group_count if dist.is_available() else 0
 
 
 class LeftGroups(NamedTuple):
-    """The process groups that a test has left."""
+    """The process groups that a test has not destroyed."""
 
     lines: tuple[str, ...] = ()
-    """What is told of them."""
+    """The text for the report."""
     harm: str | None = None
-    """Why the next test cannot have this process; None: it can."""
+    """Why the next test must not run in this process; None: it may."""
     endable: bool = False
-    """Whether there are some for :func:`end_left_groups`."""
+    """True if there are groups for :func:`end_left_groups`."""
 
 
 def left_groups(context: RankContext) -> LeftGroups:
-    """What the test has left.
+    """Return the groups that the test has not destroyed.
 
-    Nothing is told of a device mesh's, which torch gives nobody a way to destroy. `end_left_groups` ends those that
-    can be ended without the other ranks, and whose names are not used once more: torch numbers some (`_world`), and
-    derives the others from their ranks (`_hash_ranks_to_str`).
+    The groups of a device mesh are not reported, because torch has no function to destroy them. A group is harmless if
+    `end_left_groups` can destroy it without the other ranks and its name is not reused: torch numbers some groups
+    (`_world`), and derives the names of the others from their ranks (`_hash_ranks_to_str`).
     """
     import torch.distributed as dist
 
@@ -369,8 +373,8 @@ def left_groups(context: RankContext) -> LeftGroups:
     left = _left(context)
     if not left:
         return LeftGroups()
-    told = [_name(group) for group in left if not group.group_desc.startswith("mesh_")]
-    lines = (f"left {group_label(*told)}",) if told else ()
+    reported = [_name(group) for group in left if not group.group_desc.startswith("mesh_")]
+    lines = (f"left {group_label(*reported)}",) if reported else ()
     lasting = [_name(group) for group in left if not _can_be_ended(group)]
     return LeftGroups(lines, f"the test left {group_label(*lasting)}" if lasting else None, endable=True)
 
@@ -387,18 +391,21 @@ def _can_be_ended(group: ProcessGroup) -> bool:
 
 
 def end_left_groups(context: RankContext) -> None:
-    """End what the last test has left: not before all ranks have come to its end, since one may still read from it."""
+    """Destroy the groups that the last test left. Call this only after all ranks have ended it: one may still read."""
     import torch.distributed as dist
 
     left = _left(context)
     if dist.group.WORLD in left:
-        left = [dist.group.WORLD]  # The others go with it.
+        left = [dist.group.WORLD]  # Destroying the default group destroys all others.
     for group in left:
         dist.destroy_process_group(group)
 
 
 def allocated_memory(context: RankContext) -> dict[str, int]:
-    """Bytes that torch has allocated on each of this rank's devices, by its name; without those that it cannot say."""
+    """Return the bytes that torch has allocated on each of this rank's devices, by torch's name of the device.
+
+    Devices for which torch does not count are left out.
+    """
     sizes = {}
     for device in context.own:
         name = context.torch_name(device)
@@ -409,10 +416,10 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
 
 
 def wait_for_devices(context: RankContext) -> None:
-    """Wait for all that has been started on this rank's devices; RuntimeError where some of it has failed.
+    """Wait for all work on this rank's devices; raise RuntimeError if some of it has failed.
 
-    What a device finds wrong (an index out of bounds in a kernel) is told by the next call that waits for it: without
-    this, perhaps by another test's.
+    The next call that waits for a device raises an error of earlier work, such as an index out of bounds in a kernel.
+    Without this wait, that call may be in another test.
     """
     __tracebackhide__ = True
     for device in context.own:
@@ -420,9 +427,9 @@ def wait_for_devices(context: RankContext) -> None:
         if name.startswith("cpu"):
             return
         module = _module_of(name)
-        # A runtime that the test has not started is not started for this.
+        # Do not initialise a runtime that the test has not used.
         if getattr(module, "is_initialized", lambda: True)() and hasattr(module, "synchronize"):
-            # Apple's has one device and takes no argument.
+            # mps has only one device, so its function takes no argument.
             try:
                 module.synchronize() if name == "mps" else module.synchronize(name)
             except RuntimeError as error:
@@ -436,21 +443,21 @@ def _memory_of(device: str) -> Any:
 
 
 def _module_of(device: str) -> Any:
-    """torch's module for a device, such as `torch.cuda`; None where it has none (xla)."""
+    """Return torch's module for a device, such as `torch.cuda`; None if it has none (xla)."""
     import torch
 
     return getattr(torch, torch.device(device).type, None)
 
 
 def reset_peak_memory(device: str) -> None:
-    """Start counting the peak of this test."""
+    """Start measuring the peak of the allocated memory on `device`."""
     module = _memory_of(device)
     if module is not None and hasattr(module, "reset_peak_memory_stats"):
         module.reset_peak_memory_stats()
 
 
 def peak_memory(device: str) -> int | None:
-    """Bytes that torch has had allocated on `device` at most during the test; None where torch does not count."""
+    """Return the peak of the bytes allocated by torch on `device` in the test; None if torch does not count them."""
     module = _memory_of(device)
     if module is None or not hasattr(module, "max_memory_allocated"):
         return None

@@ -1,4 +1,4 @@
-"""Settings of the process that a test may change, and that the next one must find as they were."""
+"""Settings of the process that the leak check restores after a test, such as torch's and the working directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALARM = "the alarm timer"
 _ON = "on"
 
 Settings = Mapping[str | bytes, object]
-"""Values by the name of the setting, a variable's in bytes; without torch's where torch is not imported."""
+"""Values by name of the setting; names of environment variables are bytes. Lacks torch's until torch is imported."""
 
 
 class _Setting(NamedTuple):
@@ -31,7 +31,8 @@ _TORCH = {
     "torch's default dtype": _Setting(
         lambda torch: torch.get_default_dtype(), lambda torch, value: torch.set_default_dtype(value)
     ),
-    # None is how torch starts: the CPU, without a mode that every call goes through. torch 2.3 has the question first.
+    # To reset the device, set None, torch's initial state: "cpu" would install a mode through which every call goes.
+    # torch has get_default_device since 2.3.
     "torch's default device": _Setting(
         lambda torch: torch.get_default_device() if hasattr(torch, "get_default_device") else torch.device("cpu"),
         lambda torch, value: torch.set_default_device(None if str(value) == "cpu" else value),
@@ -55,11 +56,11 @@ _TORCH = {
 
 
 def look(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
-    """The settings as they are now, and the environment `variables` that make this process the rank that it is."""
+    """Return the current settings and the current values of the environment `variables`."""
     found: dict[str | bytes, object] = {}
     for variable in variables:
         try:
-            # Not as text, which costs three times that, and not by .get(), which costs twice.
+            # `os.environ` would take three times as long, and .get() twice as long.
             found[variable] = environb[variable]
         except KeyError:
             found[variable] = None
@@ -76,26 +77,27 @@ def look(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
 
 
 def label(name: str | bytes) -> str:
-    """The name of a setting, as a message has it."""
+    """Return the name of a setting for messages."""
     return name if isinstance(name, str) else f"the environment variable {fsdecode(name)}"
 
 
 def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:
-    """Each setting that is in both and differs, with its values before and after."""
+    """Return the old and new value of each setting that is in both mappings and differs."""
     return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
 
 
 def text(value: object) -> str:
-    """The value of a setting, as a message has it."""
+    """Return the value of a setting for messages."""
     if isinstance(value, bytes):
         return repr(fsdecode(value))
     return "unset" if value is None else str(value)
 
 
 def put_back(name: str | bytes, value: Any) -> bool:
-    """Set `name` to `value` once more; False: it cannot be.
+    """Restore the setting `name` to `value`; return False if that is not possible.
 
-    A test that has changed the variables of its rank may have changed any other, which nobody looks at.
+    Environment variables are not restored: a test that changed a variable of its rank may also have changed others,
+    which are not checked.
     """
     if isinstance(name, bytes):
         return False
@@ -103,7 +105,7 @@ def put_back(name: str | bytes, value: Any) -> bool:
         _TORCH[name].put(sys.modules["torch"], value)
         return True
     if name == _ALARM:
-        if value != _ON:  # A fixture's may have gone off.
+        if value != _ON:  # Otherwise a timer of a fixture has expired, which cannot be restored.
             setitimer(ITIMER_REAL, 0)
         return True
     if name == _CWD:

@@ -1,7 +1,7 @@
-"""How far a rank has come in its test, readable when the rank cannot speak any more.
+"""File with the progress of a rank in its test, which can be read if the rank hangs or dies.
 
-A rank that passes says so once, when the test has ended, because each message wakes the driver in the middle of the
-test. What it has passed until then stands in a file.
+A rank whose test passes sends one message, at the end of the test, because each message wakes the driver. Until then,
+the file has the number of passed phases.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import struct
 _RECORD = struct.Struct("<IBd")
 
 
-class Progress:
-    """The rank's end."""
+class ProgressFile:
+    """The progress file of a rank, for writing."""
 
     def __init__(self, path: str) -> None:
-        # Not a descriptor: a test may close them all, and have its own file under this one's number.
+        # Mapped into memory, since a test may close all descriptors and open its own file with the same number.
         with open(path, "w+b") as file:
-            file.write(bytes(_RECORD.size))  # Where the disk is full, it is here that it shows, and not in a test.
+            file.write(bytes(_RECORD.size))  # Allocates the space: a full disk raises here and not during a test.
             file.flush()
             self._page = mmap.mmap(file.fileno(), _RECORD.size)
 
     def note(self, serial: int, passed: int, at: float) -> None:
-        """In test `serial`, `passed` phases have passed, the last at `at` (`clock.monotonic`)."""
+        """Record that `passed` phases of test `serial` have passed, the last at `at` (driver's `clock.monotonic`)."""
         self._page[:] = _RECORD.pack(serial, passed, at)
 
 
 def read(path: str) -> tuple[int, int, float]:
-    """What was noted last: serial, phases passed, time; zeros where nothing was."""
+    """Return the last record: serial, passed phases and time. Return zeros if there is none."""
     try:
         with open(path, "rb") as file:
             data = file.read(_RECORD.size)

@@ -1,4 +1,4 @@
-"""Data that plugins and conftests send from ranks to the driver, with the report of a test's phase."""
+"""Data that plugins and conftests send from ranks to the driver with a test report (`pytest_accel_rank_data`)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 
 KEY = "accel_rank_data"
-"""The name of the data in a report that a rank has serialized."""
+"""Name of the data in a serialized report of a rank."""
 OWN_PREFIX = "pytest_accel:"
-"""The beginning of the keys that are this project's own: those of `pytest_accel.bridges`."""
+"""Prefix of the keys that are reserved for pytest-accel, used in `pytest_accel.bridges`."""
 FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
-"""What an implementation of the hooks may raise: it fails the test."""
+"""Exceptions of a hook implementation that fail the test."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class RankDataError(Exception):
-    """A plugin sends what is not plain data, or under a key that another one uses, or has raised an error."""
+    """An implementation of `pytest_accel_rank_data` raised, or returned data that is not plain or a key in use."""
 
 
 class OwnData(dict[str, Any]):
-    """Data that this project sends for another plugin: its keys, and no others, begin with `OWN_PREFIX`."""
+    """Data that pytest-accel sends for another plugin. Only in this class may keys begin with `OWN_PREFIX`."""
 
 
 def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
-    """Return what all implementations of `pytest_accel_rank_data` send with `report`. Raises :class:`RankDataError`."""
+    """Return the data of all implementations of `pytest_accel_rank_data`. Raise :class:`RankDataError` if invalid."""
     collected: dict[str, Any] = {}
     for answer in item.ihook.pytest_accel_rank_data(item=item, report=report):
         if not isinstance(answer, dict):

@@ -1,4 +1,4 @@
-"""Where a rank is and how it is reached, and the variables that say so."""
+"""Environment variables of a rank, and the address of its world's store."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pytest_accel.rank import flight_recorder
 
 HOST = "127.0.0.1"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""The variable that says, as under torchrun, that the store at `MASTER_PORT` is served already."""
+"""The variable that tells torch, as under torchrun, that the store at `MASTER_PORT` is served already."""
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
-    """The variables of `identity`, and what the process group needs beside them."""
+    """Return the variables of `identity`, and those that the process group needs besides."""
     return {
         **identity(spec, rank, port),
         **{name: os.environ.get(name, value) for name, value in flight_recorder.SIZE.items()},
-        # Gloo looks up the host's name otherwise, which fails or waits on machines without a working resolver.
+        # Otherwise gloo looks up the host's name, which fails or blocks on machines without a working resolver.
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
     }
 
 
 def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
-    """The ``env://`` variables, and torchrun's, which code reads."""
+    """Return the variables that ``env://`` and torchrun define."""
     size = str(spec.ranks)
     neighbours = spec.neighbours(rank)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": size,
-        # Under a mask of its own a rank's device is number 0, as under torchrun's --virtual-local-rank.
+        # If each rank has its own mask, its device is number 0, as under torchrun's --virtual-local-rank.
         "LOCAL_RANK": "0" if spec.visible == "rank" else str(neighbours.index(rank)),
         "LOCAL_WORLD_SIZE": str(len(neighbours)),
         "GROUP_RANK": str(spec.node_rank(rank)),
@@ -50,17 +50,17 @@ def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
 
 
 def host_of(spec: WorldSpec) -> str:
-    """Where the world's store is."""
+    """Return the address of the world's store."""
     return spec.addresses[0] if spec.addresses else HOST
 
 
 def interface_of(spec: WorldSpec, rank: int) -> str | None:
-    """The network interface over which `rank` is reached; None where the address is none of the machine's own."""
+    """Return the network interface that has the address of `rank`; None if this machine has no such interface."""
     address = spec.addresses[rank] if spec.addresses else HOST
     if address == HOST:
         return "lo0" if os.uname().sysname == "Darwin" else "lo"
     for name, known in psutil.net_if_addrs().items():
-        # A link-local address has its interface behind it.
+        # A link-local address has its interface as a suffix after "%".
         if any(one.address.partition("%")[0] == address for one in known):
             return name
     return None

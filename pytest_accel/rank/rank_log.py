@@ -1,4 +1,4 @@
-"""A rank's file descriptors 1 and 2: a log, which is the driver's to read, or a person's to keep."""
+"""A rank's log, to which file descriptors 1 and 2 write. The user may keep it (``--accel-logs``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _open = open
 
 
 def redirect(session: SessionSpec, world: int, rank: int) -> None:
-    """Have file descriptors 1 and 2 write to the rank's log, and let 0 be at its end."""
+    """Make file descriptors 1 and 2 write to the rank's log, and 0 read from the null device."""
     path = log_path(session.directory, world, rank)
     if session.logs is not None:
         os.makedirs(session.logs, exist_ok=True)
@@ -34,8 +34,8 @@ def redirect(session: SessionSpec, world: int, rank: int) -> None:
     os.close(null)
 
 
-class Log:
-    """The rank's own end of its log."""
+class RankLog:
+    """A rank's log, as the rank itself writes to it."""
 
     def __init__(self, session: SessionSpec, world: int, rank: int, ranks: int) -> None:
         self._path = log_path(session.directory, world, rank)
@@ -46,7 +46,7 @@ class Log:
         self._libc = ctypes.CDLL(None) if self._kept or self._streams else None
 
     def open(self) -> None:
-        """Lines are written when they end, by Python and by C, where somebody reads along."""
+        """Make Python and C write each line at once, if the log is kept or shown while the test runs."""
         if self._libc is None:
             return
         for stream in (sys.stdout, sys.stderr):
@@ -57,7 +57,10 @@ class Log:
             self._libc.setvbuf(ctypes.c_void_p.in_dll(self._libc, name), None, 1, 0)  # _IOLBF
 
     def begin(self, node: NodeRef) -> None:
-        """A test begins. Where nobody reads along, the log then is what is written in this test."""
+        """Mark the beginning of the test `node`.
+
+        Write a heading to a log that is kept. Otherwise, empty the log, unless it is shown while the test runs.
+        """
         if self._kept:
             self._end_line()
             name = "::".join((relpath(node.path, self._root), *node.names))
@@ -66,7 +69,7 @@ class Log:
             truncate(self._path, 0)
 
     def end_phase(self) -> None:
-        """What was written in the phase is in the log, to the end of its last line."""
+        """Flush the output of the phase to the log, and end its last line."""
         if self._libc is None:
             return
         for stream in (sys.stdout, sys.stderr):

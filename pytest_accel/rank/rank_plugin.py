@@ -1,7 +1,7 @@
-"""The pytest session inside a rank, and how it serves a driver.
+"""The plugin of a rank's pytest session, which runs tests for drivers.
 
-The session is a real one, with the controller's arguments, so that fixtures, parametrization, plugins and assertion
-rewriting are the real ones.
+The session is an ordinary pytest session with the controller's arguments, so that fixtures, parametrization, plugins
+and assertion rewriting work as usual.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from pytest_accel.core.shims import forget_sections
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank import process_group, rank_data, run_ahead
-from pytest_accel.rank.captured_output import Captured
-from pytest_accel.rank.collector import Catalogue, FileSkipped, NotCollected
+from pytest_accel.rank.captured_output import CapturedOutput
+from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RANK, RankContext
-from pytest_accel.rank.debugger import Debugging
-from pytest_accel.rank.leak_check import CLEAN, Hygiene, unknown
-from pytest_accel.rank.progress_file import Progress
-from pytest_accel.rank.rank_log import Log
+from pytest_accel.rank.debugger import RankDebugger
+from pytest_accel.rank.leak_check import CLEAN, LeakCheck, unknown
+from pytest_accel.rank.progress_file import ProgressFile
+from pytest_accel.rank.rank_log import RankLog
 
 if TYPE_CHECKING:
     from pytest_accel.rank.hypothesis_engine import Lockstep
 
 _WRITES_A_FILE = ("debug", "pastebin")
-"""pytest's own options by which a session writes a file, or sends one: the driver's business."""
+"""pytest's options that make a session write or send a file, which only the driver must do."""
 _CHANGES_THE_RUN = (
     "lf",
     "failedfirst",
@@ -66,74 +66,76 @@ _CHANGES_THE_RUN = (
     "maxfail",
     "numprocesses",
 )
-"""Options of pytest and xdist by which a session selects, orders, stops or distributes tests."""
-_JUDGES_IN_THE_DRIVER = ("lfplugin", "nfplugin", "stepwiseplugin")
-"""pytest's own plugins that select or order tests, and remember how they ended."""
+"""Options of pytest and xdist that select, order, stop or distribute tests. Only the driver does that."""
+_DRIVER_PLUGINS = ("lfplugin", "nfplugin", "stepwiseplugin")
+"""pytest's plugins that select or order tests and store their outcomes. Only the driver uses them."""
 
-_ALONE = nullcontext()
-"""Stands in for the lock-step of a rank that has no peers, or of a suite without Hypothesis."""
+_NO_LOCKSTEP = nullcontext()
+"""Replaces the lock-step in a world with one rank, or in a suite without Hypothesis."""
 
 
 class RankPlugin:
-    """Makes a pytest session serve a driver."""
+    """Runs the tests that drivers request, one driver at a time, until the pool retires the rank."""
 
     def __init__(
         self,
         context: RankContext,
         listener: socket,
-        others: run_ahead.Peers,
-        meeting: process_group.Meeting | None,
+        peers: run_ahead.Peers,
+        store_port: process_group.StorePort | None,
         starting: contextlib.ExitStack,
     ) -> None:
-        """`starting` is what holds until the session has started, and no longer."""
-        self.__name__ = RANK_PLUGIN  # The name by which pytest registers it.
+        """`starting` has context managers that are left as soon as the session has started."""
+        self.__name__ = RANK_PLUGIN  # pytest registers the plugin by this name.
         self.context = context
         self.served = False
+        """True if the rank has become ready, or has told its driver that it is broken."""
         self.retired = False
         self._pid = getpid()
         self._listener = listener
-        self._peers = others
-        self._meeting = meeting
+        self._peers = peers
+        self._store_port = store_port
         self._starting = starting
         self._connection: Connection | None = None
-        self._catalogue = Catalogue()
+        self._collector = RankCollector()
         self._serial = 0
         self._sketch: ExceptionSketch | None = None
         self._warnings: list[WarningSketch] = []
         where = context.session.directory, context.spec.world, context.rank
-        self._log = Log(context.session, context.spec.world, context.rank, context.spec.ranks)
-        self._captured = Captured(*where)
-        self._debugging = Debugging(listener, self._send)
-        self._progress = Progress(progress_path(*where))
-        self._hygiene = Hygiene(context)
+        self._log = RankLog(context.session, context.spec.world, context.rank, context.spec.ranks)
+        self._captured = CapturedOutput(*where)
+        self._debugger = RankDebugger(listener, self._send)
+        self._progress = ProgressFile(progress_path(*where))
+        self._leak_check = LeakCheck(context)
         self._item: pytest.Item | None = None
         """The running test."""
         self._lockstep: Lockstep | None = None
-        """Of the running test, once it may run examples of Hypothesis."""
-        self._later: RunTest | None = None
+        """The lock-step of the running test, if it may run examples of Hypothesis."""
+        self._next_request: RunTest | None = None
+        """A request that was received while another one was pending."""
         self._word: int | None = None
-        """What this rank has told its peers of its last test."""
-        self._spoke = False
-        """Whether the driver has heard of the running test, as it does where something is wrong."""
+        """The word that this rank sent its peers for its last test (`run_ahead`); None: it sent none."""
+        self._reported_early = False
+        """True if the running test has already reported a subtest, or a phase that did not pass."""
         self._held: list[PhaseReport] = []
-        """Phases that have passed and are not yet reported: one message a test, unless something goes wrong."""
+        """Reports of passed phases that are not yet sent: a test that passes costs one message."""
 
     # The session
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
-        """Leave the session's files to the driver: innermost, since pytest opens that of ``--debug`` next."""
+        """Unset the options that write files. Must be the innermost wrapper: pytest's opens the file of ``--debug``."""
         config = yield
         for name in _WRITES_A_FILE:
             if getattr(config.option, name, None):
                 setattr(config.option, name, None)
-        config.option.log_file = os.devnull  # None would leave it to the ini file.
+        config.option.log_file = os.devnull  # With None, pytest would use the setting in the ini file.
         return config
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        config.pluginmanager.register(self._catalogue)
-        config.pluginmanager.register(self._debugging)
+        config.pluginmanager.register(self._collector)
+        config.pluginmanager.register(self._debugger)
         config.stash[RANK] = self.context
         option = config.option
         for name in _CHANGES_THE_RUN:
@@ -141,7 +143,7 @@ class RankPlugin:
                 setattr(option, name, 0)
         if hasattr(option, "dist"):
             option.dist, option.tx = "no", []
-        for name in _JUDGES_IN_THE_DRIVER:
+        for name in _DRIVER_PLUGINS:
             config.pluginmanager.set_blocked(name)
         self.context.absent = plugin_roles.leave_out_absent(config.pluginmanager, dict(self.context.session.roles))
 
@@ -153,10 +155,13 @@ class RankPlugin:
                 config.addinivalue_line("markers", line)
 
     def pytest_internalerror(self, excrepr: Any) -> None:
-        self._catalogue.errors.append(str(excrepr))
+        self._collector.errors.append(str(excrepr))
 
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Collect nothing yet. This plugin is registered after pytest's own and before all others, which come first."""
+        """Collect nothing yet.
+
+        This plugin is registered after pytest's plugins and before all others, so the others' hooks are called first.
+        """
         session.items = []
         return True
 
@@ -179,11 +184,11 @@ class RankPlugin:
         return True
 
     def refuse(self, text: str) -> None:
-        """Tell the driver why this rank cannot run anything."""
+        """Wait for a driver, and tell it why this rank cannot run tests."""
         self.served = True
         with suppress(OSError):
             self._accept()
-            self._send(Broken("\n".join([text, *self._catalogue.errors])))
+            self._send(Broken("\n".join([text, *self._collector.errors])))
 
     def _prepare(self) -> None:
         context, spec = self.context, self.context.spec
@@ -194,14 +199,14 @@ class RankPlugin:
         if spec.grouped or context.cores:
             process_group.limit_threads()
         if spec.grouped:
-            assert self._meeting is not None
-            process_group.prepare(context, self._meeting)
+            assert self._store_port is not None
+            process_group.prepare(context, self._store_port)
 
     def _verify(self) -> None:
         seen = self.context.seen
         try:
             self.context.vendor.verify(seen, os.environ)
-        except (AssertionError, ImportError, OSError, RuntimeError) as error:  # torch's own.
+        except (AssertionError, ImportError, OSError, RuntimeError) as error:  # These are torch's errors.
             names = ", ".join(device.id for device in seen)
             raise MaskError(
                 f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
@@ -212,11 +217,11 @@ class RankPlugin:
         return self._connection
 
     def _serve(self, session: pytest.Session, connection: Connection) -> None:
-        """Until this driver gives the world back, by closing its connection, or the pool retires it."""
-        self._later = None
+        """Run tests until this driver returns the world, by closing its connection, or the pool retires the rank."""
+        self._next_request = None
         while True:
             try:
-                message = self._hear(connection)
+                message = self._receive(connection)
             except (EOFError, OSError):
                 connection.close()
                 return
@@ -225,19 +230,20 @@ class RankPlugin:
                 return
             self._run(session, message)
 
-    def _hear(self, connection: Connection) -> RunTest | Retire:
-        """What the driver wants done, when it is time to do it."""
+    def _receive(self, connection: Connection) -> RunTest | Retire:
+        """Return the driver's next request; if the test was sent ahead, wait until it may begin."""
         message: RunTest | Retire
-        message, self._later = self._later or connection.recv(), None
+        message, self._next_request = self._next_request or connection.recv(), None
         while isinstance(message, RunTest) and message.ahead:
             if self._word is not None and self._peers.agree(connection):
                 return message
-            said = connection.recv()
-            if isinstance(said, RunTest) and said.ahead:
-                # The one after: the driver knows that all have passed, which the peers were about to say.
-                self._later = said
+            newer = connection.recv()
+            if isinstance(newer, RunTest) and newer.ahead:
+                # The driver sends the test after the next one only when it knows that all ranks have passed. So the
+                # next one may begin, although not all words of the peers have arrived.
+                self._next_request = newer
                 return message
-            message = said
+            message = newer
         return message
 
     # One test
@@ -246,15 +252,15 @@ class RankPlugin:
         self.context.tests += 1
         self._log.begin(request.node)
         self._captured.begin()
-        self._serial, self._word, self._spoke = request.serial, None, False
+        self._serial, self._word, self._reported_early = request.serial, None, False
         self._item = self._lockstep = None
         process_group.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
-            item = self._catalogue.find(session, request.node)
-            vars(item)["location"] = request.location  # Where pytest keeps it once it has been looked up.
-            following = self._catalogue.following(session, item, request)
-            stale = self._catalogue.drop_stale(item)
+            item = self._collector.find(session, request.node)
+            vars(item)["location"] = request.location  # The cache of pytest's property, which would read the file.
+            following = self._collector.following(session, item, request)
+            stale = self._collector.drop_stale(item)
         except FileSkipped as skipped:
             self._report_skipped(request, skipped.longrepr)
             return
@@ -264,11 +270,11 @@ class RankPlugin:
         except Exception:
             self._send(Broken(format_exc()))
             return
-        self._hygiene.begin(self._catalogue.activity)
+        self._leak_check.begin(self._collector.activity)
         self._item = item
         session.items, session.testscollected = [item], 1
         forget_sections(item)
-        self._debugging.running = True
+        self._debugger.running = True
         try:
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as request_to_exit:
@@ -280,15 +286,15 @@ class RankPlugin:
             self._send(*self._take_held(), asked)
             return
         finally:
-            self._debugging.end()
-            self._debugging.running = False
-        self._catalogue.ran(item, following)
+            self._debugger.end()
+            self._debugger.running = False
+        self._collector.ran(item, following)
         self._finish(request, stale)
 
     def _finish(self, request: RunTest, stale: str | None) -> None:
         warnings, self._warnings = self._warnings, []
         try:
-            left = self._hygiene.end()
+            left = self._leak_check.end()
             collectives, groups, properties = (
                 process_group.collectives(self.context),
                 process_group.made(),
@@ -296,7 +302,7 @@ class RankPlugin:
             )
         except Exception as error:
             left, collectives, groups, properties = unknown(error), {}, 0, {}
-        if not self._spoke and stale is None and left == CLEAN:
+        if not self._reported_early and stale is None and left == CLEAN:
             self._word = run_ahead.word(collectives, groups)
         finished = Finished(
             request.serial,
@@ -319,7 +325,7 @@ class RankPlugin:
         return {} if peak is None else {"accel_peak_memory": peak}
 
     def _report_skipped(self, request: RunTest, longrepr: Any) -> None:
-        """As pytest would have reported it, had it skipped the test and not its file."""
+        """Report a test whose file was skipped as pytest reports a skipped test."""
         for when, outcome, why in (("setup", "skipped", longrepr), ("teardown", "passed", None)):
             report = pytest.TestReport("", ("", None, ""), {}, outcome, why, when)  # type: ignore[arg-type]
             self.pytest_runtest_logreport(report)
@@ -327,52 +333,52 @@ class RankPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """Treat what a collector's own `setup` makes, such as a notebook's kernel, as made by a wider fixture."""
+        """Exempt a collector's own `setup`, which may start a notebook's kernel, from the leak check, as a fixture."""
         if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
             return
         setup = collector.setup
 
         def in_wider_scope() -> None:
             __tracebackhide__ = True
-            with self._hygiene.wider_fixture():
+            with self._leak_check.wider_fixture():
                 setup()
 
         vars(collector)["setup"] = in_wider_scope
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """What a fixture makes or sets for more than one test is not left over when the test ends."""
+        """Exempt fixtures of a wider scope than one test from the leak check."""
         __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
-        with self._hygiene.wider_fixture():
+        with self._leak_check.wider_fixture():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
-        """Looks at the streams while they are those that pytest captures with, and at what the devices have done."""
+        """Run the test in lock-step, wait for its devices, and check whether it has closed pytest's capture streams."""
         __tracebackhide__ = True
         try:
-            with self._in_step():
+            with self._run_in_lockstep():
                 result = yield
             process_group.wait_for_devices(self.context)
             return result
         finally:
-            # What a test has put in their place may be anything.
-            self._hygiene.closed_streams = any(
+            # A test may have replaced the streams with objects of any kind.
+            self._leak_check.closed_streams = any(
                 getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
             )
 
-    def _in_step(self) -> contextlib.AbstractContextManager[None]:
-        """Have Hypothesis run the same examples as on the other ranks, where the suite has imported it."""
+    def _run_in_lockstep(self) -> contextlib.AbstractContextManager[None]:
+        """Make Hypothesis run the same examples as on the other ranks, if the suite has imported it."""
         if "hypothesis" not in sys.modules or self.context.spec.ranks == 1:
-            return _ALONE
+            return _NO_LOCKSTEP
         from pytest_accel.rank import hypothesis_engine
 
         self._lockstep = hypothesis_engine.Lockstep(self.context)
         return hypothesis_engine.active(self._lockstep)
 
-    # What the test reports
+    # Reports
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -385,31 +391,32 @@ class RankPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._end_copy(report)
-        self._debugging.end()
+        self._debugger.end()
         self._log.end_phase()
         self._captured.end_phase()
-        sent = self._rank_data(report)
+        plugin_data = self._rank_data(report)
         data = self._serialise(report)
-        if sent:
-            data[rank_data.KEY] = sent
+        if plugin_data:
+            data[rank_data.KEY] = plugin_data
         data["sections"] = [(name, cut(text)) for name, text in data.get("sections", ())]
         if data.get("$report_type") != "TestReport":
-            self._spoke = True
+            self._reported_early = True
             self._send(ExtraReport(self._serial, data))
             return
         now = monotonic() + self.context.session.clock
         if report.failed and self._lockstep is not None and self._lockstep.gave_up is not None:
-            # The others have had their grace: this rank has waited for them in an example that failed here.
+            # This rank has already waited for the others in the example that failed here. Report the time of the
+            # failure, so that the driver does not give them the grace period again.
             now = self._lockstep.gave_up + self.context.session.clock
         self._held.append(PhaseReport(self._serial, report.when, data, now, self._sketch))
         self._sketch = None
         if not report.passed:
-            self._spoke = True
+            self._reported_early = True
             self._send(*self._take_held())
         elif report.when != "teardown":
             self._captured.keep(data["sections"])
-            if sent:
-                self._send(*self._take_held())  # The note below may be all that the driver waits for.
+            if plugin_data:
+                self._send(*self._take_held())  # Before note(), from which the driver may learn that the phase passed.
             self._progress.note(self._serial, 1 if report.when == "setup" else 2, now)
 
     def _take_held(self) -> list[PhaseReport]:
@@ -417,7 +424,7 @@ class RankPlugin:
         return held
 
     def _rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
-        """Return what plugins send with `report`. Fail the report if they send what they must not."""
+        """Return the data that plugins send with `report`. Fail the report if the data is invalid."""
         if self._item is None or type(report) is not pytest.TestReport:
             return {}
         try:
@@ -435,7 +442,8 @@ class RankPlugin:
 
     def _serialise(self, report: pytest.TestReport) -> dict[str, Any]:
         if type(report) is pytest.TestReport and report.passed:
-            # All that a merged report takes from it. The rest, keywords above all, costs more than the test.
+            # The only fields that a merged report uses. Serializing the others, mainly keywords, takes longer than
+            # many tests.
             names = ("outcome", "longrepr", "sections", "user_properties", "duration", "wasxfail")
             kept = {name: vars(report)[name] for name in names if name in vars(report)}
             return {"$report_type": "TestReport", **kept, "user_properties": plain_properties(report.user_properties)}
@@ -447,11 +455,11 @@ class RankPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Get ready before other plugins begin their session: their wrappers too."""
+        """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
         self._log.open()
         self._captured.open(session.config)
-        self._debugging.install(session.config)
+        self._debugger.install(session.config)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -469,7 +477,7 @@ class RankPlugin:
             self._warnings.append(sketch_warning(warning_message, location))
 
     def _end_copy(self, report: pytest.TestReport | None = None) -> None:
-        """End a process that the test forked and that has come out of the test, where only one can go on."""
+        """Exit in a process that the test forked and that has returned from the test; no-op in the rank itself."""
         if getpid() == self._pid:
             return
         failure = report.longreprtext if report is not None else ""
@@ -483,5 +491,5 @@ class RankPlugin:
     def _send(self, *messages: object) -> None:
         self._end_copy()
         assert self._connection is not None
-        with suppress(OSError):  # Nobody listens: a driver that is gone, or the pool, to retire this rank.
+        with suppress(OSError):  # The driver has exited, or the pool has connected only to retire this rank.
             self._connection.send_bytes(dumps(messages))

@@ -1,4 +1,4 @@
-"""Which rank of which world a process is."""
+"""The role of a process: its rank, its world, and its connections."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import socket
 from typing import NamedTuple
 
 from pytest_accel.core.messages import WorldSpec
-from pytest_accel.rank.process_group import Meeting
+from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.run_ahead import Peers
 
 
 class Role(NamedTuple):
-    """Who a process is, and how it is reached."""
+    """The rank that a forked process becomes, and its sockets."""
 
     spec: WorldSpec
     rank: int
     listener: socket.socket
+    """Accepts connections from drivers."""
     peers: Peers
-    meeting: Meeting | None
+    store_port: StorePort | None
+    """None in a world without a process group."""

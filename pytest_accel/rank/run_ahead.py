@@ -1,8 +1,9 @@
-"""Ranks that have all passed a test go on to the next one by themselves.
+"""Run-ahead: ranks that have all passed a test begin the next one without waiting for the driver.
 
-The driver has told them of it ahead. What pytest does in the driver between two tests then takes no time of theirs.
-Each rank gives its word to the others when it has passed a test and left nothing behind; where one does not, or the
-words differ, nobody goes on before the driver says so. The driver has the same words, and knows what the ranks do.
+The driver sends the next test ahead, so that the ranks do not wait for pytest's work in the driver between two tests.
+A rank that has passed a test without leaks sends its word to the other ranks, its peers. The word is a checksum of the
+rank's collectives. If all words are equal, the ranks begin the next test; otherwise they wait for the driver. The
+driver receives the same words with the results, and so knows what the ranks do.
 """
 
 from __future__ import annotations
@@ -18,49 +19,54 @@ from zlib import crc32
 from pytest_accel.core import fd_passing
 
 _RECORD = Struct("<IQI")
+"""A message between ranks: the sender, the number of the test, and the word."""
 _send, _recv, _fileno = socket.send, socket.recv, socket.fileno
 _MOMENT = 2
-"""Milliseconds in which ranks that pass together have done so. Their messages come to the driver at one time, then."""
+"""Milliseconds that a rank waits for the words of its peers before it reports to the driver.
+
+Ranks that pass at about the same time then send their messages together, and wake the driver once.
+"""
 
 Collectives = Mapping[str, tuple[tuple[int, ...], int]]
 
 
 def word(collectives: Collectives, groups: int) -> int:
-    """What a rank says when it has passed: alike for ranks that have issued as many collectives in the same groups.
+    """Return the word of a rank that has passed a test.
 
-    And that have made as many `groups`.
+    It is equal on ranks that have issued equally many `collectives` in the same groups and created equally many
+    `groups`.
     """
     return crc32(repr((sorted(collectives.items()), groups)).encode())
 
 
 def go_on(words: Collection[int | None], size: int) -> bool:
-    """Whether `size` ranks begin the test that they were told of ahead. None: a rank that did not pass."""
+    """Return whether all `size` ranks begin the test that was sent ahead. The word None: the rank did not pass."""
     return len(words) == size and len(set(words)) == 1 and None not in words
 
 
 class Peers:
-    """The other ranks, as one of them reaches them."""
+    """The connection of one rank to all other ranks of its world."""
 
     def __init__(self, rank: int, inbox: socket | None, outboxes: Sequence[socket]) -> None:
-        """`inbox` gets what the others write into theirs of the `outboxes`; None where there are no others."""
+        """`inbox` receives from all other ranks (None if there are none); each of `outboxes` sends to one of them."""
         self._rank = rank
         self._inbox = inbox
         self._outboxes = outboxes
         self._test = 0
         self._words: dict[int, dict[int, int]] = {}
-        """By test and rank. A peer may be one test ahead: what it needed of this rank was its word."""
+        """Words by test and rank. A peer may be one test ahead: it needs only this rank's word to begin it."""
 
     def tell(self, test: int, word: int) -> None:
-        """Say that this rank has passed `test`, which is so manieth of the world; the others have a moment to do so."""
+        """Send this rank's `word` for the world's test number `test`; wait up to `_MOMENT` for those of its peers."""
         self._test, self._words = test, {test: {**self._words.get(test, {}), self._rank: word}, test + 1: {}}
         for outbox in self._outboxes:
-            with suppress(OSError):  # The other is gone, which the driver finds.
+            with suppress(OSError):  # The peer has exited. The driver reports that.
                 _send(outbox, _RECORD.pack(self._rank, test, word), MSG_DONTWAIT)
         self._read()
         self._listen(None, _MOMENT)
 
     def agree(self, driver: Connection) -> bool:
-        """Wait until all have passed the test, alike; False: they have not, or the driver says something first."""
+        """Wait for the words of all ranks; return whether they are equal. Return False if the driver sends first."""
         self._listen(driver, None)
         return go_on(self._words[self._test].values(), self._size)
 
@@ -69,7 +75,7 @@ class Peers:
         return len(self._outboxes) + 1
 
     def _listen(self, driver: Connection | None, milliseconds: int | None) -> None:
-        """Until all have spoken, or the driver has, or so much time has passed."""
+        """Receive words until all ranks have sent theirs, the `driver` sends a message, or the time has passed."""
         polled = poll()
         if driver is not None:
             polled.register(driver.fileno(), POLLIN)
@@ -83,7 +89,7 @@ class Peers:
                 polled.unregister(ready.pop())
 
     def _read(self) -> bool:
-        """Take in what has come; False: nothing more will."""
+        """Read the received words; return False if no more can arrive."""
         if self._inbox is None:
             return False
         try:
@@ -91,7 +97,7 @@ class Peers:
         except BlockingIOError:
             return True
         except OSError:
-            return False  # The test has closed it.
+            return False  # The test has closed the socket.
         for rank, test, word in _RECORD.iter_unpack(data):
             if test in self._words:
                 self._words[test][rank] = word
@@ -99,23 +105,26 @@ class Peers:
 
 
 def connect(ranks: int) -> list[tuple[socket, socket]]:
-    """For each rank, the end that it reads and the end that the others write; nothing for a rank alone."""
+    """Return a pair of sockets for each rank: it reads from the first, its peers write to the second.
+
+    Return no pairs for a single rank.
+    """
     return [socketpair() for _ in range(ranks)] if ranks > 1 else []
 
 
 def receive(connection: Connection, ranks: int) -> list[tuple[socket, socket]]:
-    """What `connect` has given another process, which sends it behind a message; EOFError where that ends."""
+    """Receive the pairs that another process made with `connect`; raise EOFError if the `connection` is closed."""
     ends = [socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, 2 * ranks)]
     return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def ends_of(rank: int, pairs: Sequence[tuple[socket, socket]]) -> list[socket]:
-    """What `rank` needs of them: the end that it reads, and those that it writes; nothing for a rank alone."""
+    """Return the sockets that `rank` uses: the one that it reads, then those to its peers; empty for a single rank."""
     return [pairs[rank][0], *(outbox for other, (_, outbox) in enumerate(pairs) if other != rank)] if pairs else []
 
 
 def take(rank: int, pairs: Sequence[tuple[socket, socket]]) -> Peers:
-    """What `rank` needs of them; the rest is closed in this process."""
+    """Return the peers of `rank`; close the sockets that it does not use in this process."""
     for other, (inbox, outbox) in enumerate(pairs):
         (outbox if other == rank else inbox).close()
     mine = ends_of(rank, pairs)

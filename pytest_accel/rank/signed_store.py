@@ -1,8 +1,8 @@
 """Values in a world's store that only a rank of the world can have written.
 
-torch's TCPStore lets every process that reaches its port set any key. So what this plugin keeps there is signed. A
-world's ranks share a secret, which comes to them with the world's spec and never enters the store. A value is signed
-together with its name, so that a value that was read there cannot be used under another name.
+torch's TCPStore lets every process that reaches its port set any key. So pytest-accel signs its own values. A world's
+ranks share a secret, which they receive with the world's spec and never write to the store. The signature covers the
+name too, so that another process cannot copy a value to another name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SIZE = 32
 
 
 class ForgedValueError(Exception):
-    """A value in the store lacks a rank's signature. Not a RuntimeError, as the errors of torch's stores are."""
+    """A value in the store has no valid signature. Not a RuntimeError, so that it differs from torch's store errors."""
 
 
 class SignedStore:
     """A rank's access to the signed values of its world."""
 
     def __init__(self, store: Store, secret: bytes, place: str) -> None:
-        """`secret` is the world's; `place` says where the store is, for error messages."""
+        """`secret` is the world's secret; `place` is the address of the store, for error messages."""
         self._store = store
         self._secret = secret
         self._place = place
@@ -38,7 +38,7 @@ class SignedStore:
         self._store.set(name, self._signature(name, value) + value)  # type: ignore[arg-type]
 
     def get(self, name: str) -> bytes:
-        """Return the value of `name`, once it is set; raise :class:`ForgedValueError` where no rank has written it."""
+        """Wait until `name` is set and return its value; raise :class:`ForgedValueError` if no rank has written it."""
         __tracebackhide__ = True
         found = self._store.get(name)
         signature, value = found[:_SIZE], found[_SIZE:]
@@ -50,15 +50,15 @@ class SignedStore:
         return value
 
     def wait(self, names: Sequence[str], timeout: timedelta) -> None:
-        """Wait until all `names` are set, by whomever; RuntimeError (torch's) after `timeout`."""
+        """Wait until all `names` are set, by any process; torch raises RuntimeError after `timeout`."""
         self._store.wait(list(names), timeout)
 
     def check(self, names: Sequence[str]) -> bool:
-        """Return whether all `names` are set, by whomever."""
+        """Return whether all `names` are set, by any process."""
         return bool(self._store.check(list(names)))
 
     def delete(self, name: str) -> None:
-        """Remove `name`; no-op where it is not set."""
+        """Remove `name`; no-op if it is not set."""
         self._store.delete_key(name)
 
     def _signature(self, name: str, value: bytes) -> bytes:

@@ -1,9 +1,10 @@
-"""torch's ``MultiProcessTestCase`` in a rank that is there already.
+"""Run torch's ``MultiProcessTestCase`` in ranks that are already running, instead of new processes.
 
-Read from ``torch/testing/_internal/common_distributed.py`` of torch 2.13. There a parent process runs ``setUp``, which
-starts a process for each rank; each makes the test case anew, runs its method without ``setUp`` and ``tearDown``, and
-ends; the parent looks at the exit codes and runs ``tearDown``. Here each rank is the parent of itself: where the parent
-would join its processes, the rank does what the child would have done, with what rank 0 had for its children.
+The source is ``torch/testing/_internal/common_distributed.py`` of torch 2.13. In torch, a parent process runs
+``setUp``, which starts a process for each rank. Each child creates the test case again, runs its method without
+``setUp`` and ``tearDown``, and exits. The parent checks the exit codes and runs ``tearDown``. Here, each rank takes
+both parts: where the parent would join its processes, the rank runs the child's part, with the file name and
+environment that rank 0 had for its children.
 """
 
 from __future__ import annotations
@@ -26,53 +27,57 @@ if TYPE_CHECKING:
     from pytest_accel.rank.signed_store import SignedStore
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
-_SKIP_PATIENCE = timedelta(seconds=10)
-"""How long rank 0, which skips, leaves the others what its `tearDown` may remove. Those that go on may never end."""
+_SKIP_TIMEOUT = timedelta(seconds=10)
+"""How long rank 0 waits for the others after it has skipped the test, before its `tearDown` may remove their files.
 
-_GROUP_PATIENCE = timedelta(seconds=1)
+Limited, because ranks that have not skipped the test may never end it.
+"""
+
+_GROUP_TIMEOUT = timedelta(seconds=1)
 """How long a rank keeps its groups for others that may still be connecting to it.
 
-torch's calls that make a group return when this rank has its connections; closing them at once fails a slower rank. Not
-for longer: a test may be about a rank that has gone.
+torch's functions that create a group return as soon as this rank is connected; if it closed the connections at once, a
+slower rank would fail. Short, because in some tests a rank exits and never arrives.
 """
 
 
 class _Start(NamedTuple):
-    """What rank 0 has for its children."""
+    """The data with which rank 0 would start its children."""
 
     file_name: str
     environment: dict[str, str | None]
-    """What it has changed; None: unset."""
+    """The variables that rank 0 has changed; None: unset."""
 
 
 class HarnessInRank:
-    """Has test cases that would start ranks be run by this one."""
+    """Runs test cases that would start a process for each rank in this rank."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._identity = rank_environment.identity(context.spec, context.rank, port=0).keys()
-        """The names of the variables that say which rank this is: torch's harness says it to the test case alone."""
-        self._at_first = {name: value for name, value in os.environ.items() if name not in self._identity}
+        """Names of the variables that identify the rank. torch's harness sets none, and only tells the test case."""
+        self._original_environment = {name: value for name, value in os.environ.items() if name not in self._identity}
         self._harness: Any = None
-        self._starter: Any = None
+        self._start_processes: Any = None
         """torch's own `_start_processes`."""
-        self._joiner: Any = None
+        self._join_processes: Any = None
+        """torch's own `_join_processes`."""
         self._files: list[str] = []
-        """The test's, which torch leaves where the test does not remove them."""
+        """Files of the running test, which torch does not remove."""
 
     def install(self, harness: Any) -> None:
-        """Replace what torch's module does with processes; once is enough."""
+        """Replace the functions of torch's module that start and join processes; no-op if that has been done."""
         if self._harness is not None:
             return
         self._harness, case = harness, harness.MultiProcessTestCase
-        self._starter, self._joiner = case._start_processes, case._join_processes
-        case._start_processes = _note_start
+        self._start_processes, self._join_processes = case._start_processes, case._join_processes
+        case._start_processes = _record_start
         case._join_processes = lambda case, fn: self._join(case, fn)
         case.run_test = lambda case, test_name, parent_pipe: self._run_test(case, test_name)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Clears up. What identifies the rank is hidden from the parent that it plays, which may set it."""
+        """Unset the variables that identify the rank, as in torch's parent process; restore them after the test."""
         __tracebackhide__ = True
         base = getattr(self._harness, "MultiProcessTestCase", None)
         case: Any = getattr(item, "cls", None)
@@ -92,7 +97,7 @@ class HarnessInRank:
                 Path(self._files.pop()).unlink(missing_ok=True)
 
     def _join(self, case: Any, function: Any) -> None:
-        """In place of the parent's waiting for its processes."""
+        """Run the child's part in this rank, where torch's parent process would join its children."""
         __tracebackhide__ = True
         self._files.append(case.file_name)
         start = self._agree(case)
@@ -105,15 +110,15 @@ class HarnessInRank:
         assert int(case.world_size) == ranks, f"the test case's world_size is {case.world_size}, its world has {ranks}"
         process_group.watch(self._context)
         try:
-            with _environment(self._childs_environment(start.environment)):
-                self._be_a_child(case, start.file_name)
+            with _environment(self._child_environment(start.environment)):
+                self._run_child(case, start.file_name)
         except unittest.SkipTest:
-            self._end(_SKIP_PATIENCE)
+            self._end(_SKIP_TIMEOUT)
             raise
-        self._end(process_group.PATIENCE)
+        self._end(process_group.GROUP_TIMEOUT)
 
     def _agree(self, case: Any) -> _Start | None:
-        """What all ranks are started with, which rank 0 says; None: nothing is to be started."""
+        """Return rank 0's data for all ranks; None if its `setUp` has started no processes."""
         __tracebackhide__ = True
         key = self._key("start")
         if self._context.rank == 0:
@@ -121,21 +126,22 @@ class HarnessInRank:
             start = None if environment is None else _Start(case.file_name, self._changes(environment))
             self._store.set(key, json.dumps(start).encode())
             return start
-        told = json.loads(self._store.get(key))
-        return None if told is None else _Start(*told)
+        fields = json.loads(self._store.get(key))
+        return None if fields is None else _Start(*fields)
 
     def _changes(self, environment: dict[str, str]) -> dict[str, str | None]:
-        """What is set otherwise than it was when the rank began."""
-        names = (environment.keys() | self._at_first.keys()) - {_NAMES_THE_TEST}
-        return {name: environment.get(name) for name in names if environment.get(name) != self._at_first.get(name)}
+        """Return the variables in `environment` that differ from this rank's original environment."""
+        original = self._original_environment
+        names = (environment.keys() | original.keys()) - {_NAMES_THE_TEST}
+        return {name: environment.get(name) for name in names if environment.get(name) != original.get(name)}
 
-    def _childs_environment(self, changes: dict[str, str | None]) -> dict[str, str]:
-        """This rank's, with rank 0's changes in place of its own."""
-        changed = {**self._at_first, _NAMES_THE_TEST: os.environ.get(_NAMES_THE_TEST), **changes}
+    def _child_environment(self, changes: dict[str, str | None]) -> dict[str, str]:
+        """Return this rank's original environment with rank 0's `changes`."""
+        changed = {**self._original_environment, _NAMES_THE_TEST: os.environ.get(_NAMES_THE_TEST), **changes}
         return {name: value for name, value in changed.items() if value is not None}
 
-    def _be_a_child(self, case: Any, file_name: str) -> None:
-        """What torch runs in a process of its own, and what its end says there."""
+    def _run_child(self, case: Any, file_name: str) -> None:
+        """Run the function that torch runs in each child process; raise a skip or an error for its exit status."""
         __tracebackhide__ = True
         options = {"fake_pg": True} if getattr(case, "fake_pg", False) else {}
         try:
@@ -148,32 +154,32 @@ class HarnessInRank:
                 raise RuntimeError(f"the rank called sys.exit({end.code!r})") from end
 
     def _run_test(self, case: Any, test: str) -> None:
-        """As in torch, less the thread that hears of a time-out and the exit codes."""
+        """Run the test's method as torch's `run_test` does, without its exit codes and its thread for timeouts."""
         __tracebackhide__ = True
         self._harness.common_utils.set_rng_seed()
         getattr(case, test)()
-        self._meet("left", _GROUP_PATIENCE)
+        self._wait_for_all("left", _GROUP_TIMEOUT)
         if case.destroy_pg_upon_exit:
             _destroy_groups()
 
-    def _end(self, patience: timedelta) -> None:
-        """Take away what a process would have taken with it; rank 0 then waits for the others as their parent does."""
+    def _end(self, timeout: timedelta) -> None:
+        """Destroy the groups, which a child's exit would do. In rank 0, wait for the other ranks as the parent does."""
         _destroy_groups()
-        self._meet("ended", patience if self._context.rank == 0 else None)
+        self._wait_for_all("ended", timeout if self._context.rank == 0 else None)
         if self._context.rank == 0:
             for key in (self._key("start"), *self._keys("left"), *self._keys("ended")):
                 self._store.delete(key)
 
-    def _meet(self, word: str, patience: timedelta | None) -> None:
-        """Say that this rank has come so far, and wait until all have, but not for longer than `patience`."""
+    def _wait_for_all(self, event: str, timeout: timedelta | None) -> None:
+        """Announce that this rank has reached `event`; wait up to `timeout` until all have, or not at all if None."""
         __tracebackhide__ = True
-        keys = self._keys(word)
+        keys = self._keys(event)
         self._store.set(keys[self._context.rank], b"")
-        if patience is None:
+        if timeout is None:
             return
         try:
-            self._store.wait(keys, patience)
-        except RuntimeError:  # torch's DistStoreError is one.
+            self._store.wait(keys, timeout)
+        except RuntimeError:  # torch's DistStoreError, after the timeout, is a RuntimeError.
             return
         for key in keys:
             self._store.get(key)
@@ -183,30 +189,30 @@ class HarnessInRank:
         assert self._context.signed_store is not None
         return self._context.signed_store
 
-    def _key(self, word: str) -> str:
-        return f"adopted {self._context.tests} {word}"
+    def _key(self, name: str) -> str:
+        return f"adopted {self._context.tests} {name}"
 
-    def _keys(self, word: str) -> list[str]:
-        """Return the keys by which each rank says `word`."""
-        return [self._key(f"{word} {rank}") for rank in range(self._context.spec.ranks)]
+    def _keys(self, event: str) -> list[str]:
+        """Return the keys with which the ranks announce `event`, in the order of the ranks."""
+        return [self._key(f"{event} {rank}") for rank in range(self._context.spec.ranks)]
 
     def _run_as_torch(self, case: Any, function: Any) -> None:
-        """A test that expects its processes to die is run by rank 0 as torch runs it."""
+        """Run a test that expects its processes to die as torch does, in new processes started by rank 0."""
         __tracebackhide__ = True
         if self._context.rank == 0:
-            self._starter(case, case._accel_process)
-            self._joiner(case, function)
+            self._start_processes(case, case._accel_process)
+            self._join_processes(case, function)
 
 
-def _note_start(case: Any, process: Any) -> None:
-    """In place of `_start_processes`, in which the children get the parent's environment of that moment."""
+def _record_start(case: Any, process: Any) -> None:
+    """Record the environment that the children would inherit, instead of starting them as `_start_processes` does."""
     case._accel_environment = dict(os.environ)
     case._accel_process = process
 
 
 @contextlib.contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """The environment as it is `wanted`, and as it was afterwards, whatever was done to it."""
+    """Set the environment to `wanted` in the ``with`` block, and restore it afterwards."""
     before = dict(os.environ)
     _set_environment(wanted)
     try:

@@ -51,10 +51,10 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("backend", "remedy"),
     [
-        pytest.param("mpi", "a torch that is built with mpi has it", marks=pytest.mark.long),
-        pytest.param("cpu:ucc", "a torch that is built with ucc has it", marks=pytest.mark.long),
+        pytest.param("mpi", "use a torch that is built with mpi", marks=pytest.mark.long),
+        pytest.param("cpu:ucc", "use a torch that is built with ucc", marks=pytest.mark.long),
         pytest.param("ccl", "install oneccl_bindings_for_pytorch", marks=pytest.mark.long),
-        ("glooo", "nothing that is imported here has registered it"),
+        ("glooo", "import the package that registers it"),
     ],
 )
 def test_backends_that_are_not_there(suite: Suite, backend: str, remedy: str) -> None:
@@ -74,4 +74,4 @@ def test_backends_that_are_not_there(suite: Suite, backend: str, remedy: str) ->
     name = backend.rpartition(":")[2]
     assert run.word("test_it") == "ERROR"
     assert f"ValueError: backend {name!r} is not available in torch " in run.text
-    assert f": {remedy}, or take one of gloo" in run.text
+    assert f": {remedy}, or use one of gloo" in run.text

@@ -282,12 +282,12 @@ def test_afterwards():
     text = _told(run, "test_fails_before_a_collective")
     assert re.search(r"E +assert \(1 == 0 or \d+ < 100\)", text)
     assert re.search(r"Failing test case: test_fails_before_a_collective\(.*x=\d+.*\)", text)
-    assert "(not shrunk: rank 0 did not come to the end of the example within 3 s)" in text
+    assert "(not shrunk: rank 0 did not reach the end of the example within 3 s)" in text
     assert re.search(r"rank 0: was terminated 3 s after rank 1 failed; was at test_examples.py:\d+ in meet", text)
     assert "[rank 0] stacks" in text
     text = _told(run, "TestMachine.runTest")
     assert re.search(r"Failing test case: <state machine>, which drew \(.*\d+,?\)", text)
-    assert "(not shrunk: rank 0 did not come to" in text
+    assert "(not shrunk: rank 0 did not reach the end" in text
     text = run.failure("test_draws_what_the_rank_says")
     assert "ExamplesDiffer: the ranks drew different examples (rank 0 drew (5,); rank 1 drew (b'" in text
     assert "what a test draws must not depend on the rank" in text
@@ -315,7 +315,7 @@ def test_rejects(x, rank):
 """,
     )
     text = suite.run().failure("test_rejects")
-    assert "rank 1 rejected an example, and rank 0 did not come to the end of the example within 10 s" in text
+    assert "rank 1 rejected an example, and rank 0 did not reach the end of the example within 10 s" in text
     assert "Failing test case: test_rejects(rank=1, x=3)" in text
     assert re.search(r"rank 0: was terminated 3 s after rank 1 failed; was at test_examples.py:\d+ in meet", text)
 
