@@ -11,7 +11,7 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.report_text import is_consequence
 
 _LOST_DEVICE = "a device was lost"
-_DEATHS = {NOTE: "a rank was killed for want of memory", LOST_WITH_SERVER: "the fork server was lost"}
+_DEATHS = {NOTE: "a rank was killed: out of memory", LOST_WITH_SERVER: "the fork server was lost"}
 """Texts that occur in the description of a rank's death, and the causes that they show."""
 _ERRORS = (
     "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.
@@ -23,7 +23,7 @@ _ERRORS = (
 
 
 def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
-    """Return the cause of a failure that lies outside of the test; None if the test may be the cause, or nothing failed.
+    """Return the cause of a failure that lies outside of the test; None if there is no such cause.
 
     Every failed rank must be explained by such a cause, or as a consequence of another rank's failure. A rank that was
     killed by SIGKILL counts as explained beside one: if the kernel kills several ranks because memory ran out, its

@@ -89,7 +89,7 @@ def _consequence_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
     groups: dict[str, list[int]] = {}
     for outcome in outcomes:
         groups.setdefault(f"{_consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
-    return [f"{ranks_text(ranks)}: failed in consequence: {said}" for said, ranks in groups.items()]
+    return [f"{ranks_text(ranks)}: failed as a consequence: {said}" for said, ranks in groups.items()]
 
 
 def _crash_place(outcome: RankOutcome, here: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_accel.core.messages import ExceptionSketch
 
 _LOST = "lost its connection to another rank"
-_WAITED = "waited in vain for another rank"
+_TIMED_OUT = "timed out waiting for another rank"
 
 _TEXTS = {
     # gloo's transport (gloo/transport/tcp/pair.cc) and c10d's sockets (torch/csrc/distributed/c10d/socket.cpp).
@@ -17,18 +17,18 @@ _TEXTS = {
     "remote process exited or there was a network error": _LOST,
     "NCCL communicator was aborted": _LOST,
     # TCPStore and its PrefixStore (TCPStore.cpp), gloo's timeouts, and torch.distributed.monitored_barrier.
-    "Socket Timeout": _WAITED,
-    "wait timeout after": _WAITED,
-    "store.get": _WAITED,
-    "Application timeout caused pair closure": _WAITED,
-    "failed to pass monitoredBarrier": _WAITED,
+    "Socket Timeout": _TIMED_OUT,
+    "wait timeout after": _TIMED_OUT,
+    "store.get": _TIMED_OUT,
+    "Application timeout caused pair closure": _TIMED_OUT,
+    "failed to pass monitoredBarrier": _TIMED_OUT,
     # An error of this plugin (bridges/benchmark.py).
-    "rank 0 has failed and runs no more of the benchmark": _WAITED,
+    "rank 0 has failed and runs no more of the benchmark": _TIMED_OUT,
 }
 """Texts that occur in errors of torch's backends when another rank is gone or late, and what they mean."""
 
 _TYPES = {
-    ("threading", "BrokenBarrierError"): "found a barrier broken",
+    ("threading", "BrokenBarrierError"): "found a broken barrier",
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
 }
