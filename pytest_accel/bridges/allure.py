@@ -172,8 +172,8 @@ class _Driver:
         for parameter in merge.parameters():
             _set_parameter(result, parameter)
         for name, kind in (("labels", "Label"), ("links", "Link")):
-            known = getattr(result, name)
-            known += [made for _, data in merge.entries(name) if (made := merge.build(kind, data)) not in known]
+            entries = getattr(result, name)
+            entries += [made for _, data in merge.entries(name) if (made := merge.build(kind, data)) not in entries]
         result.steps += [merge.build("TestStepResult", step, label) for label, step in merge.entries("steps")]
         result.attachments += [merge.build("Attachment", data, label) for label, data in merge.entries("attachments")]
         self._merge_containers(merge, result.uuid)
@@ -281,11 +281,11 @@ def _dynamic(item: pytest.Item, parameters: Sequence[Any]) -> list[Plain]:
     ]
 
 
-def _set_parameter(result: Any, parameter: Plain) -> None:
-    made = _model("Parameter")(**parameter)
-    for known in result.parameters:
-        if known.name == made.name:
-            known.value, known.excluded, known.mode = made.value, made.excluded, made.mode
+def _set_parameter(result: Any, data: Plain) -> None:
+    made = _model("Parameter")(**data)
+    for parameter in result.parameters:
+        if parameter.name == made.name:
+            parameter.value, parameter.excluded, parameter.mode = made.value, made.excluded, made.mode
             return
     result.parameters.append(made)
 

@@ -19,8 +19,8 @@ def rank_plugin(config: pytest.Config) -> object | None:
     if log is None:
         return None
     config.pluginmanager.unregister(log)  # pytest's plugin would write the file.
-    known = config.known_args_namespace
-    if getattr(known, "numprocesses", None) or getattr(known, "tx", None):
+    arguments = config.known_args_namespace
+    if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
         # pytest has no junit log in xdist workers either: recorded data is lost there, without a warning.
         forget_junit_log(config)
         return None
@@ -44,11 +44,11 @@ class _Rank:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        known = len(self._log.global_properties)
+        before = len(self._log.global_properties)
         result = yield
         if fixturedef.scope != "function":
-            self._of_fixtures += self._log.global_properties[known:]
-            del self._log.global_properties[known:]
+            self._of_fixtures += self._log.global_properties[before:]
+            del self._log.global_properties[before:]
         return result
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ class SessionFacts:
     mask: Mapping[str, str | None] = field(default_factory=dict)
     """Environment variables of a process that sees all these devices; None removes a variable."""
     notes: tuple[str, ...] = ()
-    """What could not be determined, in addition to the inventory's notes."""
+    """Facts that could not be determined, as text, in addition to the inventory's notes."""
 
 
 def look(machine: Machine) -> SessionFacts:

@@ -153,7 +153,7 @@ class Driver:
         return LogTail(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
     def _update_started_ahead(self, world: World) -> None:
-        """Find out whether the ranks have gone on to the test that they were told of."""
+        """Determine whether the ranks have started the announced test by themselves."""
         announced, self._announced = self._announced, None
         if announced is not None and world.has_gone_on:
             self._started_ahead = announced

@@ -31,12 +31,12 @@ def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
     """
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     causes = [_cause(outcome) for outcome in wrong]
-    known = [cause for cause in causes if cause is not None]
+    found = [cause for cause in causes if cause is not None]
     explained = all(
         cause is not None or is_consequence(outcome, wrong) or outcome.text == "killed by SIGKILL"
         for outcome, cause in zip(wrong, causes, strict=True)
     )
-    return known[0] if known and explained else None
+    return found[0] if found and explained else None
 
 
 def _cause(outcome: RankOutcome) -> str | None:

@@ -50,7 +50,7 @@ class Kind:
     inherited: Mapping[str, str] = field(default_factory=dict)
     """Name and value of the kind's mask variables that are set."""
     lacking: str | None = None
-    """What torch lacks to use the kind, as text; None if it lacks nothing."""
+    """The part that torch lacks to use the kind, as text; None if it lacks nothing."""
     notes: tuple[str, ...] = ()
     health: Mapping[str, Health] = field(default_factory=dict)
     """Health by device id; empty if the vendor does not report it."""
