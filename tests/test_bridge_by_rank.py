@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pytest_accel.bridges.by_rank import plain
+from pytest_accel.bridges.by_rank import to_plain
 
 
 class Size(NamedTuple):
@@ -39,5 +39,5 @@ class Level(enum.IntEnum):
     ],
 )
 def test_numbers_and_containers_stay_such(value: object, sent: object) -> None:
-    found = plain(value)
+    found = to_plain(value)
     assert (found, type(found)) == (sent, type(sent))

@@ -92,7 +92,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert lines[2][10:] == ["nvlink: 1; pcie: 2", "-", "-"]
     assert lines[3] == ["1", "cpu", "sim-1", "sim", "Small", "-", "-", "-", "0000:01:00.0", "-", "nvlink: 0", "-", "-"]
     assert lines[4][10] == "pcie: 0"
-    assert lines[5:] == [["mask of a process that sees them all: SIM_VISIBLE_DEVICES=sim-0,sim-1,sim-2"]]
+    assert lines[5:] == [["mask of a process that sees all of them: SIM_VISIBLE_DEVICES=sim-0,sim-1,sim-2"]]
 
 
 def test_pytest_shows_the_same_table(tmp_path: Path) -> None:
@@ -190,7 +190,9 @@ def test_a_lock_folder_that_is_none(folder: Path) -> None:
     folder.write_text("in the way")
     done = run("--accel", "sim:1,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("who holds a lease is not known: the folder for device locks cannot")
+    assert done.stdout.splitlines()[-1].startswith(
+        "the holders of leases are not known: the folder for device locks cannot"
+    )
     (note,) = told("--accel", "sim:1,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
     assert f"{folder}/pytest-accel-sim-0.lock: Not a directory" in note
 
@@ -266,9 +268,9 @@ def test_what_is_shown_of_facts() -> None:
         ("a note",),
     )
     lines = table(facts).splitlines()
-    assert "  numa: 2; nvlink: 1,2  a session that has not said who it is  pid 7 (x, 2 GiB)" in lines[2]
+    assert "  numa: 2; nvlink: 1,2  a session that has not written its name yet  pid 7 (x, 2 GiB)" in lines[2]
     assert lines[3].endswith("  sick: is ill")
-    assert lines[5:] == ["mask of a process that sees them all: TOYS=a,b,c", "a note"]
+    assert lines[5:] == ["mask of a process that sees all of them: TOYS=a,b,c", "a note"]
     document: Any = as_json(facts)
     assert document["mask"] == {"TOYS": "a,b,c", "OTHER": None}
     assert document["devices"][0]["links"] == [

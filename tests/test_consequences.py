@@ -11,7 +11,7 @@ def runtime(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:
 
 
 LOST = "lost its connection to another rank"
-WAITED = "waited in vain for another rank"
+WAITED = "timed out waiting for another rank"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ WAITED = "waited in vain for another rank"
         (runtime("[pair.cc:553] Connection closed by peer [127.0.0.1]:17108. GLHF!"), LOST),
         (runtime("wait timeout after 1000ms, keys: /world/0"), WAITED),
         (runtime("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 1000 ms"), WAITED),
-        (ExceptionSketch("threading", "BrokenBarrierError", ""), "found a barrier broken"),
+        (ExceptionSketch("threading", "BrokenBarrierError", ""), "found a broken barrier"),
         (ExceptionSketch("builtins", "ConnectionResetError", "[Errno 104]"), LOST),
         (ExceptionSketch("mine", "StepFailed", "step 3", runtime("Connection closed by peer")), LOST),
         (runtime("shapes do not match"), None),

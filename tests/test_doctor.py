@@ -131,7 +131,7 @@ CASES: list[tuple[Facts, str, str, str, str]] = [
         "masks",
         "problem",
         "ROCR_VISIBLE_DEVICES='1' HIP_VISIBLE_DEVICES='1' leaves none of 1",
-        "HIP_VISIBLE_DEVICES counts among those that ROCR_VISIBLE_DEVICES leaves",
+        "HIP_VISIBLE_DEVICES counts only the devices that ROCR_VISIBLE_DEVICES leaves",
     ),
     (
         with_kind(Kind("cuda", present=UNLIKE, visible=UNLIKE[:1], inherited={"CUDA_VISIBLE_DEVICES": "0"})),
@@ -182,14 +182,20 @@ CASES: list[tuple[Facts, str, str, str, str]] = [
         replace(FINE, forks=Forks("hung", "torch", "9 seconds")),
         "forks",
         "problem",
-        "had not ended after 9 seconds",
+        "did not finish within 9 seconds",
         "Try",
     ),
     (replace(FINE, forks=None), "forks", "note", "not checked", ""),
     (replace(FINE, locks=LockFolder("/l", problem="is not a directory")), "locks", "problem", "/l is not a", VARIABLE),
     (replace(FINE, locks=LockFolder("/l", filesystem="nfs4")), "locks", "note", "network file system (nfs4)", VARIABLE),
     (replace(FINE, locks=LockFolder("/l", filesystem="fuse.glusterfs")), "locks", "note", "fuse.glusterfs", VARIABLE),
-    (replace(FINE, locks=LockFolder("/l", abandoned=2)), "locks", "note", "2 sessions waited for", "removes it"),
+    (
+        replace(FINE, locks=LockFolder("/l", abandoned=2)),
+        "locks",
+        "note",
+        "queue entries of 2 sessions",
+        "removes them",
+    ),
     (
         replace(FINE, shared_memory=64 * 2**20),
         "memory",
@@ -339,7 +345,10 @@ def test_lock_folders(tmp_path: Path) -> None:
     mounts.write_text(f"x {tmp_path} nfs rw 0 0\n")
     folder = tmp_path / "locks"
     assert look_at_locks(folder, mounts) == LockFolder(str(folder), False, None, "nfs")
-    assert look_at_locks(tmp_path / "no/locks", mounts).problem == f"cannot be made, for {tmp_path / 'no'} is not there"
+    assert (
+        look_at_locks(tmp_path / "no/locks", mounts).problem
+        == f"cannot be created, because {tmp_path / 'no'} does not exist"
+    )
     assert not folder.exists()
     folder.mkdir()
     folder.chmod(0o755)
@@ -356,7 +365,7 @@ def test_lock_folders(tmp_path: Path) -> None:
     assert look_at_locks(tmp_path / "file", mounts).problem == "is not a directory"
     assert (
         look_at_locks(tmp_path / "file/locks", mounts).problem
-        == f"cannot be made, for {tmp_path / 'file'} is not a directory"
+        == f"cannot be created, because {tmp_path / 'file'} is not a directory"
     )
 
 
@@ -384,7 +393,7 @@ def test_this_machine_with_pretended_devices() -> None:
     done = run("--accel", "sim:4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok       devices   the session has sim: 4 x sim\n" in done.stdout
-    assert "ok       forks     what ranks are forked with leaves one thread" in done.stdout
+    assert "ok       forks     what ranks are forked from has one thread" in done.stdout
     assert not Path(os.environ[VARIABLE]).exists() or "can be used" in done.stdout
     assert done.stderr == ""
 

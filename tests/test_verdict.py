@@ -164,13 +164,13 @@ def test_what_only_says_that_a_peer_is_gone_is_no_cause(text: str) -> None:
         verdict = judged(consequence, cause)
         assert verdict.message.startswith("rank 1")
         (last,) = [line for line in summary(verdict)[1] if line.startswith("rank 0")]
-        assert re.fullmatch(r"rank 0: failed in consequence: (lost|waited) .* another rank at test_it.py:7", last)
+        assert re.fullmatch(r"rank 0: failed as a consequence: (lost|timed out) .* another rank at test_it.py:7", last)
 
 
 def test_consequences_at_one_place_are_told_once() -> None:
     texts = [f"Connection closed by peer [127.0.0.1]:{port}" for port in (1, 2)]
     outcomes = [failed(0, texts[0]), failed(1, texts[1]), died(2, at=2), passed(3), failed(4, texts[0], line=8)]
-    lost = "failed in consequence: lost its connection to another rank"
+    lost = "failed as a consequence: lost its connection to another rank"
     assert summary(judged(*outcomes))[1] == [
         "rank 2: killed by SIGSEGV",
         "rank 3: passed",

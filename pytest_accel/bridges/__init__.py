@@ -1,12 +1,12 @@
-"""Bridges: what other plugins learn in ranks, brought to the driver, where their session ends.
+"""Bridges to other plugins: they bring the data that a plugin collects in ranks to the driver, which reports it.
 
-There is one module for each plugin that needs it, imported in a session that has marked tests and has loaded that
-plugin. A rank does without the bridge of a plugin to which `accel_rank_plugins` gives another role than the bridge
+There is one module for each supported plugin. It is imported only in sessions that have marked tests and have loaded
+that plugin. A rank does not use the bridge if `accel_rank_plugins` gives the plugin another role than the bridge
 expects. A module has one or both of
 
 - ``rank_plugin(config)``, called in a rank when all plugins have been configured, and
 - ``driver_plugin(config)``, called in the driver when its first marked tests have been collected. It may raise
-  `pytest.UsageError` to refuse what would go wrong.
+  `pytest.UsageError` to refuse a use of the plugin that does not work with ranks.
 
 Each returns an object to register with pytest, or None. `pytest_accel.hooks` has the hooks by which they exchange data.
 """
@@ -71,19 +71,19 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
 
 
 def in_rank(config: pytest.Config) -> Iterator[object]:
-    """Give the plugins that a rank needs: for those that it has loaded or left out, in their default roles."""
+    """Yield the bridges of a rank: one for each plugin that it has loaded or left out, if it has its default role."""
     context = config.stash[RANK]
     plugins = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
     return _made("rank_plugin", config, plugins.__contains__)
 
 
 def in_driver(config: pytest.Config) -> Iterator[object]:
-    """Give the plugins that the driver needs; raises `pytest.UsageError` for what a bridge lacks."""
+    """Yield the bridges of the driver. Raise `pytest.UsageError` if one does not support its plugin."""
     return _made("driver_plugin", config, partial(is_loaded, config))
 
 
 def refuse(config: pytest.Config) -> None:
-    """Raise `pytest.UsageError` for what cannot work with marked tests that are to run."""
+    """Raise `pytest.UsageError` if a plugin is used in a way that cannot work with marked tests."""
     if refused := list(refusals(config)):
         raise pytest.UsageError("\n".join(refused))
 

@@ -1,7 +1,7 @@
 """allure-pytest: steps, attachments, fixtures and what tests set with ``allure.dynamic`` in ranks.
 
-A rank has allure's own listener, which builds the same objects as in a session without ranks, and no logger, which
-would write them. They are sent to the driver, whose listener has the test's one result.
+A rank has allure's own listener, which builds the same objects as in a session without ranks. It has no logger that
+writes them: they are sent to the driver, and added to the test's result there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import uuid4
 import pluggy
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, groups, label, number_of_ranks, once, plain
+from pytest_accel.bridges.by_rank import by_name, group_equal, merge_equal, number_of_ranks, rank_label, to_plain
 from pytest_accel.bridges.internals import require
 
 KEY = "allure"
@@ -30,10 +30,10 @@ Plain = dict[str, Any]
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends what allure has built in a rank; None if no results are written."""
     manager = import_module("allure_commons").plugin_manager
-    manager.register(import_module("allure_pytest.helper").AllureTestHelper(config))  # Makes marks of decorators.
+    manager.register(import_module("allure_pytest.helper").AllureTestHelper(config))  # Turns decorators into marks.
     if not config.option.allure_report_dir:
         return None
-    # A class of this module has all hooks in a rank. Labels of marks, statuses and captured output are the driver's.
+    # A rank calls all hooks of a class of this module. The driver adds labels of marks, statuses and captured output.
     without = {"pytest_runtest_makereport": None, "pytest_runtest_teardown": None}
     listener: Any = type("RankListener", (import_module("allure_pytest.listener").AllureListener,), without)(config)
     _check(listener)
@@ -45,7 +45,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds this to the results of marked tests; None if no results are written."""
+    """Return the plugin that adds the ranks' objects to the results of marked tests; None if no results are written."""
     listener = config.pluginmanager.get_plugin(_LISTENER)
     if listener is None:
         return None
@@ -59,7 +59,7 @@ def _check(listener: Any) -> None:
 
 
 def _containers(listener: Any) -> list[Any]:
-    """Return the containers, one for each fixture that is set up, that `listener` has open."""
+    """Return the open containers of `listener`: one for each fixture that is set up."""
     items = listener.allure_logger._items
     kind = _model("TestResultContainer")
     return [item for item in map(items.get, list(items)) if isinstance(item, kind)]
@@ -70,13 +70,13 @@ def _model(name: str) -> Any:
 
 
 class _Rank:
-    """Sends what allure's `listener` has built in a rank. Its hooks without ``pytest_`` are allure's."""
+    """Sends the objects that allure's `listener` has built in a rank. Hooks without ``pytest_`` are allure's."""
 
     def __init__(self, listener: Any) -> None:
         self._listener = listener
         self._test: str | None = None
         self._sent: dict[str, Any] = {}
-        """What has been sent of the running test: its title and parameters, and the length of each list."""
+        """The part of the running test that was sent: its title and parameters, and the length of each list."""
         self._used: set[str] = set()
         """The containers that the driver knows to be used by the running test."""
         self._open: set[str] = set()
@@ -102,7 +102,7 @@ class _Rank:
         if not any(new.values()) and all(self._sent.get(name) == value for name, value in now.items()):
             return None
         self._sent |= now
-        return {KEY: plain({**now, **new})}
+        return {KEY: to_plain({**now, **new})}
 
     def _new(self, result: Any, name: str) -> list[Plain]:
         entries = getattr(result, name)
@@ -110,7 +110,7 @@ class _Rank:
         return [_as_data(entry) for entry in entries[first:]]
 
     def _fixtures(self, test: str) -> dict[str, Any]:
-        """Return the containers that the driver does not know yet, those that the `test` uses, and those closed."""
+        """Return the containers that are new to the driver, those that the `test` uses, and those that were closed."""
         used = [one for one in _containers(self._listener) + self._closed if test in one.children and one.befores]
         used = [one for one in used if one.uuid not in self._used]
         new = [one for one in used if one.uuid not in self._open]
@@ -150,56 +150,56 @@ class _Rank:
 
 
 class _Driver:
-    """Adds what ranks have sent to the result of the driver's `listener`, and reports the ranks' fixtures."""
+    """Adds the objects of ranks to the test's result in the driver's `listener`, and reports the ranks' fixtures."""
 
     def __init__(self, listener: Any) -> None:
         self._listener = listener
         self._hook = import_module("allure_commons").plugin_manager.hook
         self._containers: dict[str, Any] = {}
-        """For each container that a rank has open, by its uuid there, the one in which the ranks' are merged."""
+        """The merged container of each container that is open in a rank, by the uuid in that rank."""
 
     def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        said: dict[int, Plain] = {rank: data[KEY] for rank, data in sorted(rank_data.items()) if KEY in data}
+        received: dict[int, Plain] = {rank: data[KEY] for rank, data in sorted(rank_data.items()) if KEY in data}
         result = self._listener.allure_logger.get_test(None)
-        if not said or result is None:
+        if not received or result is None:
             return
         for container in _containers(self._listener):
-            # The listener takes fixtures of the driver for the test's own, if they have the same names.
+            # The listener has added the test to containers of the driver's fixtures that have the same names.
             container.children[:] = [uuid for uuid in container.children if uuid != result.uuid]
-        merge = _Merge(said, number_of_ranks(item))
-        for name, value in next(iter(said.values()))["title"].items():
+        merge = _Merge(received, number_of_ranks(item))
+        for name, value in next(iter(received.values()))["title"].items():
             setattr(result, name, value)
         for parameter in merge.parameters():
             _set_parameter(result, parameter)
         for name, kind in (("labels", "Label"), ("links", "Link")):
-            known = getattr(result, name)
-            known += [made for _, data in merge.once(name) if (made := merge.build(kind, data)) not in known]
-        result.steps += [merge.build("TestStepResult", step, label) for label, step in merge.once("steps")]
-        result.attachments += [merge.build("Attachment", data, label) for label, data in merge.once("attachments")]
+            entries = getattr(result, name)
+            entries += [made for _, data in merge.entries(name) if (made := merge.build(kind, data)) not in entries]
+        result.steps += [merge.build("TestStepResult", step, label) for label, step in merge.entries("steps")]
+        result.attachments += [merge.build("Attachment", data, label) for label, data in merge.entries("attachments")]
         self._merge_containers(merge, result.uuid)
-        for _, data in merge.once("globals"):
+        for _, data in merge.entries("globals"):
             self._hook.report_globals(globals_item=merge.build("Globals", data))
         for name, body in merge.attached.items():
             self._hook.report_attached_data(body=body, file_name=name)
 
     def _merge_containers(self, merge: _Merge, test: str) -> None:
         for group in merge.groups("fixtures"):
-            data, those = next(iter(group.values())), label(group, merge.ranks)
+            data, those = next(iter(group.values())), rank_label(group, merge.ranks)
             befores = [merge.build("TestBeforeResult", before, those) for before in data["befores"]]
             container = _model("TestResultContainer")(uuid=str(uuid4()), start=data["start"], befores=befores)
             self._containers |= {one["uuid"]: container for one in group.values()}
-        for sent in merge.said.values():
+        for sent in merge.received.values():
             for container in map(self._containers.get, sent["used"]):
                 if container is not None and test not in container.children:
                     container.children.append(test)
         closed: dict[str, tuple[Any, dict[int, list[Plain]]]] = {}
-        for rank, sent in merge.said.items():
+        for rank, sent in merge.received.items():
             for end in sent["closed"]:
                 if (container := self._containers.pop(end["uuid"], None)) is not None:
                     container.stop = end["stop"]
                     closed.setdefault(container.uuid, (container, {}))[1][rank] = end["afters"]
         for container, afters in closed.values():
-            merged = once(afters, merge.ranks, merge.content)
+            merged = merge_equal(afters, merge.ranks, merge.content)
             container.afters += [merge.build("TestAfterResult", after, label) for label, after in merged]
             if not any(one is container for one in self._containers.values()):
                 self._hook.report_container(container=container)
@@ -213,40 +213,44 @@ class _Driver:
 
 
 class _Merge:
-    """What the ranks of a test have sent with one phase."""
+    """Merges the data that the ranks of a test have sent with one phase."""
 
-    def __init__(self, said: Mapping[int, Plain], ranks: int) -> None:
-        """`said` is by rank; `ranks` is the number of all ranks of the test."""
-        self.said = said
+    def __init__(self, received: Mapping[int, Plain], ranks: int) -> None:
+        """`received` is the data by rank; `ranks` is the number of all ranks of the test."""
+        self.received = received
         self.ranks = ranks
         self.attached: dict[str, bytes] = {}
-        """The attachments of what has been built, by the name of their file."""
-        self._bodies: dict[str, bytes] = {name: body for sent in said.values() for name, body in sent["bodies"].items()}
+        """Contents of the attachments of the objects built so far, by file name."""
+        self._bodies: dict[str, bytes] = {
+            name: body for sent in received.values() for name, body in sent["bodies"].items()
+        }
 
     def groups(self, name: str) -> list[dict[int, Plain]]:
-        """Return the entries under `name`, those of several ranks that are the same together."""
-        return groups({rank: sent[name] for rank, sent in self.said.items()}, self.content)
+        """Return the entries under `name`; equal entries of several ranks form one group."""
+        return group_equal({rank: sent[name] for rank, sent in self.received.items()}, self.content)
 
-    def once(self, name: str) -> list[tuple[str, Plain]]:
-        """Return each entry under `name` once, behind the label of its ranks."""
-        return once({rank: sent[name] for rank, sent in self.said.items()}, self.ranks, self.content)
+    def entries(self, name: str) -> list[tuple[str, Plain]]:
+        """Return each distinct entry under `name`, with the label of its ranks before it."""
+        return merge_equal({rank: sent[name] for rank, sent in self.received.items()}, self.ranks, self.content)
 
     def parameters(self) -> list[Plain]:
         """Return the parameters that tests have set; where ranks differ, one for each rank."""
-        named = by_name({rank: {one["name"]: one for one in sent["parameters"]} for rank, sent in self.said.items()})
+        named = by_name(
+            {rank: {one["name"]: one for one in sent["parameters"]} for rank, sent in self.received.items()}
+        )
         return [{**parameter, "name": name} for name, parameter in named.items()]
 
     def content(self, data: object) -> str:
-        """Return what of `data` does not depend on the process and the time in which it was made."""
+        """Return the content of `data` without parts that depend on process or time, for comparison."""
         if isinstance(data, dict):
-            named = {name: value for name, value in data.items() if name not in _OF_ITS_PROCESS}
+            named = {name: value for name, value in data.items() if name not in _PROCESS_SPECIFIC}
             if "source" in data:
                 named["source"] = self._bodies.get(data["source"])
             return repr({name: self.content(value) for name, value in named.items()})
         return repr([self.content(part) for part in data]) if isinstance(data, list) else repr(data)
 
     def build(self, kind: str, data: Plain, label: str = "") -> Any:
-        """Return the object of allure's class `kind` that `data` was made of, with `label` behind its name."""
+        """Return an object of allure's class `kind` with the attributes `data`, and `label` appended to its name."""
         made = dict(data)
         for name, part in _PARTS.items():
             if name in data:
@@ -261,9 +265,9 @@ class _Merge:
         return _model(kind)(**made)
 
 
-_OF_ITS_PROCESS = ("uuid", "start", "stop", "timestamp", "source")
+_PROCESS_SPECIFIC = ("uuid", "start", "stop", "timestamp", "source")
 _PARTS = {"steps": "TestStepResult", "attachments": "Attachment", "parameters": "Parameter", "errors": "GlobalError"}
-"""Attributes of allure's objects that are lists of others, and the class of those."""
+"""Attributes of allure's objects that are lists of other objects, and the class of these."""
 
 
 def _dynamic(item: pytest.Item, parameters: Sequence[Any]) -> list[Plain]:
@@ -277,16 +281,16 @@ def _dynamic(item: pytest.Item, parameters: Sequence[Any]) -> list[Plain]:
     ]
 
 
-def _set_parameter(result: Any, parameter: Plain) -> None:
-    made = _model("Parameter")(**parameter)
-    for known in result.parameters:
-        if known.name == made.name:
-            known.value, known.excluded, known.mode = made.value, made.excluded, made.mode
+def _set_parameter(result: Any, data: Plain) -> None:
+    made = _model("Parameter")(**data)
+    for parameter in result.parameters:
+        if parameter.name == made.name:
+            parameter.value, parameter.excluded, parameter.mode = made.value, made.excluded, made.mode
             return
     result.parameters.append(made)
 
 
 def _as_data(entry: Any) -> Plain:
-    """Return an object of allure's model as a dict, without what is empty: as allure writes it."""
+    """Return an object of allure's model as a dict without empty values, as allure writes it."""
     data: Plain = import_module("attr").asdict(entry, filter=lambda _, value: value or value is False)
     return data

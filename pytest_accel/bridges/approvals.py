@@ -23,7 +23,10 @@ _LOGS = {
     "approved": ("approved_file_log", "ApprovedFilesLog", "get_approved_files_log"),
     "failed": ("failed_comparison_log", "FailedComparisonLog", "get_failed_comparison_log"),
 }
-"""The logs of what ApprovalTests has compared. Scripts approve what is in one, or delete files that are not in one."""
+"""ApprovalTests' logs of compared files: module, class, and method that returns the path.
+
+Scripts of ApprovalTests approve files by these logs, or delete files that are not in them.
+"""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -32,11 +35,11 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes received files. Raises `pytest.UsageError` for a release that is not known."""
+    """Return the plugin that writes received files. Raise `pytest.UsageError` for an unsupported release."""
     if not _fits():
         raise pytest.UsageError(
-            "this release of approvaltests cannot be used with tests that run in ranks: its FileApprover.verify is not "
-            "as it was known. Without it: -p no:approvaltests_pytest -p no:approvaltests"
+            "this release of approvaltests cannot be used with tests that run in ranks: its FileApprover.verify "
+            "has changed; install another release, or disable it: -p no:approvaltests_pytest -p no:approvaltests"
         )
     return _InDriver(_KEY, config)
 
@@ -70,10 +73,10 @@ class _InRank(RankFiles):
         approver = _approver()
         approver.verify = staticmethod(self._verify)
         for name in _LOGS:
-            _log(name).log = staticmethod(_nothing)  # It would get the names of copies.
+            _log(name).log = staticmethod(_nothing)  # ApprovalTests would log the names of copies.
         factory: Any = import_module("approvaltests.reporters.default_reporter_factory")
         if getattr(factory.DEFAULT_REPORTER, "instance", None) is None:
-            # The default reporter opens a program to compare files, if one is installed: here, one for each rank.
+            # The default reporter opens a diff program if one is installed: it would open one for each rank.
             native: Any = import_module("approvaltests.reporters.python_native_reporter")
             factory.set_default_reporter(native.PythonNativeReporter())
 
@@ -107,7 +110,7 @@ class _InRank(RankFiles):
         return f"Approval Mismatch, received != approved\n\tApproved: {approved}\n\tReceived: {received} "
 
     def _take(self, path: Path, staged: Path) -> None:
-        """Have the file `path` become what its copy `staged` now is: written, deleted or left."""
+        """Have the driver make the file `path` the same as its copy `staged`: write, delete or keep it."""
         old, new = (file.read_bytes() if file.is_file() else None for file in (path, staged))
         if new == old:
             self.keep(path)
@@ -123,7 +126,7 @@ class _InRank(RankFiles):
 
 
 class _InDriver(WrittenFiles):
-    """Writes received files on which all ranks agree, and notes what they have compared."""
+    """Writes received files on which all ranks agree, and logs the files that ranks have compared."""
 
     def __init__(self, key: str, config: pytest.Config) -> None:
         super().__init__(key, config)

@@ -17,12 +17,12 @@ Contexts = MutableMapping[pytest.TestReport, Any]
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what sends the steps of a rank."""
+    """Return the plugin that sends the steps of a rank."""
     return _Rank(_contexts())
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what adds the steps to the driver's reports."""
+    """Return the plugin that adds the steps to the driver's reports."""
     return _Driver(_contexts(), take(_NAME, _MODULE, "ReportContext"))
 
 

@@ -1,8 +1,8 @@
 """pytest-benchmark: statistics of marked tests, from rank 0, in the session's table and files.
 
-pytest-benchmark measures a function for as many rounds as fit into a time. The ranks of a test measure different times,
-and a function with a collective must run equally often on all of them. So rank 0 calibrates, and tells the other ranks
-before each step what they do.
+pytest-benchmark measures a function for as many rounds as fit into a given time. The ranks of a test measure different
+times, but a function with a collective must run equally often on all of them. Therefore rank 0 calibrates, and
+announces each step to the other ranks before it runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 _NAME = "pytest-benchmark"
-"""The plugin's name, and that of the object that it registers: its session."""
+"""The name of the plugin, and of its session, which it registers with pytest."""
 _FIXTURE = ("_calibrate_timer", "_make_stats", "_save_cprofile")
 _SESSION = ("benchmarks", "options", "disabled", "logger")
 _BLOCK = 10
 """Rounds that rank 0 announces at once while it measures until the mean is precise."""
-_SHOWN = ("min", "max", "mean", "stddev", "median", "rounds")
+_RANK_STATISTICS = ("min", "max", "mean", "stddev", "median", "rounds")
 """The statistics of each rank in ``extra_info``."""
 
 
@@ -68,12 +68,12 @@ class _InRank:
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":
             has_run = report.when == "call" or not report.passed
-            # Any test may measure: one that asks for the fixture by `getfixturevalue` does not name it.
+            # Any test may measure: `getfixturevalue` requests the fixture without naming it in the signature.
             if has_run and not self._session.disabled:
                 self._agreement.leave("failed" if report.failed else "leave")
             return None
         measured = list(self._session.benchmarks)
-        self._session.benchmarks.clear()  # Not replaced by a new one: a fixture keeps the method `append` of this list.
+        self._session.benchmarks.clear()  # Keep the list itself: fixtures hold its method `append`.
         failed = self._agreement.take_failure() or any(one.has_error for one in measured)
         about = _sent(measured[-1]) if measured and measured[-1].stats else {}
         return {_NAME: {"failed": failed, **about}} if failed or about else None
@@ -142,7 +142,7 @@ def _seconds(data: bytes) -> list[float]:
 def _shown(seconds: list[float]) -> dict[str, float]:
     stats = take(_NAME, "pytest_benchmark.stats", "Stats")()
     stats.data.extend(seconds)
-    return {name: getattr(stats, name) for name in _SHOWN}
+    return {name: getattr(stats, name) for name in _RANK_STATISTICS}
 
 
 class BenchmarkError(Exception):
@@ -152,22 +152,22 @@ class BenchmarkError(Exception):
 
 
 class _Agreement:
-    """Has the ranks of a test run a measured function equally often: rank 0 decides, and the others do the same.
+    """Has all ranks of a test run a measured function equally often: rank 0 announces steps, and the others follow.
 
-    Rank 0 waits for nobody, so that a test may measure on rank 0 alone.
+    Rank 0 does not wait for other ranks, so that a test may measure on rank 0 alone.
     """
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._test = 0
-        """The number of the test that has been measured last."""
+        """The number of the test that was measured last."""
         self._steps = 0
-        """The number of steps of that test which rank 0 has announced, or this rank has followed."""
+        """The number of steps of that test that this rank has announced (rank 0) or received."""
         self._failed = False
-        """Whether the measured function has raised since the last call of `take_failure`."""
+        """True if the measured function has raised since the last call of `take_failure`."""
 
     def install(self) -> None:
-        """Take the place of the methods of the fixture that decide by time."""
+        """Replace the methods of the fixture that choose the number of rounds by time."""
         fixture = _fixture_class()
         calibrate = fixture._calibrate_timer
         until_precise = getattr(fixture, "_run_until_precise", None)  # Since 5.3.
@@ -186,9 +186,9 @@ class _Agreement:
             fixture._run_until_precise = run_together
 
     def leave(self, why: str) -> None:
-        """Tell the ranks that wait for rank 0 to measure that it does not: `why` is ``failed`` or ``leave``."""
+        """In rank 0, announce to waiting ranks that it does not measure; `why` is ``failed`` or ``leave``."""
         if self._context.rank == 0 and self._context.spec.ranks > 1 and self._test != self._context.tests:
-            self._tell(why)
+            self._announce(why)
 
     def take_failure(self) -> bool:
         """Return whether the measured function has raised since the last call, perhaps before there were statistics."""
@@ -200,12 +200,12 @@ class _Agreement:
 
         def announced(loops: range) -> Any:
             __tracebackhide__ = True
-            self._tell("run", loops=len(loops), rounds=1)
+            self._announce("run", loops=len(loops), rounds=1)
             return runner(loops)
 
         if self._context.rank == 0:
             duration, loops, loops_range = self._lead(original, fixture, announced)
-            self._tell("end", loops=loops, seconds=float(duration))
+            self._announce("end", loops=loops, seconds=float(duration))
             return duration, loops, loops_range
         end = self._follow(runner)
         return end["seconds"], end["loops"], range(end["loops"])
@@ -228,43 +228,43 @@ class _Agreement:
             done = len(stats.stats.data)
             if done == announced:
                 block = min(_BLOCK, most - done)
-                self._tell("run", loops=len(loops), rounds=block)
+                self._announce("run", loops=len(loops), rounds=block)
                 announced += block
             return runner(loops)
 
         def measure() -> None:
             __tracebackhide__ = True
             original(fixture, in_blocks, loops, stats, most)
-            while len(stats.stats.data) < announced:  # The others run all rounds of the last block.
+            while len(stats.stats.data) < announced:  # The other ranks run all rounds of the last block.
                 stats.update(runner(loops))
 
         if self._context.rank == 0:
             self._lead(measure)
-            self._tell("end")
+            self._announce("end")
         else:
             self._follow(lambda loops: stats.update(runner(loops)))
 
     def _lead(self, original: Callable[..., Any], *args: Any) -> Any:
-        """Call `original` in rank 0; if it raises, tell the ranks that wait for the next step."""
+        """Call `original` in rank 0. If it raises, announce that, because the other ranks wait for the next step."""
         __tracebackhide__ = True
         try:
             return original(*args)
         except BaseException:
             self._failed = True
-            self._tell("failed")
+            self._announce("failed")
             raise
 
     def _follow(self, run: Callable[[range], object]) -> dict[str, Any]:
         """Run what rank 0 announces, until it announces the end; return that step."""
         __tracebackhide__ = True
         while True:
-            step = self._hear()
+            step = self._receive()
             if step["does"] == "end":
                 return step
             if step["does"] == "leave":
                 raise BenchmarkError(
-                    f"rank {self._context.rank} runs a benchmark that rank 0 does not run, and takes the number of its "
-                    "rounds from rank 0; use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0 as well"
+                    f"rank {self._context.rank} runs a benchmark that rank 0 does not run, but rank 0 sets the number "
+                    "of rounds; use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0 as well"
                 )
             if step["does"] == "failed":
                 raise BenchmarkError("rank 0 has failed and runs no more of the benchmark")
@@ -275,14 +275,14 @@ class _Agreement:
                 self._failed = True
                 raise
 
-    def _tell(self, does: str, **details: float) -> None:
+    def _announce(self, does: str, **details: float) -> None:
         store = self._store
         previous = [] if self._test == self._context.tests else [self._name(step) for step in range(self._steps)]
-        for name in previous:  # All ranks have ended that test.
+        for name in previous:  # All ranks have finished that test.
             store.delete(name)
         store.set(self._next(), json.dumps({"does": does, **details}).encode())
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         __tracebackhide__ = True
         step: dict[str, Any] = json.loads(self._store.get(self._next()))
         return step

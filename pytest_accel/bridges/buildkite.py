@@ -11,20 +11,20 @@ from uuid import uuid4
 
 import pytest
 
-from pytest_accel.bridges.by_rank import groups, plain
+from pytest_accel.bridges.by_rank import group_equal, to_plain
 from pytest_accel.bridges.internals import require
 from pytest_accel.rank.context import RANK
 
 KEY = "buildkite"
 _PLUGIN = "_buildkite"
-"""The attribute of a config in which the plugin keeps the object that collects a session's tests."""
+"""The attribute of the config that holds the object with which the plugin collects a session's tests."""
 _PAYLOAD = "buildkite_test_collector.collector.payload"
 
 
 def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that sends the spans of a rank."""
     rank = _Rank(config.stash[RANK].session.clock)
-    setattr(config, _PLUGIN, rank)  # The fixture adds spans to what is under the test's id in `in_flight`.
+    setattr(config, _PLUGIN, rank)  # The fixture adds spans to the entry of the test in `in_flight`.
     return rank
 
 
@@ -39,9 +39,9 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class _Rank:
-    """Stands in for buildkite-test-collector's plugin in a rank: has the running test, to which the fixture adds spans.
+    """Replaces buildkite-test-collector's plugin in a rank: holds the running test, to which the fixture adds spans.
 
-    The driver's clock is `clock` seconds ahead of this process's.
+    `clock` is the number of seconds by which the driver's clock is ahead of the clock of this process.
     """
 
     def __init__(self, clock: float) -> None:
@@ -50,7 +50,7 @@ class _Rank:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Begin the test before its setup, which a conftest may skip before any plugin's `pytest_runtest_setup`."""
+        """Register the test before its setup: a conftest may skip it before any plugin's `pytest_runtest_setup`."""
         scope, name = _scope_and_name(item)
         self.in_flight = {item.nodeid: import_module(_PAYLOAD).TestData.start(uuid4(), scope=scope, name=name)}
         return (yield)
@@ -71,7 +71,7 @@ class _Rank:
         return {
             "section": span.section,
             "duration": span.duration.total_seconds(),
-            "detail": plain(span.detail),
+            "detail": to_plain(span.detail),
             **times,
         }
 
@@ -83,14 +83,14 @@ class _Driver:
         self._collector = collector
 
     def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
-        spans = [_span(max(group.values(), key=_duration)) for group in groups(said, _content)]
+        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        spans = [_span(max(group.values(), key=_duration)) for group in group_equal(received, _content)]
         collector = self._collector
         if item.nodeid in collector.in_flight:
             for span in spans:
                 collector.in_flight[item.nodeid] = collector.in_flight[item.nodeid].push_span(span)
             return
-        # The plugin concludes a test when the report of the teardown is made, and knows none that it saw no start of.
+        # The plugin has moved the test to its payload at the report of the teardown, unless it never saw it start.
         *others, last = collector.payload.data or (None,)
         if last is not None and (last.scope, last.name) == _scope_and_name(item):
             for span in spans:
@@ -99,7 +99,7 @@ class _Driver:
 
 
 def _scope_and_name(item: pytest.Item) -> tuple[str, str]:
-    """Return the names by which the plugin's data have the test `item`."""
+    """Return scope and name of the test `item` in the plugin's data."""
     scope, _, name = item.nodeid.rpartition("::")
     return scope, name
 

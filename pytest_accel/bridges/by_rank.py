@@ -1,4 +1,4 @@
-"""What several ranks have sent: put together, labelled by rank where it differs, or refused because it differs."""
+"""Merges or compares the data of several ranks. Equal data appears once; other data is labelled by rank or refused."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pytest_accel.core.stash_keys import MARKED
 Entry = TypeVar("Entry")
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _MOST_LINES = 200
-"""Lines of one difference in a report: more would bury the other failures."""
+"""Lines of one difference in a report. More would hide the other failures."""
 
 
-def plain(value: object) -> object:
-    """Return `value` in a form that a rank may send: numbers and containers stay such, anything else is text."""
+def to_plain(value: object) -> object:
+    """Return `value` as data that a rank can send. Numbers and containers are kept; other objects become text."""
     if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
+        return [to_plain(part) for part in value]
     if isinstance(value, dict):
-        return {_scalar(key): plain(part) for key, part in value.items()}
+        return {_scalar(key): to_plain(part) for key, part in value.items()}
     return _scalar(value)
 
 
@@ -43,15 +43,15 @@ def number_of_ranks(item: pytest.Item) -> int:
     return ranks
 
 
-def groups(said: Mapping[int, Sequence[Entry]], key: Callable[[Entry], str] = repr) -> list[dict[int, Entry]]:
-    """Return the entries of all ranks: for each group of entries that are the same, each rank's own.
+def group_equal(received: Mapping[int, Sequence[Entry]], key: Callable[[Entry], str] = repr) -> list[dict[int, Entry]]:
+    """Return groups of equal entries; each group has the entry of each rank that sent it.
 
-    Entries are the same if `key` gives the same text. What a rank has sent twice is in two groups. The groups are in
-    the order in which each rank has sent its entries, as far as that is one order.
+    Entries are equal if `key` returns the same text. An entry that a rank has sent twice is in two groups. The groups
+    keep the order in which ranks have sent their entries, as far as ranks agree on it.
     """
     found: dict[tuple[str, int], dict[int, Entry]] = {}
     places: dict[tuple[str, int], int] = {}
-    for rank, entries in sorted(said.items()):
+    for rank, entries in sorted(received.items()):
         times: Counter[str] = Counter()
         for place, entry in enumerate(entries):
             text = key(entry)
@@ -62,24 +62,24 @@ def groups(said: Mapping[int, Sequence[Entry]], key: Callable[[Entry], str] = re
     return [found[same] for same in sorted(found, key=lambda same: places[same])]
 
 
-def label(those: Mapping[int, object], ranks: int) -> str:
-    """Return what to append to a name for `those` of the `ranks`: nothing if they are all, else e.g. `` [rank 0]``."""
+def rank_label(those: Mapping[int, object], ranks: int) -> str:
+    """Return the text to append to a name for the ranks `those`: empty if these are all `ranks`, else `` [rank 0]``."""
     if len(those) == ranks:
         return ""
     return f" [{ranks_text(list(those))}]"
 
 
-def once(
-    said: Mapping[int, Sequence[Entry]], ranks: int, key: Callable[[Entry], str] = repr
+def merge_equal(
+    received: Mapping[int, Sequence[Entry]], ranks: int, key: Callable[[Entry], str] = repr
 ) -> list[tuple[str, Entry]]:
-    """Return each entry that ranks have sent once, behind its label."""
-    return [(label(group, ranks), next(iter(group.values()))) for group in groups(said, key)]
+    """Return each distinct entry that ranks have sent, with the label of its ranks before it."""
+    return [(rank_label(group, ranks), next(iter(group.values()))) for group in group_equal(received, key)]
 
 
-def by_name(said: Mapping[int, Mapping[str, Entry]]) -> dict[str, Entry]:
-    """Return the values that ranks have sent by name: one where those that sent it agree, else one for each rank."""
+def by_name(received: Mapping[int, Mapping[str, Entry]]) -> dict[str, Entry]:
+    """Return the named values of all ranks: one if the ranks that sent it agree, else one for each rank."""
     values: dict[str, list[tuple[int, Entry]]] = {}
-    for rank, named in sorted(said.items()):
+    for rank, named in sorted(received.items()):
         for name, value in named.items():
             values.setdefault(name, []).append((rank, value))
     merged: dict[str, Entry] = {}
@@ -128,14 +128,14 @@ def _shown(ranks: list[int], value: str | bytes | None, others: list[int], other
         except UnicodeDecodeError:
             length = min(len(value), len(other))
             first = next((at for at in range(length) if value[at] != other[at]), length)
-            difference = f"{ranks_text(others)}: {len(other)} bytes, other from byte {first} on"
+            difference = f"{ranks_text(others)}: {len(other)} bytes, differs from byte {first} on"
             return f"{ranks_text(ranks)}: {len(value)} bytes\n{difference}"
     if not (isinstance(value, str) and isinstance(other, str)):
         return f"{ranks_text(ranks)}: {_about(value)}\n{ranks_text(others)}: {_about(other)}"
     old, new = value.splitlines(), other.splitlines()
     lines = list(difflib.unified_diff(old, new, ranks_text(ranks), ranks_text(others), lineterm="", n=2))
     if not lines:
-        return f"{ranks_text(ranks)} and {ranks_text(others)} differ in how lines end"
+        return f"{ranks_text(ranks)} and {ranks_text(others)} differ in line endings only"
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... {len(lines) - _MOST_LINES} more lines"]
     return "\n".join(lines)

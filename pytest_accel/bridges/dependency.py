@@ -1,4 +1,4 @@
-"""pytest-dependency: the driver, which knows the outcomes of all tests, skips; ranks do not."""
+"""pytest-dependency: only the driver skips tests, because only the driver knows the outcomes of other tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _refuse(self: object, depends: object, item: pytest.Item) -> NoReturn:
     """Fail a test that calls `pytest_dependency.depends`: a rank does not know the outcomes of other tests."""
     __tracebackhide__ = True
     pytest.fail(
-        "pytest_dependency.depends() does not work in a rank, which does not know how other tests ended: "
+        "pytest_dependency.depends() does not work in a rank, which does not know the outcomes of other tests: "
         f"mark the test with @pytest.mark.dependency(depends={depends!r}) instead",
         pytrace=False,
     )

@@ -12,12 +12,12 @@ from pytest_accel.rank.context import RANK
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what creates the databases of a rank."""
+    """Return the plugin that creates the databases of a rank."""
     return _Rank(config)
 
 
 def driver_plugin(config: pytest.Config) -> None:
-    """Refuse a release whose databases ranks cannot name."""
+    """Refuse a release in which the databases of ranks cannot be renamed."""
     _rename()
 
 
@@ -32,7 +32,7 @@ class _Rank:
     ) -> Generator[None, object, object]:
         if fixturedef.argname == "django_db_modify_db_settings_xdist_suffix":
             result = yield
-            _rename()(suffix=self._suffix)  # As pytest-django names databases by xdist's worker.
+            _rename()(suffix=self._suffix)  # pytest-django appends the name of an xdist worker in the same way.
             return result
         if fixturedef.argname != "django_db_setup":
             return (yield)
@@ -51,7 +51,7 @@ def _rename() -> Any:
 
 
 class _UsesEverything:
-    """Stands for a test that uses all databases, with all that pytest-django prepares when it creates them."""
+    """A stand-in for a test that uses all databases, with serialized rollback."""
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return (

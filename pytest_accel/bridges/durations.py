@@ -19,13 +19,16 @@ Times = Mapping[str, Mapping[str, list[float]]]
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return what sends the times of a rank; None if pytest-durations is off."""
+    """Return the plugin that sends the times of a rank; None if pytest-durations is off."""
     plugin = _plugin(config)
     return _InRank(plugin) if plugin is not None else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what replaces the driver's times, which have the wait for all phases in the first one, by the ranks'."""
+    """Return the plugin that replaces the driver's times by the ranks'; None if pytest-durations is off.
+
+    In the driver the first phase takes as long as all phases in the ranks.
+    """
     plugin = _plugin(config)
     return _InDriver(plugin) if plugin is not None else None
 

@@ -1,4 +1,4 @@
-"""pytest-harvest: what marked tests put into their results bag, and the fixtures that they save."""
+"""pytest-harvest: results bags and saved fixtures of marked tests."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class _InRank:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if fixturedef.argname in _RESULTS:
             pytest.fail(
-                f"a test that runs in ranks asks for {fixturedef.argname}, of which only the driver knows; "
-                "ask for it in a test without the marks, or in pytest_sessionfinish",
+                f"the fixture {fixturedef.argname} does not work in ranks, because only the driver has the results; "
+                "request it in a test without the marks, or in pytest_sessionfinish",
                 pytrace=False,
             )
 

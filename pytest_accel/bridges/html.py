@@ -1,4 +1,4 @@
-"""pytest-html: what tests add to the fixture `extras` in ranks."""
+"""pytest-html: extras that tests add in ranks with the fixture `extras`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import number_of_ranks, once, plain
+from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks, to_plain
 from pytest_accel.bridges.internals import take
 
 KEY = "html"
@@ -18,7 +18,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds them to the reports of marked tests; None if no page is written."""
+    """Return the plugin that adds the extras to the reports of marked tests; None if no page is written."""
     if not config.option.htmlpath:
         return None
     _stash_key()
@@ -34,18 +34,19 @@ class _Rank:
         self._key = key
 
     def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-        # pytest-html, too, takes those that are there when the test's function has returned.
+        # Like pytest-html, send the extras that exist after the call phase.
         extras = item.config.stash.get(self._key, None) if report.when == "call" else None
-        return {KEY: plain(extras)} if extras else None
+        return {KEY: to_plain(extras)} if extras else None
 
 
 class _Driver:
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
-        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
-        if said:
+        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        if received:
             merged = [
-                {**extra, "name": f"{extra['name']}{label}"} for label, extra in once(said, number_of_ranks(item))
+                {**extra, "name": f"{extra['name']}{label}"}
+                for label, extra in merge_equal(received, number_of_ranks(item))
             ]
             report.extras = [*getattr(report, "extras", ()), *merged]  # type: ignore[attr-defined]

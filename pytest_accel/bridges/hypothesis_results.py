@@ -1,7 +1,7 @@
 """Hypothesis: statistics and failing examples of rank 0, for ``--hypothesis-show-statistics`` and Hypothesis's patches.
 
-Hypothesis's plugin keeps them on the item when the test has run, and takes them from there when the report of the
-teardown is made. All ranks run the same examples, so rank 0's stand for all.
+Hypothesis's plugin stores them on the item after the call phase, and reads them when the report of the teardown is
+made. All ranks run the same examples, so those of rank 0 are enough.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Receiver:
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends them from rank 0; None in other ranks."""
+    """Return the plugin that sends statistics and examples from rank 0; None in other ranks."""
     return _Sender() if config.stash[RANK].rank == 0 else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that puts them on the driver's items."""
+    """Return the plugin that stores them on the driver's items."""
     if config.getoption(_OPTION) and not _shows_statistics(config):
         raise pytest.UsageError(
             f"{_OPTION}: pytest-accel cannot read statistics of marked tests in this release of Hypothesis; "

@@ -1,7 +1,7 @@
-"""inline-snapshot in ranks: they compare. A session that would change snapshots is refused if it has marked tests.
+"""inline-snapshot: ranks only compare. A session that would change snapshots is refused if it has marked tests.
 
-inline-snapshot changes the source of tests when the session ends, by the values that its own process has seen. The
-driver's process has not seen those of marked tests, so it would trim, or leave out, what only ranks use.
+When the session ends, inline-snapshot changes the source of tests according to the values in its own process. The
+driver's process does not have the values of marked tests, and would remove snapshots that only ranks use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rank_plugin(config: pytest.Config) -> None:
     state = _state()
     state.update_flags = _no_changes()
     if config.stash[RANK].session.distributed:
-        state.active = False  # As in the workers of xdist, which do not count missing and wrong values.
+        state.active = False  # As in xdist workers: missing and wrong values are not counted.
     if state.tmp_dir is not None:
         state.tmp_dir.cleanup()
         state.tmp_dir = TemporaryDirectory(prefix="inline-snapshot-", dir=base_temporary_directory(config))
@@ -36,7 +36,7 @@ def rank_plugin(config: pytest.Config) -> None:
 def driver_plugin(config: pytest.Config) -> None:
     """Raise `pytest.UsageError` if the user has asked for snapshots to be changed.
 
-    The default at a terminal is no request of the user's. It becomes the default elsewhere, which only reports.
+    The default flags at a terminal are not a request of the user. They are replaced by `report`, the default elsewhere.
     """
     state = _state()
     if not (state.active and set(state.update_flags)):
@@ -51,13 +51,13 @@ def driver_plugin(config: pytest.Config) -> None:
     else:
         source = f"the default flags of pyproject.toml, {','.join(sorted(state.flags))},"
     raise pytest.UsageError(
-        f"{source} cannot be used with tests that run in ranks, where their snapshots are compared: deselect these "
-        "tests, for instance by -m 'not distributed and not devices', or use --inline-snapshot=report"
+        f"{source} cannot be used with tests that run in ranks, which only compare snapshots: deselect these "
+        "tests, for example with -m 'not distributed and not devices', or use --inline-snapshot=report"
     )
 
 
 def _state() -> Any:
-    """Return what inline-snapshot knows of this process, its flags among that."""
+    """Return inline-snapshot's state of this process, which includes its flags."""
     state = take(_NAME, "inline_snapshot._global_state", "state")()
     require(_NAME, state, "active", "flags", "tmp_dir", "update_flags")
     return state

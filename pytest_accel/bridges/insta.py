@@ -24,11 +24,11 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes snapshots. Raises `pytest.UsageError` for a release that is not known."""
+    """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
     if not _fits():
         raise pytest.UsageError(
-            "this release of pytest-insta cannot be used with tests that run in ranks: its SnapshotSession is not as "
-            "it was known. Without it: -p no:insta"
+            "this release of pytest-insta cannot be used with tests that run in ranks: its SnapshotSession has "
+            "changed; install another release, or disable the plugin: -p no:insta"
         )
     return _InDriver(config)
 

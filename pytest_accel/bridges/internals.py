@@ -1,4 +1,4 @@
-"""Access to the internals of other plugins. It is checked: an unknown release is refused and gives no wrong results."""
+"""Checked access to internals of other plugins: an unsupported release is refused, and cannot give wrong results."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def of_class(config: pytest.Config, plugin: str, module: str, name: str) -> Any:
 
 
 def plugins(config: pytest.Config) -> Iterator[object]:
-    """Give all plugins that are registered with pytest, each once for each of its names."""
-    for _, plugin in config.pluginmanager.list_name_plugin():  # `get_plugins` fails if one cannot be hashed.
+    """Yield all plugins that are registered with pytest. A plugin with several names occurs several times."""
+    for _, plugin in config.pluginmanager.list_name_plugin():  # `get_plugins` fails if a plugin is not hashable.
         if plugin is not None:  # None stands for a plugin that ``-p no:NAME`` keeps out.
             yield plugin
 

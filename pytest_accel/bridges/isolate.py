@@ -1,4 +1,4 @@
-"""pytest-isolate: refused for marked tests, because it forks the driver, and its limits hold for that fork only."""
+"""pytest-isolate: refused for marked tests, because it forks the driver and limits only that fork."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_accel.core.stash_keys import MARKED, SESSION
 _NAME = "pytest-isolate"
 
 Options = tuple[object, ...]
-"""What pytest-isolate is to do with a test. None, False and an empty dict stand for nothing."""
+"""pytest-isolate's options for a test. None, False and an empty dict mean that an option is not set."""
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what refuses marked tests that are to be isolated; None if pytest-isolate is off."""
+    """Return the plugin that refuses marked tests that are to be isolated; None if pytest-isolate is off."""
     require(_NAME, config.option, "noisolate")
     options_of = take(_NAME, "pytest_isolate.plugin", "get_isolation_options")
     plugins = config.pluginmanager
@@ -30,12 +30,12 @@ class _Driver:
     def __init__(self, options_of: Callable[[pytest.Item], Options]) -> None:
         self._options_of = options_of
 
-    @pytest.hookimpl(tryfirst=True)  # Before xdist tells the main process that this worker has collected.
+    @pytest.hookimpl(tryfirst=True)  # Before xdist reports to the main process that collection has finished.
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
             if MARKED in item.stash and any(asked not in (None, False, {}) for asked in self._options_of(item)):
                 session.config.stash[SESSION].port.usage_error(
                     f"{item.nodeid}: pytest-isolate runs a test in a fork of the pytest process, and limits that fork; "
-                    "the ranks of a marked test are out of its reach. Run marked tests with --no-isolate; `fresh=True` "
+                    "it cannot isolate the ranks of a marked test. Run marked tests with --no-isolate; `fresh=True` "
                     "gives a test new processes, and `timeout=` limits its time"
                 )

@@ -1,4 +1,4 @@
-"""pytest's own ``--junitxml``: attributes of test cases and properties of the suite that tests record in ranks."""
+"""pytest's own ``--junitxml``: test case attributes and suite properties that tests record in ranks."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import number_of_ranks, once
+from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks
 from pytest_accel.core.shims import forget_junit_log, junit_log
 
 KEY = "junit"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends what tests have recorded in a rank; None if it reaches no file."""
+    """Return the plugin that sends the data recorded in a rank; None if no file would contain it."""
     log = junit_log(config)
     if log is None:
         return None
-    config.pluginmanager.unregister(log)  # It would write the file.
-    known = config.known_args_namespace
-    if getattr(known, "numprocesses", None) or getattr(known, "tx", None):
-        # A worker of xdist has none either: what tests record in it is lost, and no warning says so.
+    config.pluginmanager.unregister(log)  # pytest's plugin would write the file.
+    arguments = config.known_args_namespace
+    if getattr(arguments, "numprocesses", None) or getattr(arguments, "tx", None):
+        # pytest has no junit log in xdist workers either: recorded data is lost there, without a warning.
         forget_junit_log(config)
         return None
     return _Rank(config, log)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds this to the file; None if this process writes none."""
+    """Return the plugin that adds the ranks' data to the file; None if this process writes none."""
     log = junit_log(config)
     return None if log is None else _Driver(log)
 
 
 class _Rank:
-    """Sends what the fixtures of pytest's plugin have left in the `log` of a rank."""
+    """Sends the data that the fixtures of pytest's plugin have recorded in the `log` of a rank."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         self._config = config
         self._log = log
         self._of_fixtures: list[tuple[str, str]] = []
-        """Properties of the suite that fixtures of more than one test have recorded."""
+        """Suite properties that fixtures with a scope wider than a function have recorded."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        known = len(self._log.global_properties)
+        before = len(self._log.global_properties)
         result = yield
         if fixturedef.scope != "function":
-            self._of_fixtures += self._log.global_properties[known:]
-            del self._log.global_properties[known:]
+            self._of_fixtures += self._log.global_properties[before:]
+            del self._log.global_properties[before:]
         return result
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
@@ -60,14 +60,14 @@ class _Rank:
             attributes |= reporter.attrs
         properties, log.global_properties = log.global_properties, []
         of_fixtures, self._of_fixtures = self._of_fixtures, []
-        if report.when == "teardown":  # Until then, the test may still hold one.
+        if report.when == "teardown":  # Earlier, the test may still use a reporter.
             log.node_reporters.clear()
             log.node_reporters_ordered.clear()
         return {KEY: {"attributes": attributes, "properties": properties, "of_fixtures": of_fixtures}}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
-        forget_junit_log(self._config)  # pytest's plugin would unregister it once more.
+        forget_junit_log(self._config)  # pytest's plugin would unregister the log a second time.
 
 
 class _Driver:
@@ -78,9 +78,9 @@ class _Driver:
     def pytest_accel_merge(
         self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
     ) -> None:
-        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
         values: dict[str, dict[int, str]] = {}
-        for rank, sent in said.items():
+        for rank, sent in received.items():
             for name, value in sent["attributes"].items():
                 values.setdefault(name, {})[rank] = value
         for name, by_rank in values.items():
@@ -88,18 +88,18 @@ class _Driver:
                 self._add_attribute(report, name, next(iter(by_rank.values())))
             else:
                 for rank, value in sorted(by_rank.items()):
-                    # The name of an attribute in XML has no spaces and no brackets.
+                    # Names of XML attributes cannot have spaces or brackets.
                     self._add_attribute(report, f"{name}.rank{rank}", value)
-        # A fixture of more than one test is set up once in each world.
-        new = [one for one in _merged(said, "of_fixtures", item) if one not in self._of_fixtures]
+        # Fixtures of a wider scope are set up once in each world: add their properties only once.
+        new = [one for one in _merged(received, "of_fixtures", item) if one not in self._of_fixtures]
         self._of_fixtures.update(new)
-        for name, value in new + _merged(said, "properties", item):
+        for name, value in new + _merged(received, "properties", item):
             self._log.add_global_property(name, value)
 
     def _add_attribute(self, report: pytest.TestReport, name: str, value: str) -> None:
         self._log.node_reporter(report).add_attribute(name, value)
 
 
-def _merged(said: dict[int, dict[str, Any]], kind: str, item: pytest.Item) -> list[tuple[str, str]]:
-    merged = once({rank: sent[kind] for rank, sent in said.items()}, number_of_ranks(item))
+def _merged(received: dict[int, dict[str, Any]], kind: str, item: pytest.Item) -> list[tuple[str, str]]:
+    merged = merge_equal({rank: sent[kind] for rank, sent in received.items()}, number_of_ranks(item))
     return [(f"{name}{label}", value) for label, (name, value) in merged]

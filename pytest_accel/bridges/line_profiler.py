@@ -1,4 +1,4 @@
-"""pytest-line-profiler: the lines of a marked test are rank 0's."""
+"""pytest-line-profiler: the line profile of a marked test is that of rank 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-line-profiler"
 _TEXTS = "_line_profile"
-"""pytest-line-profiler's attribute of the config: the text for each test."""
+"""The attribute of the config in which pytest-line-profiler stores the text for each test."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:

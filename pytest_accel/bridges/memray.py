@@ -1,7 +1,7 @@
-"""pytest-memray: marked tests in its report, each as the rank with the highest peak has recorded it.
+"""pytest-memray: its report shows each marked test as recorded by the rank with the highest memory peak.
 
-Each rank judges the limits of a test by its own memory. It writes its recordings into the session's private folder, and
-sends them to the driver, which keeps that of one rank in the place where pytest-memray would have it.
+Each rank checks a test's limits against its own memory. It writes recordings into the session's private folder, and
+sends them to the driver, which stores that of one rank where pytest-memray expects it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that sends a rank's recordings."""
     manager = _manager(config)
     context = config.stash[RANK]
-    if manager._tmp_dir is not None:  # Made where MEMRAY_RESULT_PATH is not set.
+    if manager._tmp_dir is not None:  # pytest-memray creates it if MEMRAY_RESULT_PATH is not set.
         manager._tmp_dir.cleanup()
-    # A recording is needed here only until the test has been judged by its limits.
+    # The rank needs a recording only until the test's limits have been checked.
     folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.memray")
     manager.result_path, manager.result_metadata_path = folder, folder / "metadata"
     manager.result_metadata_path.mkdir(parents=True)
@@ -52,7 +52,7 @@ def _manager(config: pytest.Config) -> Any:
 
 
 class _WithoutCache:
-    """The config without its cache: the driver compares a peak with the last run's, and ranks do not."""
+    """The config without its cache, because only the driver compares a peak with that of the last run."""
 
     cache = None
 
@@ -64,7 +64,7 @@ class _WithoutCache:
 
 
 def _short(name: str) -> str:
-    """Return `name` as pytest-memray shortens it, since it may be too long for a file."""
+    """Return `name` truncated as pytest-memray does it, because it may be too long for a file name."""
     truncate = getattr(import_module(_MODULE), "_truncate_filename", str)  # Old releases have none.
     return str(truncate(name))
 
@@ -92,7 +92,7 @@ class _InDriver:
         self._manager = manager
 
     def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        """Keep the recording with the highest peak, with all that pytest-memray writes of a test."""
+        """Store the recording with the highest peak, and the metadata that pytest-memray writes for a test."""
         sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
         if not sent:
             return

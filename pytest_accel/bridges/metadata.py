@@ -1,4 +1,4 @@
-"""pytest-metadata: what tests and fixtures in ranks change in the session's metadata."""
+"""pytest-metadata: changes that tests and fixtures make in ranks to the session's metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import by_name, plain
+from pytest_accel.bridges.by_rank import by_name, to_plain
 from pytest_accel.bridges.internals import take
 
 KEY = "metadata"
@@ -18,7 +18,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that applies them to the session's metadata."""
+    """Return the plugin that applies these changes to the session's metadata."""
     return _Driver(config.stash[_key()])
 
 
@@ -31,12 +31,12 @@ def _key() -> pytest.StashKey[dict[str, Any]]:
 class _Rank:
     def __init__(self, metadata: dict[str, Any]) -> None:
         self._metadata = metadata
-        self._sent: Any = plain(metadata)
+        self._sent: Any = to_plain(metadata)
 
     def pytest_accel_rank_data(self) -> dict[str, Any] | None:
         if self._metadata == self._sent:
             return None
-        now: Any = plain(self._metadata)
+        now: Any = to_plain(self._metadata)
         changed = {name: value for name, value in now.items() if name not in self._sent or self._sent[name] != value}
         self._sent = now
         return {KEY: changed} if changed else None

@@ -12,7 +12,7 @@ from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-monitor"
 _BASE = "_PyTestMonitorSession__mem_usage_base"
-"""pytest-monitor's attribute of its session: the memory of the process when the session began."""
+"""The attribute of pytest-monitor's session with the memory of the process at its start."""
 _ROW = (
     *("item", "path", "variant", "location", "kind", "component"),
     *("start", "seconds", "user_seconds", "kernel_seconds", "memory"),
@@ -55,7 +55,7 @@ class _InRank:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, session: Any, *values: Any) -> None:
-        """Keep a row that pytest-monitor would write."""
+        """Store a row that pytest-monitor would write."""
         require(_NAME, session, _BASE)
         row = dict(zip(_ROW, values, strict=True))
         if row["kind"] == "function":

@@ -19,7 +19,7 @@ from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"
 _KEPT = f"{_NAME}.kept"
-"""The name of what `_InRank` sends."""
+"""The key of the data that `_InRank` sends."""
 Results = Mapping[str, Mapping[str, Any]]
 """pytest-mpl's results, by the names that it gives to tests."""
 _ATTRIBUTES = (
@@ -54,7 +54,7 @@ class _InRank:
 
 
 class _InDriver:
-    """Replaces the driver's results of marked tests, which say that these have failed, by those of a rank."""
+    """Replaces the driver's results of marked tests, which are always failures, by those of a rank."""
 
     def __init__(self, plugin: Any) -> None:
         self._plugin = plugin
@@ -99,7 +99,7 @@ def _folder(rank: int) -> str:
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Have a rank write its images where no other rank writes."""
+    """Have a rank write images into a folder of its own; return the plugin that sends its results."""
     plugin, rank = _comparison(config), config.stash[RANK].rank
     if plugin is None:
         return None
@@ -114,7 +114,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Write what ranks have generated, and keep their results."""
+    """Return the plugin that writes the results of ranks; register one that writes generated images."""
     plugin = _comparison(config)
     if plugin is None:
         return None

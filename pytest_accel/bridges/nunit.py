@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import number_of_ranks, once, plain
+from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks, to_plain
 from pytest_accel.bridges.internals import require
 
 KEY = "nunit"
 _LOG = "_nunitxml"
-"""The attribute of a config in which the plugin keeps what it writes in the end; absent from workers of xdist."""
+"""The attribute of the config with the data that the plugin writes in the end; absent in xdist workers."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -22,7 +22,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds them to the file; None if this process writes none."""
+    """Return the plugin that adds properties and attachments to the file; None if this process writes none."""
     log = getattr(config, _LOG, None)
     if log is None:
         return None
@@ -31,7 +31,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class _Recorder:
-    """Stands in for what the plugin's fixtures ask for, and for what they get: keeps what they are told."""
+    """Replaces the plugin's log and its node reporter for the plugin's fixtures: stores their calls."""
 
     def __init__(self) -> None:
         self.recorded: list[tuple[str, Any, Any]] = []
@@ -40,10 +40,10 @@ class _Recorder:
         return self
 
     def add_property(self, name: str, value: object) -> None:
-        self.recorded.append(("add_property", plain(name), plain(value)))
+        self.recorded.append(("add_property", to_plain(name), to_plain(value)))
 
     def add_attachment(self, file: object, description: object) -> None:
-        self.recorded.append(("add_attachment", plain(file), plain(description)))
+        self.recorded.append(("add_attachment", to_plain(file), to_plain(description)))
 
 
 class _Rank:
@@ -51,7 +51,7 @@ class _Rank:
         self._recorder = recorder
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
-        # The driver's plugin knows a test from the report of its setup on.
+        # In the driver the plugin knows a test only after the report of its setup.
         if report.when == "setup" or not self._recorder.recorded:
             return None
         sent, self._recorder.recorded = self._recorder.recorded, []
@@ -63,9 +63,9 @@ class _Driver:
         self._log = log
 
     def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        said = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
         reporter = self._log.node_reporter(item.nodeid)
-        for label, (method, name, value) in once(said, number_of_ranks(item)):
+        for label, (method, name, value) in merge_equal(received, number_of_ranks(item)):
             if method == "add_property":
                 reporter.add_property(f"{name}{label}", value)
             else:

@@ -1,4 +1,4 @@
-"""The keys under which bridges send data: apart from those of conftests and other plugins, which use the same hooks."""
+"""Adds a prefix to the keys of bridges, so that they differ from those of conftests and plugins in the same hooks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Bridge = TypeVar("Bridge")
 
 
 def with_own_keys(bridge: Bridge) -> Bridge:
-    """Return `bridge`, changed so that its keys have the project's prefix on their way, of which its hooks see nothing.
+    """Wrap the hooks of `bridge` so that its keys are sent with the project's prefix, and return it.
 
-    This must happen before `bridge` is registered with pytest.
+    The hooks themselves see keys without the prefix. Call this before `bridge` is registered with pytest.
     """
     hooks: Any = bridge
     if hasattr(hooks, "pytest_accel_rank_data"):

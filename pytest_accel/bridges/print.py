@@ -1,4 +1,4 @@
-"""pytest-print: what a test prints in ranks is shown at the driver's terminal when the phase has ended."""
+"""pytest-print: lines that a test prints in ranks are shown at the driver's terminal at the end of the phase."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Lines:
 
 
 class _Show:
-    """Shows the lines of all ranks, by `write_line`."""
+    """Shows the lines of all ranks with `write_line`."""
 
     def __init__(self, write_line: Callable[[str], None]) -> None:
         self._write_line = write_line

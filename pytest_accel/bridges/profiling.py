@@ -1,7 +1,7 @@
-"""pytest-profiling: the profile of a marked test is rank 0's.
+"""pytest-profiling: the profile of a marked test is that of rank 0.
 
-pytest-profiling runs the profiler around the whole protocol of a test, and writes the profile when that has ended. In a
-rank the profile ends with the last phase's report, by which it travels to the driver.
+pytest-profiling runs the profiler around the whole protocol of a test, and writes the profile afterwards. In a rank the
+profile ends when the report of the last phase is made, because it is sent to the driver with this report.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _InDriver:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Around pytest-profiling's own wrapper, which ends by writing a file and noting its path."""
+        """Replace the file that pytest-profiling's own wrapper, which runs inside of this one, has written."""
         marked = item.stash.get(MARKED, None)
         result = yield
         sent, self._sent = self._sent, None
@@ -91,7 +91,7 @@ class _InDriver:
             if sent is not None:
                 pstats.Stats(profiles.from_data(sent)).dump_stats(path)
             else:  # Rank 0 has died.
-                # A test of the same name in another file has the same path, and lost its profile to this test's.
+                # Remove all entries of the path: this test has overwritten profiles of tests with the same name.
                 self._plugin.profs[:] = [other for other in self._plugin.profs if other != path]
                 with suppress(OSError):
                     Path(path).unlink()

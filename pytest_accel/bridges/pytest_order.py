@@ -1,4 +1,4 @@
-"""pytest-order: the driver orders the tests, and fails those that it cannot order (``--error-on-failed-ordering``)."""
+"""pytest-order: the driver sorts the tests, and fails those that it cannot order (``--error-on-failed-ordering``)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ _FIXTURE = "fail_after_cannot_order"
 
 
 def rank_plugin(config: pytest.Config) -> None:
-    """Keep the rank from sorting: it collects some files only, and relations to tests of others would be errors."""
+    """Keep the rank from sorting: it collects only some files, so that relations to tests in others would be errors."""
     sorter = _sorter(config)
     if sorter is not None:
         config.pluginmanager.unregister(sorter)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return what fails tests instead of the fixture, which no process sets up; None if nothing is to fail."""
+    """Return the plugin that fails unordered tests in place of the fixture, which no process sets up.
+
+    Return None without ``--error-on-failed-ordering``.
+    """
     _sorter(config)
     take(_NAME, _MODULE, _FIXTURE)
     return _FailUnordered() if config.getoption("--error-on-failed-ordering") else None

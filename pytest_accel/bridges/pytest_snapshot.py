@@ -1,4 +1,4 @@
-"""pytest-snapshot in ranks: each rank compares with the stored files; new ones are written once, by the driver."""
+"""pytest-snapshot: each rank compares with the stored files; the driver writes new files once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes snapshots. Raises `pytest.UsageError` for a release that is not known."""
+    """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
     require("pytest-snapshot", _class(), "_snapshot_path")
     return WrittenFiles(_KEY, config)
 
@@ -43,7 +43,7 @@ def _class() -> Any:
 
 
 def _path_class(files: RankFiles) -> Any:
-    """Return a class of paths that hand changes to `files`, and read as if these had been made."""
+    """Return a path class that records changes in `files`, and reads as if the changes had been made."""
     base: Any = type(Path())
 
     def is_file(path: Any) -> bool:
@@ -55,12 +55,12 @@ def _path_class(files: RankFiles) -> Any:
     def read_bytes(path: Any) -> bytes | None:
         if files.is_changed(path):
             return files.changed(path)
-        files.keep(path)  # If the content differs, the caller writes the file next, which counts.
+        files.keep(path)  # If the content differs, the caller writes the file next, which overrides this.
         data: bytes = base.read_bytes(path)
         return data
 
     def mkdir(path: Any, *args: Any, **options: Any) -> None:
-        """Do nothing: the driver makes the folders of the files that it writes."""
+        """Do nothing: the driver creates the folders of the files that it writes."""
 
     members = {
         "exists": exists,

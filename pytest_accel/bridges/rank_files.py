@@ -1,6 +1,6 @@
-"""Files of the suite that a plugin would write in each rank. The driver writes them once, if all ranks agree.
+"""Files of the suite that a plugin would write in each rank: the driver writes them once, if all ranks agree.
 
-In a rank, a bridge has the plugin hand its changes to a `RankFiles`. In the driver it registers a `WrittenFiles`.
+In a rank, a bridge passes the plugin's changes to a `RankFiles`. In the driver it registers a `WrittenFiles`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pytest_accel.core.shims import base_temporary_directory
 
 
 class RankFiles:
-    """The changes to files of the suite that the running test would make. A plugin of the rank's session."""
+    """Collects the changes that the running test would make to files of the suite. A pytest plugin in the rank."""
 
     def __init__(self, key: str, config: pytest.Config) -> None:
-        """`key` names the data in what ranks send."""
+        """`key` is the key of the data that ranks send."""
         self._key = key
         self._config = config
         self._written: dict[str, bytes | None] = {}
         """The changes of the running test by absolute path; None: the file is deleted."""
         self._unsent: dict[str, bytes | None] = {}
-        """Those of this phase."""
+        """The changes of this phase, in the same form."""
         self._kept: set[str] = set()
-        """Absolute paths of files that this phase has found to be as they should be."""
+        """Absolute paths of files whose content was correct in this phase."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Have the driver write `data` to the file `path`."""
@@ -42,7 +42,7 @@ class RankFiles:
         self._change(path, None)
 
     def keep(self, path: Path) -> None:
-        """Note that this rank has found the file `path` to be as it should be: no other rank may change it."""
+        """Record that the file `path` is correct for this rank: no other rank may change it."""
         self._kept.add(os.path.abspath(path))
 
     def is_changed(self, path: Path) -> bool:
@@ -55,7 +55,7 @@ class RankFiles:
 
     @contextmanager
     def staged(self, folder: Path) -> Iterator[Path]:
-        """Give an empty folder. Have the driver write to `folder` the files that are in it at the end."""
+        """Give an empty folder. At the end, have the driver write the files in it to `folder`."""
         with TemporaryDirectory(dir=self.temporary) as name:
             stage = Path(name)
             yield stage
@@ -76,12 +76,12 @@ class RankFiles:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self._written.clear()  # In a rerun the files are as the driver has left them.
+        self._written.clear()  # In a rerun the files are in the state in which the driver has left them.
         self._unsent.clear()
         self._kept.clear()
 
     def pytest_accel_rank_data(self) -> dict[str, Any]:
-        """Return the changes of this phase, also if there are none: the driver writes when all ranks have reported."""
+        """Return the changes of this phase, even if there are none: the driver waits for data of all ranks."""
         sent = {"files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
         self._unsent.clear()
         self._kept.clear()
@@ -89,10 +89,10 @@ class RankFiles:
 
 
 class WrittenFiles:
-    """Makes the changes to files of the suite on which the ranks of a test agree. A plugin of the driver's session."""
+    """Makes the changes to files of the suite on which all ranks of a test agree. A pytest plugin in the driver."""
 
     def __init__(self, key: str, config: pytest.Config) -> None:
-        """`key` names the data in what ranks send."""
+        """`key` is the key of the data that ranks send."""
         self._key = key
         self._here = str(config.invocation_params.dir)
 
@@ -106,7 +106,7 @@ class WrittenFiles:
     def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
         """Make the changes of a phase on which ranks agree; return the names of the changed files.
 
-        `sent` has what each rank has sent; `complete` tells whether that is all ranks of the test.
+        `sent` is the data by rank. `complete` is True if all ranks of the test have sent data.
         """
         done = []
         for name in sorted({name for one in sent.values() for name in one["files"]}):

@@ -11,7 +11,7 @@ from pytest_accel.rank.context import RANK
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what keeps ranks from changing cassettes that others use."""
+    """Return the plugin that keeps ranks from changing cassettes that other ranks use."""
     return _Rank(config.stash[RANK].rank)
 
 
@@ -31,7 +31,7 @@ class _Rank:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-        """Fail a test that would remove its cassette, which another rank may have recorded by then."""
+        """Fail a test that would remove its cassette: another rank may have recorded it already."""
         __tracebackhide__ = True
         markers = list(request.node.iter_markers("vcr")) if fixturedef.argname == "vcr" else []
         if not markers or request.getfixturevalue("disable_recording"):

@@ -1,6 +1,6 @@
 """Reference files that a plugin generates from what tests return: the driver writes them, if all ranks agree.
 
-Each rank generates into a folder of its own, so that no two processes write one file, and ranks can be compared.
+Each rank generates into a folder of its own, so that no two processes write the same file, and ranks can be compared.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _EXACT = (".png", ".txt")
 
 
 class Sender:
-    """Sends what a rank has generated for a test: rank 0 the files, the others their hashes. A plugin of the rank."""
+    """Sends the files that rank 0 has generated for a test, and from other ranks their hashes. A plugin in the rank."""
 
     def __init__(self, config: pytest.Config, key: str) -> None:
-        """`key` names the data in what ranks send."""
+        """`key` is the key of the data that ranks send."""
         context = config.stash[RANK]
         self._rank = context.rank
         self._key = key
         # Below the session's private folder, which is deleted even if this rank is killed.
         self.folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.{key}")
-        """Where this rank is to generate files."""
+        """The folder in which this rank generates files."""
         self.folder.mkdir()
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
@@ -45,10 +45,10 @@ class Sender:
 
 
 class Writer:
-    """Writes what rank 0 has generated, if all ranks have generated the same. A plugin of the driver."""
+    """Writes the files of rank 0 if all ranks have generated the same files. A plugin in the driver."""
 
     def __init__(self, folder: str | Path, key: str) -> None:
-        """`folder` is the one for the reference files; `key` names the data in what ranks send."""
+        """`folder` is the folder of the reference files, `key` the key of the data that ranks send."""
         self._folder = Path(folder).absolute()
         self._key = key
 
@@ -67,9 +67,9 @@ class Writer:
 
 
 def all_agree(item: pytest.Item, report: pytest.TestReport, made: Mapping[int, Mapping[str, str]]) -> bool:
-    """Return whether the test has not failed, and all its ranks have made the same. Fail `report` if they have not.
+    """Return True if the test has not failed and all its ranks have generated the same. Fail `report` if ranks differ.
 
-    `made` has the hashes of what each rank has made, by name.
+    `made` has the hashes of the generated files by rank and name.
     """
     if report.failed:
         return False
@@ -80,7 +80,7 @@ def all_agree(item: pytest.Item, report: pytest.TestReport, made: Mapping[int, M
         return True
     names = ", ".join(sorted({name for hashes in made.values() for name in hashes}))
     if different:
-        text = f"{ranks_text(different)} generated another {names} than rank {first}"
+        text = f"{ranks_text(different)} generated {names} with other content than rank {first}"
     else:
         text = f"only {ranks_text(list(made))} generated {names}"
     report.outcome, report.longrepr = "failed", f"{text}: nothing has been written"

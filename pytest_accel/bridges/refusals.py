@@ -1,4 +1,4 @@
-"""Plugins, or options of plugins, that are refused in a session with marked tests, and have no bridge."""
+"""Plugins and options of plugins that are refused in a session with marked tests, and have no bridge."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Refusal(NamedTuple):
     plugin: str
     """The plugin's name (`is_loaded`)."""
     applies: Callable[[pytest.Config], bool]
-    """Return whether the session uses the plugin in the refused way."""
+    """A function that returns whether the session uses the plugin in the refused way."""
     text: str
     """The error, one line: what does not work, and what to do instead."""
 
 
 def _option(plugin: str, name: str) -> Callable[[pytest.Config], bool]:
-    """Return a function that returns whether the session has the option `name` (argparse's `dest`) of `plugin`."""
+    """Return a function that checks whether the option `name` (argparse's `dest`) of `plugin` is set."""
 
     def is_set(config: pytest.Config) -> bool:
         require(plugin, config.option, name)
@@ -41,8 +41,9 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "codspeed_plugin",
         _measures_with_codspeed,
-        "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a time, and so "
-        "unequally often on each rank; leave these tests out of the session (-m 'not distributed and not devices')",
+        "pytest-codspeed cannot measure marked tests, which run in ranks: it runs a function for a fixed time, so that "
+        "ranks would run it unequally often; leave these tests out of the session "
+        "(-m 'not distributed and not devices')",
     ),
     Refusal(
         "pytest_deadfixtures",
@@ -51,7 +52,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "pytest_reportportal.plugin",
-        # Each rank would start a launch of its own, and a rank that does not would lack the plugin's loggers.
+        # Each rank would start its own launch. A rank that does not would lack the plugin's loggers.
         _option("pytest-reportportal", "rp_enabled"),
         "--reportportal: pytest-reportportal cannot report tests that run in ranks; "
         "leave the option out, and import the file of --junitxml into ReportPortal",
@@ -65,17 +66,17 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def is_loaded(config: pytest.Config, plugin: str) -> bool:
-    """Return whether the session has `plugin`, which is a name of a registered plugin or of its module.
+    """Return whether the session has loaded `plugin`: the name of a registered plugin, or of its module.
 
-    A plugin is registered under the name of its entry point, or, if ``-p`` has named it, of its module. Two plugins
-    may have entry points of one name.
+    A plugin is registered under the name of its entry point, or under its module's name if it was loaded with ``-p``.
+    Two plugins may have entry points with the same name.
     """
-    loaded = config.pluginmanager.list_name_plugin()  # Not `get_plugins`, which fails if one cannot be hashed.
+    loaded = config.pluginmanager.list_name_plugin()  # `get_plugins` fails if a plugin is not hashable.
     return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in loaded)
 
 
 def refusals(config: pytest.Config) -> Iterator[str]:
-    """Give the text of each refusal that applies to the session."""
+    """Yield the text of each refusal that applies to the session."""
     for refusal in REFUSALS:
         if is_loaded(config, refusal.plugin) and refusal.applies(config):
             yield refusal.text

@@ -1,4 +1,4 @@
-"""pytest-regressions in ranks: each rank compares with the expected files; new ones are written once, by the driver."""
+"""pytest-regressions: each rank compares with the expected files; the driver writes new files once."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that writes expected files. Raises `pytest.UsageError` for a release that is not known."""
+    """Return the plugin that writes expected files. Raise `pytest.UsageError` for an unsupported release."""
     if not _fits(_original()):
         raise pytest.UsageError(
             "this release of pytest-regressions cannot be used with tests that run in ranks: "
-            f"pytest_regressions.common.{_CHECK} is not as it was known. Without it: -p no:regressions"
+            f"pytest_regressions.common.{_CHECK} has changed; install another release, or disable it: -p no:regressions"
         )
     return WrittenFiles(_KEY, config)
 
@@ -52,7 +52,7 @@ def _fits(function: Any) -> bool:
 
 
 def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[..., None]:
-    """Return `original` for a rank: it hands to `files` what it would write beside the tests."""
+    """Return `original` for a rank: files that it would write beside the tests are passed to `files`."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -88,7 +88,7 @@ def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[...
 
 
 def _source(given: dict[str, Any], expected: Path) -> Path:
-    """Return the file of the suite that is the original of the copy `expected`."""
+    """Return the file of the suite of which `expected` is a copy."""
     if given.get("fullpath"):
         return Path(given["fullpath"])
     copies = Path(getattr(given["datadir"], "tmp_path", given["datadir"]))

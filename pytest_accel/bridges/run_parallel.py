@@ -13,12 +13,12 @@ from pytest_accel.core.stash_keys import MARKED
 
 
 def rank_plugin(config: pytest.Config) -> object:
-    """Return what marks all tests of a rank as thread-unsafe."""
+    """Return the plugin that marks all tests of a rank as thread-unsafe."""
     return _Rank()
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return what marks the tests for ranks as thread-unsafe, for pytest-run-parallel's report."""
+    """Return the plugin that marks marked tests as thread-unsafe for pytest-run-parallel's report."""
     return _Driver()
 
 

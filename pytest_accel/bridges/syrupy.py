@@ -1,9 +1,9 @@
 """Brings syrupy's assertions from ranks to the driver, whose session counts, reports and writes the snapshots.
 
-A rank compares with the stored snapshots and writes nothing. With the report of each phase it sends which snapshots
-were asserted, with what result, and the values that syrupy would write. The driver enters them in its own
-`SnapshotSession`, as if the test had run there. So ``--snapshot-update`` has one writer in a process, unused snapshots
-are known, and under xdist syrupy's own way of merging workers holds.
+A rank compares with the stored snapshots and writes nothing. With the report of each phase it sends the asserted
+snapshots, the results, and the values that syrupy would write. The driver adds them to its own `SnapshotSession`, as if
+the test had run there. Thus ``--snapshot-update`` has one writer in a process, unused snapshots are known, and syrupy's
+own merging of xdist workers works.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _USED = {
 }
 """The classes of syrupy that this module uses, with the attributes that it needs."""
 _Change = Literal["created", "updated", "none", "failed"]
-"""How an assertion changes a snapshot; none: the stored value is the same."""
+"""How an assertion changes a snapshot. ``none``: the stored value is equal."""
 _RESULT = {
     "snapshot_location": "",
     "snapshot_name": "",
@@ -59,17 +59,20 @@ _RESULT = {
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that keeps a rank from writing, and sends what its tests assert."""
+    """Return the plugin that keeps a rank from writing, and sends the assertions of its tests."""
     return None if _misfit() else _InRank(config)
 
 
 def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that enters the ranks' assertions in this session. Raises `pytest.UsageError`."""
+    """Return the plugin that adds the ranks' assertions to this session.
+
+    Raise `pytest.UsageError` for an unsupported release of syrupy.
+    """
     misfit = _misfit()
     if misfit is not None:
         raise pytest.UsageError(
             f"this release of syrupy cannot be used with tests that run in ranks: it has no {misfit}; "
-            "known to work are 4.9 to 7.0. Without syrupy: -p no:syrupy"
+            "install a release from 4.9 to 7.0, or disable syrupy: -p no:syrupy"
         )
     return _InDriver(config)
 
@@ -96,7 +99,7 @@ def _module(name: str) -> Any:
 
 
 class _InRank:
-    """Collects what the tests of a rank assert and would write."""
+    """Collects the assertions of a rank's tests, and the values that syrupy would write."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config: Any = config
@@ -106,7 +109,7 @@ class _InRank:
         self._assertions: list[Any] = []
         """All `SnapshotAssertion` of the running test."""
         self._sent: list[int] = []
-        """The number of executions sent of each assertion. Shorter than `_assertions` if some are new."""
+        """The number of executions of each assertion that were sent. Shorter than `_assertions` if some are new."""
         self._written: dict[tuple[type, str, object], Any] = {}
         """The values that the running test would write, and reads back: by extension, location and index."""
         self._writes: dict[tuple[str, str], tuple[type, object]] = {}
@@ -140,14 +143,14 @@ class _InRank:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
         if self._config._syrupy is not self._session:
-            self._take_over()  # `accel_rank_plugins` may have a rank call all hooks of syrupy, which makes another.
+            self._take_over()  # With `accel_rank_plugins`, syrupy's own hooks may create another session.
         self._assertions.clear()
         self._sent.clear()
         self._writes.clear()
         self._written.clear()
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
-        """Return what this phase has asserted, also if that is nothing: an absent rank may use any snapshot."""
+        """Return the assertions of this phase, even if there are none: without data a rank may use any snapshot."""
         results = list(self._new_results())
         requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
         self._sent[:] = [each.num_executions for each in self._assertions]
@@ -184,7 +187,7 @@ class _InRank:
 
 
 class _InDriver:
-    """Enters what the tests of ranks have asserted in the session of this process."""
+    """Adds the assertions of ranks to syrupy's session in this process."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config: Any = config
@@ -215,7 +218,7 @@ class _InDriver:
 
 
 class _Merge:
-    """Enters the assertions of one phase of a test."""
+    """Adds the assertions of one phase of a test to syrupy's session."""
 
     def __init__(
         self,
@@ -225,7 +228,7 @@ class _Merge:
         sent: dict[int, dict[str, Any]],
         complete: bool,
     ) -> None:
-        """`sent` has what each rank has sent; `complete` tells whether that is all ranks of the test."""
+        """`sent` is the data by rank. `complete` is True if all ranks of the test have sent data."""
         self._config = config
         self._session = config._syrupy
         self._item = item
@@ -236,7 +239,7 @@ class _Merge:
 
     @cached_property
     def _test_location(self) -> Any:
-        """syrupy's place of the test; made when needed, since only functions and doctests have one."""
+        """syrupy's location of the test. Created on demand, because only functions and doctests have one."""
         return _module("location").PyTestLocation(self._item)
 
     def run(self) -> None:
@@ -293,7 +296,7 @@ class _Merge:
     def _write(self, location: str, name: str, result: dict[str, Any]) -> _Change:
         """Have syrupy write a value on which the ranks agree, and return how that changes the snapshot.
 
-        Ranks do not know what this session is about to write: an earlier run of the test may have had the same value.
+        Compare with the pending writes of this session, which ranks do not know: the test may have run before.
         """
         if not self._complete:
             who = ranks_text(list(self._sent))
@@ -344,7 +347,7 @@ class _Merge:
         fail(self._report, "syrupy", text)
 
     def _assertion(self, reference: tuple[str, str, str | None]) -> Any:
-        """Return an assertion of this session with the extension `reference`: it has syrupy look for snapshots."""
+        """Return this session's assertion with the extension `reference`. Creating it has syrupy discover snapshots."""
         extension = self._extension(reference)
         if extension not in self._assertions:
             self._assertions[extension] = _module("assertion").SnapshotAssertion(
@@ -371,7 +374,7 @@ class _Merge:
 
 
 def _modules(config: pytest.Config, name: str) -> Iterator[object]:
-    """Give the modules called `name`. Conftests of several folders may have the same name."""
+    """Yield the modules called `name`. Conftests of several folders may have the same name."""
     if name in sys.modules:
         yield sys.modules[name]
     for plugin in plugins(config):

@@ -1,4 +1,4 @@
-"""teamcity-messages, which is also PyCharm's runner: the two sides of a comparison that failed in a rank."""
+"""teamcity-messages, used by PyCharm too: the two sides of a comparison that failed in a rank."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends failed comparisons of a rank; None if no runner listens."""
     if not _is_enabled(config):
         return None
-    config.option.verbose = 2  # As the plugin sets it: explanations of asserts are not truncated.
+    config.option.verbose = 2  # The plugin sets it too: explanations of asserts are not truncated.
     return _Rank()
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that hands them to teamcity-messages; None if no runner listens."""
+    """Return the plugin that passes failed comparisons to teamcity-messages; None if no runner listens."""
     if not _is_enabled(config):
         return None
     return _Driver(take("teamcity-messages", _MODULE, "_ASSERTION_FAILURE_KEY"))
@@ -51,7 +51,7 @@ class _Rank:
 
 class _Driver:
     def __init__(self, attribute: str) -> None:
-        """`attribute` is that of an item in which the plugin looks for a comparison that failed."""
+        """`attribute` is the attribute of an item in which the plugin looks for a failed comparison."""
         self._attribute = attribute
 
     def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:

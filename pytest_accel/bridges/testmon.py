@@ -1,8 +1,8 @@
-"""pytest-testmon: what a marked test depends on is what its ranks execute.
+"""pytest-testmon: a marked test depends on the lines that its ranks execute.
 
-In a rank pytest-testmon itself is absent: it would open its database and select. Only its collector measures there. The
-driver adds each rank's lines to those that its own collector has measured for the test, and pytest-testmon goes on from
-there as with any test.
+A rank does not load pytest-testmon, which would open its database and select tests. Only its collector measures there.
+The driver adds each rank's lines to those that its own collector has measured for the test. pytest-testmon then
+handles the test like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_accel.core.stash_keys import MARKED
 
 _KEY = "testmon_lines"
 _NEEDED = ("start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
-"""What is used of `testmon.testmon_core.TestmonCollector`."""
+"""The attributes of `testmon.testmon_core.TestmonCollector` that this module uses."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -24,14 +24,14 @@ def rank_plugin(config: pytest.Config) -> object | None:
     from testmon.configure import header_collect_select
     from testmon.testmon_core import TestmonCollector
 
-    # A plugin for coverage keeps it from asking whether this process is traced: the driver has asked.
+    # With `cov_plugin` it does not check whether this process is traced: the driver has checked that.
     if not header_collect_select(config, None, cov_plugin=True).collect:
         return None
     return LinesOfRank(TestmonCollector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds the ranks' lines to what pytest-testmon has measured in this process."""
+    """Return the plugin that adds the ranks' lines to those that pytest-testmon has measured in this process."""
     collect = config.pluginmanager.get_plugin("TestmonCollect")
     if collect is None:
         return None
@@ -48,7 +48,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class LinesOfRank:
-    """Measures one test after the other, and sends the lines that it has executed with its last report."""
+    """Measures the lines that each test executes, and sends them with the last report of the test."""
 
     def __init__(self, collector: Any) -> None:
         self._collector = collector
@@ -56,14 +56,17 @@ class LinesOfRank:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._collector.start_testmon(item.nodeid)
-        self._take()  # What has run since the last test belongs to none.
+        self._take()  # Discard lines that were executed between tests.
         return (yield)
 
     def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
         return {_KEY: self._take()} if report.when == "teardown" else None
 
     def _take(self) -> dict[str, list[int]]:
-        """Return the lines executed since the last call, by file. The collector's own way makes a new Coverage."""
+        """Return the lines executed since the last call, by file.
+
+        The collector's own method is not used, because it creates a new Coverage object.
+        """
         data = self._collector.cov.get_data()
         lines = {file: list(data.lines(file) or ()) for file in data.measured_files()}
         data.erase()
@@ -80,10 +83,10 @@ class LinesOfRanks:
         self._collector = collector
         self._is_worker = is_worker
         self._begun: set[str] = set()
-        """Tests that run, or have run, in this process."""
+        """Ids of tests that run, or have run, in this process."""
         self._item: pytest.Item | None = None
         self._failed = False
-        """Whether a phase of `_item` has failed: pytest-testmon selects the test again in any case."""
+        """True if a phase of `_item` has failed: pytest-testmon then selects the test again in any case."""
         self._ranks: set[int] = set()
         """The ranks that have sent the lines of the running test."""
         self._batch = collector.get_batch_coverage_data
@@ -95,7 +98,7 @@ class LinesOfRanks:
         self._ranks.clear()
         self._begun.add(item.nodeid)
         if self._is_worker:
-            # The next test may be put on hold, and never run here: this one's lines must not wait for it.
+            # Name no next test: it may be put on hold, and the lines of this test must not wait for it.
             self._collector.start_testmon(item.nodeid, None)
 
     @pytest.hookimpl(wrapper=True)
@@ -116,17 +119,17 @@ class LinesOfRanks:
         self._collector.cov.get_data().add_lines(lines)
 
     def _get_batch_coverage_data(self) -> dict[str, Any]:
-        """Stand in for the collector's method, which gives the lines of each test that has ended."""
+        """Replace the collector's method that returns the lines of each test that has ended."""
         if self._lacks_lines():
             self._collector.discard_current()
         tests: dict[str, Any] = self._batch()
-        # A test on hold has begun here for the collector, but runs in another process or later.
+        # Leave out tests on hold: the collector has started them, but they run later or in another process.
         return {test: files for test, files in tests.items() if test in self._begun}
 
     def _lacks_lines(self) -> bool:
-        """Return whether the test would count as passed although nobody knows what it depends on.
+        """Return whether the test would count as passed although its dependencies are not known.
 
-        This is so where a rank has died in a test that is expected to fail, or the hardware is missing.
+        This happens if a rank has died in a test that is expected to fail, or if the hardware is missing.
         """
         marked = None if self._item is None else self._item.stash.get(MARKED, None)
         if marked is None or self._failed:

@@ -1,4 +1,4 @@
-"""pytest-xprocess: each rank has external processes of its own, which end with it."""
+"""pytest-xprocess: each rank has its own external processes, which are terminated with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULE = "xprocess.pytest_xprocess"
 
 
 def rank_plugin(config: pytest.Config) -> None:
-    """Have a rank keep the processes' files in a folder of its own, instead of the one in pytest's cache."""
+    """Have a rank store the processes' files in its own folder, not in the shared one in pytest's cache."""
     context = config.stash[RANK]
     shared = _getrootdir()
 

@@ -1,6 +1,6 @@
-"""The session's devices for people and for scripts: ``pytest --accel-info`` and ``python -m pytest_accel``.
+"""Shows the session's devices as a table or as JSON: ``pytest --accel-info`` and ``python -m pytest_accel``.
 
-The facts are gathered once (`look`); how they are shown, as a table or as JSON, is decided on them alone.
+`look` gathers the facts once; `table` and `as_json` are pure functions of them.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from pytest_accel.leases.lock_dir import LockFolderError, default_folder
 from pytest_accel.leases.locks import Holder, who_holds
 
 FORMAT = 1
-"""Of the JSON document: it grows by one when a key goes away or changes its meaning, not when one is added."""
+"""Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One device of the session, and who has to do with it now."""
+    """One device of the session, and its present users."""
 
     torch: str
-    """Torch's name of it in a process that sees all the session's devices."""
+    """The device's name in torch, in a process that sees all devices of the session."""
     device: Device
     holder: Holder | None = None
-    """The session that holds its lease."""
+    """The session that holds the lease of the device; None if there is none, or it is not known."""
     health: Health | None = None
-    """None where the vendor cannot tell."""
+    """None if the vendor does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What a session that starts now would have."""
+    """The devices of a session that starts now, and its notes. Made by `look`."""
 
     inventory: Inventory
     devices: tuple[DeviceFacts, ...] = ()
-    """In the session's order."""
+    """The devices in the session's order."""
     mask: Mapping[str, str | None] = field(default_factory=dict)
-    """The environment of a process that sees all of them; None removes a variable."""
+    """Environment variables of a process that sees all these devices; None removes a variable."""
     notes: tuple[str, ...] = ()
-    """What could not be looked at, besides the inventory's own notes."""
+    """Facts that could not be determined, as text, in addition to the inventory's notes."""
 
 
 def look(machine: Machine) -> SessionFacts:
-    """Gather the facts. Nothing is written, and no lock folder made.
+    """Return the facts of `machine`, without writing anything or creating the lock folder.
 
-    Raises ValueError where ``--accel`` or another option does not fit the machine.
+    Raise ValueError if ``--accel`` or another option does not fit the machine.
     """
     inventory = machine.session
     devices = inventory.devices
@@ -65,7 +65,7 @@ def look(machine: Machine) -> SessionFacts:
         if not isinstance(vendor, PretendVendor) or vendor.shared:
             holders = {device.id: who_holds(default_folder(), device.id) for device in devices}
     except LockFolderError as error:
-        notes = (f"who holds a lease is not known: {error}",)
+        notes = (f"the holders of leases are not known: {error}",)
     return SessionFacts(
         inventory,
         tuple(
@@ -78,7 +78,7 @@ def look(machine: Machine) -> SessionFacts:
 
 
 def table(facts: SessionFacts) -> str:
-    """For people: the header line, a row for each device, the mask, and notes."""
+    """Return the text for the terminal: a header line, a row for each device, the mask, and notes."""
     lines = [describe(facts.inventory)]
     if facts.devices:
         numbers = {one.device.id: number for number, one in enumerate(facts.devices)}
@@ -86,12 +86,12 @@ def table(facts: SessionFacts) -> str:
         rows = [(*heads, "held by", "used by"), *(_row(one, numbers) for one in facts.devices)]
         lines += _columns(rows)
     mask = {name: value for name, value in facts.mask.items() if value is not None}
-    lines += [f"mask of a process that sees them all: {name}={value}" for name, value in mask.items()]
+    lines += [f"mask of a process that sees all of them: {name}={value}" for name, value in mask.items()]
     return "\n".join([*lines, *facts.notes])
 
 
 def as_json(facts: SessionFacts) -> dict[str, object]:
-    """For scripts: what ``--json`` prints; docs/reference/command.md tells what each key means."""
+    """Return the document that ``--json`` prints. docs/reference/command.md describes its keys."""
     inventory = facts.inventory
     numbers = {one.device.id: number for number, one in enumerate(facts.devices)}
     return {
@@ -151,14 +151,14 @@ def _row(facts: DeviceFacts, numbers: Mapping[str, int]) -> tuple[str, ...]:
         format_capability(device.capability) if device.capability else "-",
         device.pci or "-",
         str(device.numa) if device.numa is not None else "-",
-        _linked(device, numbers),
-        _held(facts.holder),
-        _used(facts.health),
+        _links_text(device, numbers),
+        _holder_text(facts.holder),
+        _users_text(facts.health),
     )
 
 
-def _linked(device: Device, numbers: Mapping[str, int]) -> str:
-    """``nvlink: 1,2; pcie: 3``: rows of the table; a peer that is not in it cannot be told by its number."""
+def _links_text(device: Device, numbers: Mapping[str, int]) -> str:
+    """Return the linked devices by row number (``nvlink: 1,2; pcie: 3``), without peers that are not in the table."""
     peers: dict[str, list[int]] = {}
     for via, peer in _links(device):
         if peer in numbers:
@@ -166,16 +166,16 @@ def _linked(device: Device, numbers: Mapping[str, int]) -> str:
     return "; ".join(f"{via}: {','.join(map(str, sorted(rows)))}" for via, rows in sorted(peers.items())) or "-"
 
 
-def _held(holder: Holder | None) -> str:
+def _holder_text(holder: Holder | None) -> str:
     if holder is None:
         return "-"
     if not holder.pid:
-        return "a session that has not said who it is"
+        return "a session that has not written its name yet"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     return f"pid {holder.pid}, {holder.user}, {holder.test}, since {since}"
 
 
-def _used(health: Health | None) -> str:
+def _users_text(health: Health | None) -> str:
     if health is None or health.state == "fine":
         return "-"
     return f"sick: {health.reason}" if health.state == "sick" else health.reason.removeprefix("is used by ")

@@ -1,4 +1,4 @@
-"""Which rank's debugger gets the driver's terminal, and how it is handed over."""
+"""Lends the driver's terminal to one rank's debugger at a time."""
 
 from __future__ import annotations
 
@@ -10,52 +10,55 @@ from contextlib import AbstractContextManager
 from pytest_accel.core.clock import monotonic
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
-"""The driver's terminal, free while the context lasts, for the process of this id: descriptors to read and to write."""
+"""Lends the driver's terminal to the process with the given id while the context lasts: input and output descriptor."""
 
-Call = Callable[[], socket.socket]
-"""Makes a connection to a rank; OSError where it is gone."""
+Connect = Callable[[], socket.socket]
+"""Connects to a rank. Raises OSError if the rank is gone."""
 
 
-class Lending:
-    """The debuggers of one world's ranks."""
+class DebuggerRelay:
+    """Requests of one world's ranks for the driver's terminal. Owned by the driver's `World`."""
 
-    def __init__(self, terminal: Terminal | None, ranks: int, wanted: int | None) -> None:
-        """`wanted` is the only rank to be debugged; None: the first that asks. Without a `terminal`, none is."""
+    def __init__(self, terminal: Terminal | None, ranks: int, only_rank: int | None) -> None:
+        """Only the rank `only_rank` may debug; None: the first that asks. Without a `terminal`, no rank may."""
         self._terminal = terminal
-        self._wanted = wanted if wanted is not None and wanted < ranks else None
-        self._asking: list[tuple[int, str]] = []
+        self._only_rank = only_rank if only_rank is not None and only_rank < ranks else None
+        self._requests: list[tuple[int, str]] = []
         self._first: int | None = None
+        """The rank that got the terminal first in the running test."""
         self.holder: int | None = None
+        """The rank that has the terminal now."""
         self.ended = 0.0
-        """When the last debugger came to its end (`clock.monotonic`): clocks that were stopped begin anew."""
+        """Time at which the last debugger ended (`clock.monotonic`). Timeouts count from then at the earliest."""
 
     def begin(self) -> None:
-        """Another test begins."""
-        self._asking.clear()
+        """Forget the requests of the previous test."""
+        self._requests.clear()
         self._first = None
 
     def ask(self, rank: int, method: str) -> None:
-        """A debugger wants to start in `rank`, which waits for the answer."""
-        self._asking.append((rank, method))
+        """Queue the request of `rank`, which waits for the answer, to start a debugger by pytest's `method`."""
+        self._requests.append((rank, method))
 
-    def serve(self, place: Callable[[int], tuple[int | None, Call]], wait: Callable[[], bool]) -> bool:
-        """Answer the ranks that have asked; whether one did.
+    def serve(self, locate: Callable[[int], tuple[int | None, Connect]], wait: Callable[[], bool]) -> bool:
+        """Answer one request; return False if there is none.
 
-        `place` gives a rank's process, None where that is on another machine, and a way to call it. While a rank has
-        the terminal, `wait` takes in what comes, and says whether that rank is still there.
+        `locate` returns the process id of a rank (None if the rank is on another machine) and a function that connects
+        to it. While a rank has the terminal, `wait` is called until it returns False: it handles messages, and returns
+        whether that rank lives and still has the terminal.
         """
-        if not self._asking:
+        if not self._requests:
             return False
-        rank, method = min(self._asking, key=lambda asked: asked[0] != self._chosen(*asked))
-        self._asking.remove((rank, method))
-        pid, call = place(rank)
+        rank, method = min(self._requests, key=lambda request: request[0] != self._chosen(*request))
+        self._requests.remove((rank, method))
+        pid, connect = locate(rank)
         if self._terminal is None or pid is None or self._chosen(rank, method) != rank:
-            _answer(call, ())
+            _answer(connect, ())
             return True
         self._first = rank
         with self._terminal(pid) as (source, target):
             self.holder = rank
-            if _answer(call, (source, target)):
+            if _answer(connect, (source, target)):
                 while wait():
                     pass
             self.holder = None
@@ -63,20 +66,20 @@ class Lending:
         return True
 
     def _chosen(self, rank: int, method: str) -> int:
-        """The rank whose turn it is if `rank` asks: every rank comes to the start of a test that is traced."""
-        if self._wanted is not None:
-            return self._wanted
+        """Return the rank that may debug when `rank` asks."""
+        if self._only_rank is not None:
+            return self._only_rank
         if method == "runcall":
-            return 0
+            return 0  # With --trace every rank asks, in any order.
         return rank if self._first is None else self._first
 
 
-def _answer(reach: Call, descriptors: tuple[int, ...]) -> bool:
-    """Tell the rank; whether it was there."""
-    with contextlib.suppress(OSError), reach() as call:
+def _answer(connect: Connect, descriptors: tuple[int, ...]) -> bool:
+    """Send a rank the terminal's `descriptors`, or a refusal if there are none; return False if the rank is gone."""
+    with contextlib.suppress(OSError), connect() as connection:
         if descriptors:
-            socket.send_fds(call, [b"y"], descriptors)
+            socket.send_fds(connection, [b"y"], descriptors)
         else:
-            call.sendall(b"n")
+            connection.sendall(b"n")
         return True
     return False

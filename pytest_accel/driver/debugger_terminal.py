@@ -1,4 +1,4 @@
-"""The terminal of a driver, free for a rank's debugger, and whether there is a person at it."""
+"""The driver's terminal: whether the session has one, and lending it to a rank's debugger."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 
 
 def is_interactive(config: pytest.Config) -> bool:
-    """Return whether the session's output goes to a terminal: in a worker, that of the controller."""
+    """Return whether the session's output goes to a terminal; in an xdist worker, whether the controller's does."""
     if (given := getattr(config, "workerinput", None)) is not None:
         return bool(given["accel_terminal"])
-    # Another plugin's reporter may be in its place, which need not have all of the attributes.
+    # Another plugin may have replaced the terminal reporter by an object without `isatty`.
     return bool(getattr(config.pluginmanager.getplugin("terminalreporter"), "isatty", False))
 
 
 @contextlib.contextmanager
-def lent(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
-    """Descriptors of this process's own input and output, for the process `pid`, which Ctrl-C goes to meanwhile.
+def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
+    """Give the descriptors of this process's input and output to the process `pid`, and forward Ctrl-C to it.
 
-    Plugins with clocks hear of a debugger, as they do of one in this process.
+    `pytest_enter_pdb` and `pytest_leave_pdb` are called, so that plugins with timeouts suspend them.
     """
     capture = config.pluginmanager.getplugin("capturemanager")
     capture.suspend(in_=True)
@@ -32,16 +32,17 @@ def lent(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
     settings = termios.tcgetattr(0) if os.isatty(0) else None
     config.hook.pytest_enter_pdb(config=config, pdb=None)
 
-    def pass_on(number: int, frame: object) -> None:
+    def forward(number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, pass_on)
+    before = signal.signal(signal.SIGINT, forward)
     try:
         yield 0, 1
     finally:
         signal.signal(signal.SIGINT, before)
         config.hook.pytest_leave_pdb(config=config, pdb=None)
         if settings is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, settings)  # A rank that died may have left it in its line editor's.
+            # A rank that died in its line editor may have left the terminal in raw mode.
+            termios.tcsetattr(0, termios.TCSADRAIN, settings)
         capture.resume()

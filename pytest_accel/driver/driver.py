@@ -1,4 +1,4 @@
-"""Runs the marked items of one pytest process, and keeps its world from test to test."""
+"""Runs the marked items of one pytest process, and keeps their world from test to test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from pytest_accel.core.messages import When
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.inspector import Scouts
-from pytest_accel.driver.debugger_relay import Lending
-from pytest_accel.driver.debugger_terminal import is_interactive, lent
-from pytest_accel.driver.log_tail import Streams
+from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
+from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.records import Grant, PoolError
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """Runs the marked items of one pytest process, one at a time, and keeps its world from test to test."""
+    """Runs the marked items of one pytest process, one at a time, and keeps their world from test to test.
+
+    The session owns it. At most one world is held; it goes back to the pool when the next test cannot use it.
+    """
 
     def __init__(self, config: pytest.Config, settings: Settings, port: Port, session_kind: str | None) -> None:
         self.config = config
@@ -35,40 +38,40 @@ class Driver:
         self._port = port
         option = config.option
         self.streams = getattr(option, "capture", "no") == "no" and getattr(option, "dist", "no") == "no"
-        """Whether the ranks' output is shown while they run: one test after the other, then."""
+        """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
         self._shape: WorldShape | None = None
         self._error: BaseException | None = None
         self._next: MarkedItem | None = None
         self._running: MarkedItem | None = None
-        self._told: MarkedItem | None = None
-        """The test that the world's ranks go on to if they all pass the one that they run."""
-        self._ahead: MarkedItem | None = None
-        """A test that the world's ranks have begun and whose setup phase has not been asked for."""
+        self._announced: MarkedItem | None = None
+        """The test that the world's ranks start by themselves if they all pass the running one."""
+        self._started_ahead: MarkedItem | None = None
+        """A test that the world's ranks have started before pytest has asked for its setup phase."""
 
     def prepare(self, marked: MarkedItem, following: MarkedItem | None) -> None:
-        """Wait for the test's world before its phases begin, so that no other plugin's clock counts the waiting.
+        """Wait for the test's world before its phases begin, so that the timeouts of other plugins do not include this.
 
-        `following` is the very next test, if it has marks.
+        `following` is the next test of this process if it has marks, else None.
         """
         self._next = following
         if marked.missing is None:
             try:
-                self._have(marked)
+                self._ensure_world(marked)
             except (Exception, pytest.fail.Exception) as error:
-                self._error = error  # To be raised in the setup phase, where it is this test's error.
+                self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
     def begin(self, marked: MarkedItem) -> World:
-        """Have the test begun; gives its world: a new one where the last has been harmed, as in a rerun."""
+        """Start the test in its world, and return the world: a new one if the last must not be used again."""
         error, self._error = self._error, None
         if error is not None:
             raise error
         self._running = marked
-        world = self._have(marked)
-        if self._ahead is None:
+        world = self._ensure_world(marked)
+        if self._started_ahead is None:
             self._send(world, marked)
-        self._ahead = None
+        self._started_ahead = None
         following = self._next
         if (
             following is not None
@@ -76,9 +79,9 @@ class Driver:
             and world.grant.spec.near
             and marked.is_sure_to_run
             and following.is_sure_to_run
-            and self._stays(world, following)
+            and self._can_keep(world, following)
         ):
-            self._told = following
+            self._announced = following
             self._send(world, following, ahead=True)
         return world
 
@@ -86,8 +89,8 @@ class Driver:
         following = marked.following.node if marked.following else None
         world.send(marked.node, marked.item.location, following, last=marked.last, ahead=ahead)
 
-    def _stays(self, world: World, following: MarkedItem) -> bool:
-        """Whether the world is to run `following` too."""
+    def _can_keep(self, world: World, following: MarkedItem) -> bool:
+        """Return whether `following` can use the world, and nobody else waits for it."""
         return (
             following.missing is None
             and following.shape == self._shape
@@ -95,14 +98,15 @@ class Driver:
             and not self._port.wanted(world.number)
         )
 
-    def _have(self, marked: MarkedItem) -> World:
+    def _ensure_world(self, marked: MarkedItem) -> World:
+        """Return a world in which the test can run: the present one if possible, else another from the pool."""
         world = self._world
-        if world is not None and self._ahead is marked:
-            return world  # Whatever has become of it is this test's to tell.
+        if world is not None and self._started_ahead is marked:
+            return world  # Report any failure of the world in this test, which it runs already.
         if world is not None:
-            self._look_ahead(world)
+            self._update_started_ahead(world)
         unfit = (
-            self._ahead is not None
+            self._started_ahead is not None
             or self._shape != marked.shape
             or (world is not None and marked.shape.fresh and world.used)
         )
@@ -117,90 +121,91 @@ class Driver:
         return world
 
     def _acquire(self, marked: MarkedItem) -> World:
+        """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
         holder = Holder.here(marked.item.nodeid)
         try:
-            patience = self.settings.wait if marked.shape.need is not None else None
-            grant = self._port.acquire(marked.shape, holder, patience)
+            timeout = self.settings.wait if marked.shape.need is not None else None
+            grant = self._port.acquire(marked.shape, holder, timeout)
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
             on_quiet = self._show_progress if self._interactive and not self.streams else None
-            world = self._world = World(grant, self._port, self._lending(grant), self._streams(grant), on_quiet)
-        except OSError as error:  # As where a test has left this process no file descriptors.
+            world = self._world = World(grant, self._port, self._debugger_relay(grant), self._log_tail(grant), on_quiet)
+        except OSError as error:  # For example, tests have used up this process's file descriptors.
             self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
         self._shape = marked.shape
-        unready = world.start()
-        if unready is not None:
-            judged = judgement.judge("setup", unready, place=marked.place, about=marked.shape.about)
+        outcomes = world.start()
+        if outcomes is not None:
+            judged = judgement.judge("setup", outcomes, place=marked.place, about=marked.shape.about)
             self._close()
             raise remote_exceptions.not_run(judgement.plain_text(judged))
         return world
 
-    def _lending(self, grant: Grant) -> Lending:
-        terminal = None if hasattr(self.config, "workerinput") else partial(lent, self.config)
-        return Lending(terminal, grant.spec.ranks, self.settings.pdb_rank)
+    def _debugger_relay(self, grant: Grant) -> DebuggerRelay:
+        terminal = None if hasattr(self.config, "workerinput") else partial(lend_terminal, self.config)
+        return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
-    def _streams(self, grant: Grant) -> Streams | None:
+    def _log_tail(self, grant: Grant) -> LogTail | None:
         if not self.streams:
             return None
         kept = self.settings.logs is not None
-        return Streams(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
+        return LogTail(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
-    def _look_ahead(self, world: World) -> None:
-        """Find out whether the ranks have gone on to the test that they were told of."""
-        told, self._told = self._told, None
-        if told is not None and world.goes_on:
-            self._ahead = told
+    def _update_started_ahead(self, world: World) -> None:
+        """Determine whether the ranks have started the announced test by themselves."""
+        announced, self._announced = self._announced, None
+        if announced is not None and world.has_gone_on:
+            self._started_ahead = announced
 
     def after(self, following: MarkedItem | None) -> None:
-        """Keep the world if the very next test wants the same and nobody else waits, else give it back."""
+        """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
         self._error = None
         world = self._world
         if world is None:
             return
-        self._look_ahead(world)
-        if self._ahead is not None and self._ahead is following and world.harm is None:
-            world.follow()
+        self._update_started_ahead(world)
+        if self._started_ahead is not None and self._started_ahead is following and world.harm is None:
+            world.switch_to_next()
         elif (
             following is None
-            or self._ahead is not None
-            or not self._stays(world, following)
+            or self._started_ahead is not None
+            or not self._can_keep(world, following)
             or world.harm is not None
             or world.worn
-            or not world.alive  # A death that no test has told of is then not the next one's.
+            or not world.alive  # The pool then reports the death, and the next test is not blamed for it.
         ):
             self._close()
         elif following.is_sure_to_run and not self.streams:
-            # Its ranks are at work while pytest comes round to it.
-            self._ahead = following
+            # Start the next test now: the ranks work while pytest prepares its setup phase.
+            self._started_ahead = following
             self._send(world, following)
 
     def _show_progress(
         self, when: When, seconds: float, timeout: float, places: dict[int, str], collectives: list[str]
     ) -> None:
         assert self._running is not None
-        here, test = str(self.config.invocation_params.dir), self._running.item.nodeid
-        self._port.show(report_text.progress(test, when, seconds, timeout, places, collectives, here))
+        folder, test = str(self.config.invocation_params.dir), self._running.item.nodeid
+        self._port.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
 
     def look_at_interrupted(self, marked: MarkedItem) -> None:
-        """Have it noted where the ranks of `marked` are, since the session is interrupted while it runs."""
+        """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""
         if self._world is not None:
             self._port.look_at_interrupted(self._world.number, marked.item.nodeid)
 
     def end_world(self, reason: str) -> None:
-        """Have the world killed."""
+        """Have the pool terminate the world because of `reason`."""
         if self._world is not None:
             self._world.harm = self._world.harm or reason
             self._close()
 
     def close(self) -> None:
-        """The last test has run."""
+        """Give the world back after the last test."""
         self._close()
 
     def _close(self) -> None:
         world, self._world = self._world, None
-        ahead, self._ahead, self._told = self._ahead, None, None
+        ahead, self._started_ahead, self._announced = self._started_ahead, None, None
         if world is not None:
             if ahead is not None:
                 world.harm = world.harm or f"it runs {ahead.item.nodeid}, which is not to be run after all"

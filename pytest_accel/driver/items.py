@@ -1,4 +1,4 @@
-"""Redirects a marked item's phases to its world, and gives the ranks' merged report in place of the item's own."""
+"""Redirects the phases of a marked item to its world, and puts the ranks' merged report in place of the item's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.driver import repro_command
-from pytest_accel.driver.log_capture_bypass import without_ranks_hooks
+from pytest_accel.driver.log_capture_bypass import without_rank_hooks
 from pytest_accel.driver.world import World
 from pytest_accel.rank import rank_data
 from pytest_accel.rank.collector import names_of
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pytest_accel.settings.options import Settings
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
-"""Marks by which the driver may decide not to run a test (`dependency` is pytest-dependency's), or to run it again."""
+"""Marks that may keep a test from running (`dependency` is pytest-dependency's), or have it run again."""
 
 
 class Runner(Protocol):
-    """What begins tests in worlds, for all marked items of this process."""
+    """Starts the tests of all marked items of this process in worlds; implemented by `Driver`."""
 
     @property
     def settings(self) -> Settings:
@@ -43,75 +43,77 @@ class Runner(Protocol):
 
     @property
     def session_kind(self) -> str | None:
-        """The kind of the session's devices; None where it has none."""
+        """The kind of the session's devices; None if it has none."""
 
     def begin(self, marked: MarkedItem) -> World:
-        """Begin the test of `marked`, and return its world."""
+        """Start the test of `marked`, and return its world."""
 
     def look_at_interrupted(self, marked: MarkedItem) -> None:
-        """Note where the ranks of `marked` are."""
+        """Record the stacks of the ranks of `marked`."""
 
     def end_world(self, reason: str) -> None:
-        """End the world of the running test."""
+        """Have the world of the running test terminated."""
 
 
 def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
-    """Return what the plugin knows of `item`; None if it has no marks."""
+    """Return the `MarkedItem` of `item`; None if it has no marks of the plugin."""
     marked: MarkedItem | None = item.stash.get(MARKED, None)
     return marked
 
 
 class MarkedItem:
-    """What the plugin knows of an item with marks, and the phases that stand in for the item's own."""
+    """State of an item with marks, and the phases that replace the item's own. Stored in the item's stash."""
 
     def __init__(
         self, item: pytest.Item, requirement: Requirement, shape: WorldShape, missing: str | None, driver: Runner
     ) -> None:
-        """`missing` says why the test cannot run on this machine; None: it can."""
+        """`missing` is the reason why the test cannot run on this machine; None if it can."""
         self.item = item
         self.requirement = requirement
         self.shape = shape
         self.missing = missing
         self.following: MarkedItem | None = None
-        """The next test of the same shape, as far as the order is known."""
+        """The next test that uses a world of the same shape, as far as the order is known."""
         self.last = False
+        """True if, as far as known, no other test follows in the world."""
         self.verdicts: dict[str, Verdict] = {}
         self._subtests: list[pytest.TestReport] = []
         self._warnings: list[WarningSketch] = []
-        """Of all ranks, to be replayed with the next report."""
+        """Warnings of all ranks, to be replayed with the next report."""
         self._driver = driver
         self._world: World | None = None
         self._spec: WorldSpec | None = None
-        """The world that the test has begun in."""
+        """The world in which the test was started. Unlike `_world` it stays known after the test."""
         self._durations: dict[str, float] = {}
         self._rank_data: dict[str, dict[int, dict[str, Any]]] = {}
-        """What plugins have sent from ranks: by phase, then by rank."""
+        """Data that plugins have sent from ranks: by phase, then by rank."""
         self._failed_in_merge = False
-        """Whether a plugin that took in such data has failed the phase's report."""
+        """True if a plugin that merged such data has failed the phase's report."""
         self._reported_ends: set[int] = set()
-        """Ranks whose end is part of the report of a phase."""
-        self._limit: tuple[float, float] | None = None
+        """Ranks whose end has been reported with a phase."""
+        self._time_limit: tuple[float, float] | None = None
+        """Seconds for all phases together, and their deadline (`clock.monotonic`)."""
         self._retried = False
 
     def limit(self, seconds: float | None) -> None:
-        """From now on, all phases together have so many `seconds`; None: each has its own time."""
-        self._limit = None if seconds is None else (seconds, monotonic() + seconds)
+        """Limit all phases together to `seconds` from now on; None: each phase has its own timeout."""
+        self._time_limit = None if seconds is None else (seconds, monotonic() + seconds)
 
     def install(self) -> None:
-        """Put this object's phases in the place of the item's, whatever its class."""
-        # That of the class: the attributes of a copied item are those of the original, which may be redirected.
+        """Replace the methods of the item that run its phases by those of this object."""
+        # Use the method of the class: a copied item has the original's attributes, which may be replaced already.
         self._own_repr_failure = partial(type(self.item).repr_failure, self.item)
         if type(self.item).repr_failure is not pytest.Function.repr_failure:
-            # It may read attributes of its own exception, which the stand-in for a rank's does not have.
+            # A custom method may need attributes of its own exception type, which the stand-in for a rank's lacks.
             self._own_repr_failure = partial(pytest.Item.repr_failure, self.item)
         for name in ("setup", "runtest", "teardown", "repr_failure"):
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
-        self.item.__class__ = without_ranks_hooks(type(self.item))
+        self.item.__class__ = without_rank_hooks(type(self.item))
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is, or was, run in a world."""
+        """True if the test runs, or has run, in a world."""
         return self._spec is not None
 
     @property
@@ -120,15 +122,15 @@ class MarkedItem:
 
     @property
     def is_sure_to_run(self) -> bool:
-        """Whether nothing that is known now keeps its phases from being asked for."""
+        """True if, as far as known, pytest will ask for all phases of the test."""
         session = self.item.session
         return self.missing is None and not session.shouldstop and not session.shouldfail and self._is_unconditional
 
     @cached_property
     def _is_unconditional(self) -> bool:
-        """Whether no mark makes it depend on a condition: looked at when the tests run, when all marks are there.
+        """True if no mark makes the run of the test conditional. Evaluated when tests run: all marks are known then.
 
-        The option ``--force-flaky`` stands for a mark `flaky` on each test.
+        The option ``--force-flaky`` counts as a mark `flaky` on each test.
         """
         if getattr(self.item.config.option, "force_flaky", False):
             return False
@@ -140,7 +142,7 @@ class MarkedItem:
         path, line, _ = self.item.location
         return path, (line or 0) + 1
 
-    # In place of the item's own
+    # Methods that replace the item's own
 
     def setup(self) -> None:
         __tracebackhide__ = True
@@ -154,17 +156,17 @@ class MarkedItem:
             if self._driver.settings.strict:
                 self.verdicts["setup"] = Verdict("failed")
                 raise remote_exceptions.not_run(f"{self.missing} (--accel-strict)")
-            where = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
-            self.verdicts["setup"] = Verdict("skipped", longrepr=where)
+            longrepr = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
+            self.verdicts["setup"] = Verdict("skipped", longrepr=longrepr)
             pytest.skip(self.missing)
-        if self._only_shows():
+        if self._is_display_only():
             return
-        self._enter()
+        self._start()
         self._phase("setup")
 
     def runtest(self) -> None:
         __tracebackhide__ = True
-        if not self._only_shows():
+        if not self._is_display_only():
             self._phase("call")
 
     def teardown(self) -> None:
@@ -177,57 +179,57 @@ class MarkedItem:
             self._world = None
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any) -> Any:
-        """Return the ranks' account of a failed call phase, for plugins that make a report of it by themselves."""
+        """Return the ranks' report of a failed call phase, for plugins that build their own report of it."""
         judged = self.verdicts.get("call")
         if judged is not None and judged.outcome == "failed" and isinstance(judged.longrepr, dict):
             return self._rebuild(judged.longrepr)
         return self._own_repr_failure(excinfo, *args, **kwargs)
 
-    def _only_shows(self) -> bool:
-        """--setup-only and --setup-plan run no test, and the driver has no fixtures to show."""
+    def _is_display_only(self) -> bool:
+        """Return True with --setup-only and --setup-plan: no test runs, and the driver has no fixtures to show."""
         option = self.item.config.option
         return bool(getattr(option, "setuponly", False) or getattr(option, "setupplan", False))
 
     def _phase(self, when: When) -> None:
         __tracebackhide__ = True
-        judged, cause = self._run(when)
+        judged, cause = self._judge(when)
         if cause is not None and self._driver.settings.retry_dead and not self._retried:
             self._retried = True
-            self._property(RETRIED, f"{judged.message} ({cause})")
-            judged = self._run_again(when)
+            self._add_property(RETRIED, f"{judged.message} ({cause})")
+            judged = self._retry(when)
         self.verdicts[when] = judged
         _raise(judged)
 
-    def _run_again(self, when: When) -> Verdict:
-        """The test from its beginning to phase `when`, in a world of its own."""
+    def _retry(self, when: When) -> Verdict:
+        """Run the test again up to phase `when`, in another world; return the verdict."""
         __tracebackhide__ = True
         self._reported_ends.clear()
-        self._enter()
+        self._start()
         for phase in PHASES:
-            judged, _ = self._run(phase)
+            judged, _ = self._judge(phase)
             if phase == when or judged.outcome != "passed":
                 break
         return judged
 
-    def _enter(self) -> None:
-        """Have the test begun."""
+    def _start(self) -> None:
+        """Start the test in its world."""
         __tracebackhide__ = True
         self._world = self._driver.begin(self)
         self._spec = self._world.grant.spec
-        self._describe()
+        self._add_world_properties()
 
-    def _run(self, when: When) -> tuple[Verdict, str | None]:
-        """What becomes of phase `when`, and why it is none of the test's doing where it has failed."""
+    def _judge(self, when: When) -> tuple[Verdict, str | None]:
+        """Wait for phase `when`; return its verdict, and the cause of a failure if that lies outside of the test."""
         __tracebackhide__ = True
         world = self._world
         assert world is not None
         timeout = left = self.requirement.timeout or self._driver.settings.timeout
-        if self._limit is not None and self._limit[1] - monotonic() < timeout:
-            timeout, left = self._limit[0], max(0.0, self._limit[1] - monotonic())
+        if self._time_limit is not None and self._time_limit[1] - monotonic() < timeout:
+            timeout, left = self._time_limit[0], max(0.0, self._time_limit[1] - monotonic())
         try:
             outcomes = world.wait(when, timeout, left)
         except BaseException as error:
-            # Ctrl-C, or another plugin's timer: whatever it is, the ranks are still at work.
+            # After Ctrl-C or another plugin's timeout the ranks still run.
             if isinstance(error, KeyboardInterrupt):
                 self._driver.look_at_interrupted(self)
             else:
@@ -241,25 +243,25 @@ class MarkedItem:
             pytest.exit(request.reason, returncode=request.returncode)
         failed_before = any(earlier.outcome == "failed" for earlier in self.verdicts.values())
         if when == "teardown" and failed_before:
-            # The end of a rank is reported once, with the phase that failed first.
+            # Report the end of a rank only once: with the phase that failed first.
             outcomes = tuple(
                 outcome for outcome in outcomes if outcome.report is not None or outcome.rank not in self._reported_ends
             )
-        here = str(self.item.config.invocation_params.dir)
+        folder = str(self.item.config.invocation_params.dir)
         judged = judgement.judge(
             when,
             outcomes,
             place=self.place,
             about=self.shape.about,
-            here=here,
+            here=folder,
             findings=world.findings,
         )
         if judged.outcome == "failed":
             self._reported_ends |= {outcome.rank for outcome in outcomes if outcome.report is None or outcome.later}
         if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
-            world.worn = True  # A rank may have begun a message that the one it is for has not come to.
+            world.worn = True  # A rank may have sent a message that its receiver has not read.
         if when == "teardown":
-            judged = self._settle(world, judged, failed_before)
+            judged = self._finish(world, judged, failed_before)
         durations = [outcome.report.report.get("duration", 0.0) for outcome in outcomes if outcome.report]
         self._durations[when] = max(durations, default=0.0)
         self._rank_data[when] = {
@@ -268,8 +270,8 @@ class MarkedItem:
             if outcome.report is not None and (sent := outcome.report.report.get(rank_data.KEY))
         }
         for name, value in judgement.properties(outcomes):
-            self._property(name, value)
-        # A fixture may have some as well: they are told of with the phase that is the last one to come, or to be asked.
+            self._add_property(name, value)
+        # Subtests of a setup that passed are reported with the call phase, which follows.
         failed_subtests = self._take_subtests(world) if when != "setup" or judged.outcome != "passed" else 0
         if failed_subtests and when == "call" and judged.outcome == "passed":
             message = f"contains {failed_subtests} failed subtest{'s' if failed_subtests > 1 else ''}"
@@ -278,16 +280,16 @@ class MarkedItem:
         return judged, outside_cause(outcomes)
 
     def _end_world(self, reason: str) -> None:
-        """No phase that is still to come has a world to wait for."""
+        """Have the world terminated; later phases of the test do not wait for it."""
         self._world = None
         self._driver.end_world(reason)
 
-    def _settle(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
-        """The last phase: what the test left behind in its ranks counts as well."""
+    def _finish(self, world: World, judged: Verdict, failed_before: bool) -> Verdict:
+        """Return the verdict on the last phase, in which leaks and mismatches between ranks count as well."""
         finished = world.finished()
         for rank, left in sorted(finished.items()):
             for name, value in left.properties.items():
-                self._property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
+                self._add_property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
         self._warnings += [warning for left in finished.values() for warning in left.warnings]
         problems = [left.stale for left in finished.values() if left.stale]
         mismatch = judgement.compare_collectives(finished)
@@ -309,42 +311,42 @@ class MarkedItem:
         longrepr = judgement.failure(message, "\n".join(problems).splitlines(), self.place)
         return Verdict("failed", message, kind, longrepr, judged.sections)
 
-    def _describe(self) -> None:
-        """What junit and report hooks get to know of the world."""
+    def _add_world_properties(self) -> None:
+        """Add the world's ranks and devices to the user properties, for junit files and report hooks."""
         assert self._world is not None
         spec = self._world.grant.spec
         if spec.grouped:
-            self._property("accel_ranks", spec.ranks)
+            self._add_property("accel_ranks", spec.ranks)
         if spec.devices:
-            self._property("accel_devices", ",".join(device.id for device in spec.devices))
+            self._add_property("accel_devices", ",".join(device.id for device in spec.devices))
 
-    def _property(self, name: str, value: object) -> None:
+    def _add_property(self, name: str, value: object) -> None:
         if (name, value) not in self.item.user_properties:
             self.item.user_properties.append((name, value))
 
     def _take_subtests(self, world: World) -> int:
-        """Keep the ranks' subtest reports, one for all ranks that say the same; gives how many failed."""
+        """Keep one subtest report for each subtest, merged over ranks; return how many subtests failed."""
         hook = self.item.config.hook
         failed = 0
         seen: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
         times: Counter[tuple[int, str]] = Counter()
         for rank, extra in world.extras:
             context = repr(extra.report.get("_subtest.context"))
-            times[rank, context] += 1  # One rank may have several of one context.
+            times[rank, context] += 1  # A rank may have several subtests with the same context.
             seen.setdefault((context, times[rank, context]), []).append((rank, extra.report))
         world.extras.clear()
         for reports in seen.values():
-            wrong = [entry for entry in reports if entry[1]["outcome"] == "failed"]
-            failed += bool(wrong)
-            rank, data = (wrong or reports)[0]
+            failures = [entry for entry in reports if entry[1]["outcome"] == "failed"]
+            failed += bool(failures)
+            rank, data = (failures or reports)[0]
             report = hook.pytest_report_from_serializable(config=self.item.config, data=dict(data))
-            if wrong and world.size > 1:
-                report.sections.append(("ranks", f"{ranks_text([rank for rank, _ in wrong])} failed"))
+            if failures and world.size > 1:
+                report.sections.append(("ranks", f"{ranks_text([rank for rank, _ in failures])} failed"))
             self._subtests.append(report)
         return failed
 
     def graft(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        """Make the driver's `report` of a phase, and the `call` that it is about, say what the ranks have said."""
+        """Put the ranks' results into the driver's `report` of a phase, and into the `call` that it reports."""
         self._failed_in_merge = False
         judged = self.verdicts.get(report.when)
         if judged is None:
@@ -352,19 +354,19 @@ class MarkedItem:
         if self.missing is not None:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
         if duration := self._durations.get(report.when):
-            # The ranks' own: the driver hears of all phases when the test has ended.
+            # Use the ranks' duration: the driver receives the reports of all phases when the test has ended.
             report.duration, report.stop = duration, report.start + duration
             call.duration, call.stop = duration, call.start + duration
         report.sections.extend(judged.sections)
         if judged.wasxfail is not None and not report.failed:
             report.wasxfail = judged.wasxfail
         if judged.longrepr is not None and not report.passed:
-            self._take_over(report, judged)
+            self._replace_longrepr(report, judged)
         if sent := self._rank_data.get(report.when):
             self._merge(report, sent)
 
     def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
-        """Have plugins take in what ranks have `sent` with a phase; one that raises fails the test."""
+        """Have plugins merge the data that ranks have `sent` with a phase. A plugin that raises fails the test."""
         failed_before = report.failed
         try:
             self.item.ihook.pytest_accel_merge(item=self.item, report=report, rank_data=sent)
@@ -377,20 +379,20 @@ class MarkedItem:
         self._failed_in_merge = report.failed and not failed_before
 
     def conclude(self, report: pytest.TestReport, error: BaseException | None) -> None:
-        """Complete the report of a phase, which has raised `error`, when pytest has applied xfail to it."""
+        """Complete the report of a phase after pytest has applied xfail to it. `error` is the phase's exception."""
         failed_outside = (
             not remote_exceptions.has_run(error) or isinstance(error, rank_data.RankDataError) or self._failed_in_merge
         )
         if failed_outside and hasattr(report, "wasxfail"):
-            del report.wasxfail  # The mark expects a failure of the test, not of what runs it or merges its data.
+            del report.wasxfail  # xfail covers failures of the test, not failures to run it or to merge its data.
             report.outcome = "failed"
-        # Not while the phase runs, when what plugins write is captured as the test's.
+        # Not during the phase: pytest would capture the output of plugins as the test's.
         warnings, self._warnings = self._warnings, []
         remote_exceptions.replay_warnings(self.item, warnings)
         subtests, self._subtests = self._subtests, []
         for subtest in subtests:
             if subtest.failed and report.skipped and hasattr(report, "wasxfail"):
-                # The driver has judged: an expected failure, so theirs are too.
+                # The test is an expected failure, so its failed subtests are too.
                 subtest.outcome, subtest.wasxfail = "skipped", report.wasxfail
             self.item.ihook.pytest_runtest_logreport(report=subtest)
         judged = self.verdicts.get(report.when)
@@ -398,7 +400,7 @@ class MarkedItem:
             command = repro_command.command(self.item, self.node, self._spec, self._driver.session_kind)
             repro_command.append(report, command, self.item.config.option)
 
-    def _take_over(self, report: pytest.TestReport, judged: Verdict) -> None:
+    def _replace_longrepr(self, report: pytest.TestReport, judged: Verdict) -> None:
         if judged.outcome == "skipped" and isinstance(judged.longrepr, (tuple, list)):
             report.longrepr = tuple(judged.longrepr)
         elif report.when != "call" and isinstance(judged.longrepr, dict) and not isinstance(report.longrepr, str):
@@ -411,7 +413,7 @@ class MarkedItem:
             "location": self.item.location,
             "keywords": {},
             "outcome": "failed",
-            "longrepr": deepcopy(longrepr),  # pytest changes it.
+            "longrepr": deepcopy(longrepr),  # pytest modifies it.
             "when": "call",
         }
         config = self.item.config

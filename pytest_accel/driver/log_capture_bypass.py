@@ -1,4 +1,4 @@
-"""The hooks of a marked item in the driver: all but those that belong to the processes that run the test, its ranks."""
+"""Hook calls of a marked item in the driver, without the plugins that must act only in the test's ranks."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ import pytest
 from pytest_accel.core.plugin_roles import package_of
 from pytest_accel.core.shims import left_out_conftests
 
-_OF_THE_PROCESS = ("pytest_factoryboy", "pytest_socket")
-"""Packages whose hooks around the phases of a test act on the process and the fixtures of the test."""
-_NONE: frozenset[object] = frozenset()
+_RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
+"""Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
+_NO_CONFTESTS: frozenset[object] = frozenset()
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
 class _Hooks:
-    """Made once a session for each set of conftests that do not apply to a file."""
+    """Replacement of an item's `ihook`. A session has one for each set of conftests that do not apply to a file."""
 
     def __init__(self, config: pytest.Config, conftests: frozenset[object]) -> None:
         self._manager = config.pluginmanager
         self._conftests = conftests
 
     def __getattr__(self, name: str) -> Any:
-        left_out = {self._manager.get_plugin("logging-plugin"), *self._conftests}
+        excluded = {self._manager.get_plugin("logging-plugin"), *self._conftests}
         if name in _PHASES:
-            left_out |= {one for _, one in self._manager.list_name_plugin() if package_of(one) in _OF_THE_PROCESS}
-        caller = self._manager.subset_hook_caller(name, left_out - {None})
+            excluded |= {one for _, one in self._manager.list_name_plugin() if package_of(one) in _RANK_ONLY}
+        caller = self._manager.subset_hook_caller(name, excluded - {None})
         setattr(self, name, caller)
         return caller
 
 
-_RELAY: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
+_HOOKS: pytest.StashKey[dict[frozenset[object], _Hooks]] = pytest.StashKey()
 
 
 @functools.cache
-def without_ranks_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
-    """Return `kind`, its hooks less those that belong to ranks.
+def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
+    """Return a subclass of `kind` whose hook calls leave out the plugins that must act only in ranks.
 
-    It is the ranks that log, and they capture. In the driver the capture costs more than all else that the driver does
-    for a test (see `let_loggers_propagate`).
+    pytest's log capture is one of them: the ranks log, and capture their own logs. In the driver the capture would
+    cost more than all other work of the driver for a test (see `let_loggers_propagate`).
     """
 
     class Redirected(kind):  # type: ignore[valid-type, misc]
         @property
         def ihook(self) -> Any:
             hooks = super().ihook
-            if isinstance(hooks, _Hooks):  # Of a copied item, redirected once more.
+            if isinstance(hooks, _Hooks):  # The class of a copied item is such a subclass already.
                 return hooks
-            conftests = _NONE if hooks is self.config.hook else left_out_conftests(hooks)
-            relays = self.config.stash.setdefault(_RELAY, {})
-            if conftests not in relays:
-                relays[conftests] = _Hooks(self.config, conftests)
-            return relays[conftests]
+            conftests = _NO_CONFTESTS if hooks is self.config.hook else left_out_conftests(hooks)
+            made = self.config.stash.setdefault(_HOOKS, {})
+            if conftests not in made:
+                made[conftests] = _Hooks(self.config, conftests)
+            return made[conftests]
 
     Redirected.__name__, Redirected.__qualname__, Redirected.__module__ = (
         kind.__name__,

@@ -1,7 +1,6 @@
-"""What the ranks of a world write, shown in the driver while the test runs.
+"""Shows the output of a world's ranks in the driver while a test runs.
 
-The ranks write to files, which the driver reads: no rank waits for the terminal, and no amount of output is held in
-memory.
+The ranks write to files, and the driver reads these: no rank waits for the terminal, and output is not held in memory.
 """
 
 from __future__ import annotations
@@ -14,58 +13,60 @@ from pytest_accel.core.paths import HEADING
 from pytest_accel.diagnostics.inspector import RankLog, Scouts
 
 _CHUNK = 1 << 16
-"""Bytes read at once; a line that is longer is cut."""
+"""Bytes that one read returns at most. Longer lines are split."""
 _BACKLOG = 1 << 23
-"""Bytes by which a rank may be ahead of the terminal. What is more is left out."""
-_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""Bytes by which a rank may be ahead of the terminal. If it is further ahead, output is left out."""
+_LINE_ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _HEADINGS = re.compile(rb"(?m)^" + re.escape(HEADING.encode()) + rb".*\n")
 
 
 class _RankOutput:
-    """One rank's log, read as it grows."""
+    """The log of one rank, read while the rank writes it."""
 
     def __init__(self, log: RankLog, prefix: str) -> None:
-        """`prefix` stands before each line; where it is empty, what comes is passed on as it is."""
+        """Put `prefix` before each line. An empty prefix leaves the output unchanged."""
         self.log = log
         self.offset = log.size()
         self._prefix = prefix
-        self._rest = b""
+        self._unfinished = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        """What is new, at most a chunk; empty where there is nothing."""
+        """Return the next output, at most one chunk; empty if there is none."""
         note = self._skip()
         data = self.log.read(self.offset, _CHUNK)
         self.offset += len(data)
         return note + self._lines(_HEADINGS.sub(b"", data)) if data else ""
 
     def _skip(self) -> str:
-        left_out = self.log.size() - _BACKLOG - self.offset
-        if left_out <= 0:
+        """Skip to the last chunk if the backlog is too long; return a note on the bytes left out."""
+        excess = self.log.size() - _BACKLOG - self.offset
+        if excess <= 0:
             return ""
-        self.offset += left_out + _BACKLOG - _CHUNK
-        return f"{self.end()}{self._prefix}[… {left_out + _BACKLOG - _CHUNK} bytes left out …]\n"
+        left_out = excess + _BACKLOG - _CHUNK
+        self.offset += left_out
+        return f"{self.end()}{self._prefix}[… {left_out} bytes left out …]\n"
 
     def _lines(self, data: bytes) -> str:
         if not self._prefix:
             return self._decoder.decode(data)
-        *lines, self._rest = _ENDS.split(self._rest + data)
-        if len(self._rest) > _CHUNK:
-            lines.append(self._rest)
-            self._rest = b""
+        *lines, self._unfinished = _LINE_ENDS.split(self._unfinished + data)
+        if len(self._unfinished) > _CHUNK:
+            lines.append(self._unfinished)
+            self._unfinished = b""
         return "".join(f"{self._prefix}{line.decode(errors='replace')}\n" for line in lines)
 
     def end(self) -> str:
-        """The unfinished line."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        """Return the unfinished line, and forget it."""
+        rest, self._unfinished = self._unfinished.rstrip(b"\r"), b""
         return f"{self._prefix}{rest.decode(errors='replace')}\n" if rest else ""
 
 
-class Streams:
-    """The output of all ranks of a world."""
+class LogTail:
+    """Shows the output of all ranks of a world. Owned by the driver's `World`."""
 
     def __init__(self, scouts: Scouts, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
-        """`kept`: the logs are a person's too. Otherwise they are cut to nothing after each test."""
+        """Pass output to `show`. Unless the user keeps the logs (`kept`), they are truncated after each test."""
         self._kept = kept
         self._show = show
         self._begun = False
@@ -74,32 +75,33 @@ class Streams:
         ]
 
     def show(self) -> bool:
-        """Show what is new, a piece from each rank; whether there was something."""
-        shown = [self._put(rank.read()) for rank in self._ranks]
+        """Show the next chunk of each rank; return whether there was any output."""
+        shown = [self._show_text(rank.read()) for rank in self._ranks]
         return any(shown)
 
     def drain(self) -> None:
-        """Show all whole lines that are there now; a rank that goes on writing is not followed any further."""
+        """Show all whole lines that the ranks have written until now. A rank that keeps writing does not delay this."""
         for rank in self._ranks:
             end = rank.log.size()
             before = -1
-            while before < rank.offset < end:  # It does not move where a test has removed the file, or cut it.
+            while before < rank.offset < end:  # The offset stays if a test has removed or truncated the file.
                 before = rank.offset
-                self._put(rank.read())
+                self._show_text(rank.read())
 
     def finish(self) -> None:
-        """The test has ended: show all that is there."""
+        """Show all remaining output of a test that has ended."""
         self.drain()
         for rank in self._ranks:
-            self._put(rank.end())
+            self._show_text(rank.end())
             if not self._kept:
                 rank.log.cut()
                 rank.offset = 0
         self._begun = False
 
-    def _put(self, text: str) -> bool:
+    def _show_text(self, text: str) -> bool:
+        """Show `text`; return whether it is not empty."""
         if text and not self._begun and len(self._ranks) > 1:
-            text = f"\n{text}"  # Behind the test's name, which stands in an unfinished line.
+            text = f"\n{text}"  # pytest has written the test's name without a line end.
         self._begun = self._begun or bool(text)
         if text:
             self._show(text)

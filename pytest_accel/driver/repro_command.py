@@ -1,4 +1,4 @@
-"""The command that runs one failed test again as it ran: same devices, and the options that made it what it was."""
+"""The command line that reproduces a failed test: the same test, devices and options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pytest_accel.core.messages import NodeRef, WorldSpec
 from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
-_SHAPING = ("accel", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
-"""Options of the plugin that change what a test gets. The ini file's values need no repeating."""
-
+_REPEATED_OPTIONS = ("accel", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
+"""Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""
 
 _COLLECTING = {
     "doctestmodules": "--doctest-modules",
@@ -29,18 +28,18 @@ _COLLECTING = {
     "markdowndocs": "--markdown-docs",
     "codeblocks": "--codeblocks",
 }
-"""Options without which tests that are no functions are not collected: their names in ``config.option``, and flags."""
+"""Options that enable the collection of tests other than functions: name in ``config.option``, and flag."""
 
 
 def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str | None) -> str:
-    """The command for a person in the folder from which the session was started.
+    """Return the command line, to be run in the folder from which the session was started.
 
-    The world size is the mark's, or part of the test's name. Devices are named where they are of the session's kind,
-    which is the kind that ``--accel-devices`` is about.
+    The world size needs no option: it is in the mark, or part of the test's name. Devices are named only if they are of
+    the session's kind, because ``--accel-devices`` selects devices of that kind.
     """
     config = item.config
     path = os.path.relpath(node.path, config.invocation_params.dir)
-    words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _SHAPING)]
+    words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
     if spec.devices and spec.kind == session_kind:
@@ -48,26 +47,26 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     return " ".join(shlex.quote(word) for word in words)
 
 
-def append(report: pytest.TestReport, words: str, option: argparse.Namespace) -> None:
-    """Have the report of a failure end with `words`.
+def append(report: pytest.TestReport, command_line: str, option: argparse.Namespace) -> None:
+    """Append `command_line` to the report of a failure.
 
-    That is behind the captured output where it is shown. A junit file holds the failure's own text only, which then
-    ends with them, as it does where no captured output is shown. Under ``--tb=line`` some versions of pytest show
-    nothing of the report: all the commands stand in the summary.
+    It follows the captured output if that is shown. If it is not shown, or a junit file is written, it follows the
+    failure's own text, because a junit file contains nothing else. With ``--tb=line`` some versions of pytest show
+    nothing of the report, so the terminal summary lists all command lines (`accel_rerun`).
     """
     longrepr: Any = report.longrepr
     if option.tbstyle == "line":
-        report.accel_rerun = words  # type: ignore[attr-defined]
+        report.accel_rerun = command_line  # type: ignore[attr-defined]
     elif option.showcapture == "all" and not getattr(option, "xmlpath", None):
-        report.sections.append((_TITLE, words))
+        report.sections.append((_TITLE, command_line))
     elif hasattr(longrepr, "addsection"):
-        longrepr.addsection(_TITLE, words)
+        longrepr.addsection(_TITLE, command_line)
     else:
-        report.longrepr = f"{longrepr}\n{_TITLE}: {words}"
+        report.longrepr = f"{longrepr}\n{_TITLE}: {command_line}"
 
 
 def _pytest_options(config: pytest.Config) -> list[str]:
-    """pytest's own options without which the test would not be found, or not be the same."""
+    """Return the options of pytest and pytest-randomly without which the test is not found, or runs differently."""
     option = config.option
     words: list[str] = []
     for name in dict.fromkeys(_plugins(config.invocation_params.args)):
@@ -90,7 +89,7 @@ def _collecting_options(config: pytest.Config) -> list[str]:
 
 
 def _plugins(args: Sequence[str]) -> list[str]:
-    """What ``-p`` says on the command line itself: the option's value holds that of ``addopts`` too."""
+    """Return the values of ``-p`` in `args`. The option's value would include those of ``addopts``."""
     words = [str(word) for word in args]
     names = [after for word, after in pairwise(words) if word == "-p"]
     return names + [word[2:] for word in words if word.startswith("-p") and len(word) > 2]

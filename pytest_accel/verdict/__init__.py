@@ -1,1 +1,1 @@
-"""The outcomes of all ranks to one verdict for each phase of a test, and its text."""
+"""Merges the outcomes of all ranks into one verdict for each phase of a test, and formats its text."""

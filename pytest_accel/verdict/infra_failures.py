@@ -1,4 +1,4 @@
-"""Whether a test's world went down for a reason that lies outside of the test: pure."""
+"""Recognizes failures of a world whose cause lies outside of the test. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.report_text import is_consequence
 
 _LOST_DEVICE = "a device was lost"
-_DEATHS = {NOTE: "a rank was killed for want of memory", LOST_WITH_SERVER: "the fork server was lost"}
-"""Parts of the account of a death."""
+_DEATHS = {NOTE: "a rank was killed: out of memory", LOST_WITH_SERVER: "the fork server was lost"}
+"""Texts that occur in the description of a rank's death, and the causes that they show."""
 _ERRORS = (
     "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.
-    "GPU is lost",  # NVML_ERROR_GPU_IS_LOST: it has fallen off the bus, or cannot be reached (nvml.h).
+    "GPU is lost",  # NVML_ERROR_GPU_IS_LOST: the GPU has fallen off the bus, or cannot be reached (nvml.h).
     "UR_RESULT_ERROR_DEVICE_LOST",  # Unified Runtime, under SYCL; below it ZE_RESULT_ERROR_DEVICE_LOST.
     "ZE_RESULT_ERROR_DEVICE_LOST",
 )
-"""Parts of the errors that runtimes raise for a device that is gone."""
+"""Texts that occur in the errors that runtimes raise for a lost device."""
 
 
 def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
-    """What went wrong, where nothing else did; None: the test has to answer for it, or nothing was wrong.
+    """Return the cause of a failure that lies outside of the test; None if there is no such cause.
 
-    Of ranks that were killed for want of memory at one time, only one may be known to be: there is one counter.
+    Every failed rank must be explained by such a cause, or as a consequence of another rank's failure. A rank that was
+    killed by SIGKILL counts as explained beside one: if the kernel kills several ranks because memory ran out, its
+    single counter shows that for one of them only.
     """
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     causes = [_cause(outcome) for outcome in wrong]
-    known = [cause for cause in causes if cause is not None]
+    found = [cause for cause in causes if cause is not None]
     explained = all(
         cause is not None or is_consequence(outcome, wrong) or outcome.text == "killed by SIGKILL"
         for outcome, cause in zip(wrong, causes, strict=True)
     )
-    return known[0] if known and explained else None
+    return found[0] if found and explained else None
 
 
 def _cause(outcome: RankOutcome) -> str | None:
     if outcome.ending == "died":
-        return next((cause for sign, cause in _DEATHS.items() if sign in outcome.text), None)
+        return next((cause for text, cause in _DEATHS.items() if text in outcome.text), None)
     error: ExceptionSketch | None = outcome.report.exception if outcome.report is not None else None
     while error is not None and (error.module, error.qualname) != ("builtins", "AssertionError"):
-        if any(sign in error.text for sign in _ERRORS):
+        if any(text in error.text for text in _ERRORS):
             return _LOST_DEVICE
         error = error.cause
     return None

@@ -1,8 +1,8 @@
-"""The ranks' outcomes of one phase to one verdict: pure.
+"""Merges the ranks' outcomes of one phase into one verdict. Pure functions.
 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
-rank hung, ranks disagree (some skipped, some ran), all skipped. Among deaths and failures the earliest that is not a
-consequence of another comes first.
+rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
+earliest that is not a consequence of another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytest_accel.verdict.report_text import is_consequence
 
 
 class RankError(Exception):
-    """What is raised in the driver for ranks that have no exception of their own to show."""
+    """Raised in the driver for a failure for which no rank has reported an exception."""
 
 
 class RankDied(RankError):
@@ -30,11 +30,11 @@ class RankDied(RankError):
 
 
 class RankHung(RankError):
-    """A rank did not come to an end in time."""
+    """A rank did not finish in time."""
 
 
 class RankUnstarted(RankError):
-    """A rank could not start, or has not got the test."""
+    """A rank could not start, or could not run the test."""
 
 
 class RanksDisagree(RankError):
@@ -42,7 +42,7 @@ class RanksDisagree(RankError):
 
 
 class LeftBehind(RankError):
-    """The test has left something behind in its ranks (``--accel-leaks``)."""
+    """The test has leaked something in its ranks (``--accel-leaks``)."""
 
 
 _ERRORS: dict[str, type[RankError]] = {
@@ -55,19 +55,19 @@ _ERRORS: dict[str, type[RankError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One phase of a test, as all its ranks have it."""
+    """The result of one phase of a test, merged over its ranks."""
 
     outcome: Literal["passed", "failed", "skipped", "xfailed"]
     message: str = ""
-    """One line: what pytest's short summary shows; for a skip the reason."""
+    """The line that pytest's short summary shows; for a skip the reason."""
     error: type[RankError] | ExceptionSketch | None = None
-    """What to raise in the driver."""
+    """The exception to raise in the driver."""
     longrepr: Any = None
-    """In the form in which pytest serialises it."""
+    """pytest's representation of the failure, serialized as pytest does it."""
     sections: tuple[tuple[str, str], ...] = ()
-    """Captured output, labelled by rank."""
+    """Title and text of captured output, labelled by rank."""
     wasxfail: str | None = None
-    """Set where a rank's own mark, added while the test ran, made it an expected failure or an unexpected pass."""
+    """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
 
 
 def judge(
@@ -79,12 +79,12 @@ def judge(
     here: str = "",
     findings: Findings = NOTHING,
 ) -> Verdict:
-    """The verdict on phase `when`.
+    """Return the verdict on phase `when`.
 
-    `place` is the test's file and line, for text that no rank has written; `about` describes the world in a few words;
-    a path below the folder `here` is shown as a person in it would type it.
+    `place` is the test's file and line, shown for failures that have no traceback. `about` describes the world in a few
+    words. Paths below the folder `here` are shown relative to it.
     """
-    sections = _sections(outcomes)
+    sections = _captured_output(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
         root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
@@ -107,7 +107,7 @@ def judge(
         longrepr = skipped[0].report.report["longrepr"]
         return Verdict("skipped", report_text.reason(longrepr), longrepr=longrepr, sections=sections)
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
-    if unknown:  # Such as a plugin's own outcome: whatever it means, it is no pass.
+    if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
         longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
@@ -117,24 +117,24 @@ def judge(
 
 
 def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
-    """What the ranks have recorded (``record_property``): once where all say the same, else labelled by rank."""
+    """Return the properties that ranks recorded (``record_property``), labelled by rank where ranks differ."""
     by_name: dict[str, dict[int, list[object]]] = {}
     for outcome in outcomes:
         if outcome.report is not None:
             for name, value in outcome.report.report.get("user_properties", ()):
                 by_name.setdefault(name, {}).setdefault(outcome.rank, []).append(value)
     merged: list[tuple[str, object]] = []
-    for name, said in by_name.items():
-        values = list(said.values())
-        if len(said) == len(outcomes) and all(value == values[0] for value in values):
+    for name, by_rank in by_name.items():
+        values = list(by_rank.values())
+        if len(by_rank) == len(outcomes) and all(value == values[0] for value in values):
             merged += [(name, value) for value in values[0]]
         else:
-            merged += [(f"{name}[rank {rank}]", value) for rank, mine in said.items() for value in mine]
+            merged += [(f"{name}[rank {rank}]", value) for rank, own in by_rank.items() for value in own]
     return merged
 
 
 def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
-    """Where ranks have issued different numbers of collectives in one process group: a sentence; else None."""
+    """Return a message if ranks issued different numbers of collectives in a process group, else None."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank, left in finished.items():
         for name, (members, number) in left.collectives.items():
@@ -150,16 +150,16 @@ def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
 
 
 def leftovers(finished: Mapping[int, Finished]) -> list[str]:
-    """What the test left changed in its ranks, once for all ranks that have it in common."""
+    """Return a line for each leak of the test, with the ranks in which it occurred."""
     ranks: dict[str, list[int]] = {}
-    for rank, end in sorted(finished.items()):
-        for line in end.left:
+    for rank, message in sorted(finished.items()):
+        for line in message.left:
             ranks.setdefault(line, []).append(rank)
-    return [f"{ranks_text(those)} {line}" for line, those in ranks.items()]
+    return [f"{ranks_text(leaking)} {line}" for line, leaking in ranks.items()]
 
 
 def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
-    """A serialised longrepr for text that is no rank's traceback."""
+    """Return a serialized longrepr for a text that is not a traceback of a rank."""
     crash = {"path": place[0], "lineno": place[1], "message": message}
     entry = {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
     traceback = {"reprentries": [entry], "extraline": None, "style": "native"}
@@ -172,7 +172,7 @@ def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[
 
 
 def plain_text(judged: Verdict) -> str:
-    """A failure's text where there is no report to graft it on."""
+    """Return the text of a failure that is raised without a report of its own."""
     lines = [judged.message]
     for entry in judged.longrepr["reprtraceback"]["reprentries"]:
         lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
@@ -198,16 +198,16 @@ def _failed(
         longrepr, message = _labelled(root.report.report["longrepr"], error, label, place)
     else:
         who = label or "the test's process"
-        if root.ending == "hung" and root.stack and len(outcomes) > 1:  # In one place or in several.
+        if root.ending == "hung" and root.stack and len(outcomes) > 1:  # Name all hung ranks, wherever they hung.
             hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
             who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
-        message, lines = _account(root, who, when)
+        message, lines = _describe(root, who, when)
         longrepr = failure(message, lines, place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
         lines = report_text.summary(root, outcomes, here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
-    longrepr["sections"] += _examined(outcomes, here, findings)
+    longrepr["sections"] += _diagnosis(outcomes, here, findings)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
@@ -215,8 +215,8 @@ def _failed(
     return Verdict("failed", message, error or RankError, longrepr, sections)
 
 
-def _examined(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
-    """Return the sections on ranks that were looked at from outside."""
+def _diagnosis(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
+    """Return report sections with the stacks and collectives of ranks that were inspected from outside."""
     sections = report_text.stacks(outcomes, findings)
     if findings.collectives:
         sections.insert(0, ("collectives", report_text.shorten_paths("\n".join(findings.collectives), here)))
@@ -227,8 +227,8 @@ def _is_secondary(outcome: RankOutcome) -> bool:
     return outcome.secondary
 
 
-def _account(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
-    """Return a line for the summary, and the text, on ranks that could not report it themselves."""
+def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
+    """Return the summary line and the text for a rank that could not report its failure itself."""
     if root.ending == "hung":
         message = f"{who} {root.text}{'' if root.stack else report_text.SILENT}"
         return message, [message]
@@ -256,15 +256,14 @@ def _disagreement(
         f"{ranks_text(ran)} ran"
     )
     longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
-    longrepr["sections"] += _examined(outcomes, here, findings)
+    longrepr["sections"] += _diagnosis(outcomes, here, findings)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
 def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: tuple[str, int]) -> tuple[Any, str]:
-    """A copy of a rank's longrepr that says in its crash line whose it is, and that line."""
-    if not isinstance(
-        longrepr, dict
-    ):  # An item that is no function has a text of its own: a doctest, a notebook's cell.
+    """Return a copy of a rank's longrepr with `label` in its crash line, and that line."""
+    # Items other than functions (a doctest, a notebook cell) have plain text.
+    if not isinstance(longrepr, dict):
         text = str(longrepr)
         first = report_text.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
         message = f"{label}: {first}" if label else first
@@ -281,8 +280,8 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
     return longrepr, message
 
 
-def _sections(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
-    """Captured output by rank; what all ranks that have a section wrote alike stands there once."""
+def _captured_output(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], ...]:
+    """Return title and text of the captured output; ranks that wrote the same text share one section."""
     merged: dict[tuple[str, str], list[int]] = {}
     for outcome in outcomes:
         end = outcome.later or outcome

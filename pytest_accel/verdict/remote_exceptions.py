@@ -1,4 +1,4 @@
-"""What happened in a rank, once more in the driver: exceptions and warnings."""
+"""Repeats exceptions and warnings of ranks in the driver."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _NOT_RUN = "accel_not_run"
 
 
 def not_run(text: str) -> BaseException:
-    """The failure of a test that no rank has run, nor been asked to."""
+    """Return an exception for a test that was not sent to its ranks."""
     failure: BaseException = pytest.fail.Exception(text, pytrace=False)
     vars(failure)[_NOT_RUN] = True
     return failure
 
 
 def has_run(error: BaseException | None) -> bool:
-    """False where `error` says that the test has not run in some rank."""
+    """Return False if `error` means that some rank has not run the test."""
     return not (isinstance(error, RankUnstarted) or hasattr(error, _NOT_RUN))
 
 
 def stand_in(sketch: ExceptionSketch) -> BaseException:
-    """An exception of the type that was raised in a rank, as far as this process has it, with the same text.
+    """Return an exception with the type (if this process has it) and text of the one that was raised in a rank.
 
-    Marks (``xfail(raises=...)``) and plugins (reruns by exception) look at the type's name and bases and the text; the
-    object itself may not pickle, or only where it was raised.
+    Marks (``xfail(raises=...)``) and plugins (reruns by exception) check the type's name, its bases and the text. The
+    original object is not sent, since it may be impossible to pickle, or to unpickle in another process.
     """
     error: BaseException
     try:
@@ -45,7 +45,7 @@ def stand_in(sketch: ExceptionSketch) -> BaseException:
 
 
 def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> None:
-    """Warnings of the ranks, each once, as if the driver had seen them."""
+    """Report each distinct warning of the ranks once, as if it had been raised in the driver."""
     for sketch in dict.fromkeys(sketches):
         category = getattr(sys.modules.get(sketch.category_module), sketch.category, None)
         if not (isinstance(category, type) and issubclass(category, Warning)):
@@ -62,7 +62,7 @@ def replay_warnings(item: pytest.Item, sketches: Sequence[WarningSketch]) -> Non
 
 
 def warn(lines: Sequence[str], place: tuple[str, int]) -> list[str]:
-    """Warn of each line at `place`, a file and line; gives those that the session's filters make errors."""
+    """Issue a warning for each line at `place` (file, line); return the lines that warning filters turn into errors."""
     errors = []
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""What is said of each rank in a report, alike ranks together: pure."""
+"""Text about each rank in a report; ranks with the same outcome share a line. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.secondary_failures import consequence
 
 _WIDTH = 200
+"""Characters of a line. Longer lines are truncated."""
 SILENT = "; does not respond to signals"
+"""Appended for a rank whose stacks could not be taken."""
 _EXPLANATION = 6
-"""Lines of another rank's failure that are shown behind its first."""
-_IDENTITY = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
+"""Lines of a rank's failure message that are shown after the first."""
+_THREAD_ID = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
 
 
 def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
-    """Whether `outcome` only says that another rank is gone, where there is another."""
+    """Return whether `outcome` only results from the failure of another rank, and several ranks are `wrong`."""
     return len(wrong) > 1 and _consequence(outcome) is not None
 
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
-    """The ranks to which the same has happened as to `root`."""
+    """Return the ranks with the same outcome as `root`."""
     return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root) or _repeats(outcome, root)]
 
 
 def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """What has happened to each rank: first to `root`, last what others say who have only lost a rank."""
+    """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank."""
     same = alike(root, outcomes)
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
-    after = [outcome for outcome in rest if _consequence(root) is None and _consequence(outcome) is not None]
-    rest = [outcome for outcome in rest if outcome not in after]
-    return [f"{ranks_text(same)}: {_tell(root, here)[0]}", *others(rest, here), *_afterwards(after, here)]
+    consequences = [outcome for outcome in rest if _consequence(root) is None and _consequence(outcome) is not None]
+    rest = [outcome for outcome in rest if outcome not in consequences]
+    return [
+        f"{ranks_text(same)}: {_describe(root, here)[0]}",
+        *others(rest, here),
+        *_consequence_lines(consequences, here),
+    ]
 
 
 def _consequence(outcome: RankOutcome) -> str | None:
@@ -54,7 +60,7 @@ def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
 
 
 def _key(outcome: RankOutcome) -> object:
-    """Equal for outcomes that one text describes."""
+    """Return a value that is equal for outcomes that the same text describes."""
     if outcome.report is None:
         return (outcome.ending, outcome.text, outcome.log if outcome.ending != "hung" else where(outcome.stack))
     longrepr = outcome.report.report.get("longrepr")
@@ -64,62 +70,65 @@ def _key(outcome: RankOutcome) -> object:
 
 
 def others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """A line for each different thing that happened."""
+    """Return the lines for each distinct outcome."""
     groups: dict[object, list[RankOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
     lines = []
     for group in groups.values():
-        first, *more = _tell(group[0], here)
+        first, *more = _describe(group[0], here)
         lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
 
 
-def _afterwards(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """A line for those who have lost a peer at one place: each has its own text, with addresses in it."""
+def _consequence_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
+    """Return a line for each place in the code at which ranks failed because of another rank.
+
+    The texts of these errors contain addresses, and so differ between ranks.
+    """
     groups: dict[str, list[int]] = {}
     for outcome in outcomes:
         groups.setdefault(f"{_consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
-    return [f"{ranks_text(ranks)}: failed in consequence: {said}" for said, ranks in groups.items()]
+    return [f"{ranks_text(ranks)}: failed as a consequence: {said}" for said, ranks in groups.items()]
 
 
 def _crash_place(outcome: RankOutcome, here: str) -> str:
-    """Where the test called what failed: the last line that is no library's, else where it failed."""
+    """Return the last place of the traceback that is not in a library; the place of the failure if there is none."""
     longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
     if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
         return ""
     entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
     places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
     own = [place for place in places if place and not is_library(place["path"])] or [longrepr["reprcrash"]]
-    return f" at {_from(here, own[-1]['path'])}:{own[-1]['lineno']}"
+    return f" at {_relative(here, own[-1]['path'])}:{own[-1]['lineno']}"
 
 
-def _tell(outcome: RankOutcome, here: str) -> list[str]:
-    """What happened to a rank: a line, and for a failure the first of those with which it explains itself."""
-    first, *more = _tell_report(outcome, here)
+def _describe(outcome: RankOutcome, here: str) -> list[str]:
+    """Return a line on the outcome of a rank, and for a failure the next lines of its message."""
+    first, *more = _describe_report(outcome, here)
     if outcome.later is not None:
-        first += f"; {_tell_end(outcome.later, here)}"
+        first += f"; {_describe_end(outcome.later, here)}"
     return [first, *more]
 
 
-def _tell_report(outcome: RankOutcome, here: str) -> list[str]:
+def _describe_report(outcome: RankOutcome, here: str) -> list[str]:
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         longrepr = outcome.report.report.get("longrepr")
         if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
             crash = longrepr["reprcrash"]
             first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
-            place = f" at {_from(here, crash['path'])}:{crash['lineno']}"
-            # The message of a fixture of this package names what is missing: its own line says nothing.
+            place = f" at {_relative(here, crash['path'])}:{crash['lineno']}"
+            # Do not show a place in this package's fixtures: their messages are enough.
             place = "" if crash["path"].startswith(PACKAGE) else place
             lines = [f"failed{place}: {first}", *more[:_EXPLANATION]]
             return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
-        if said := headline(outcome.report.exception):
-            return [f"failed: {said}"]
-    return [_tell_briefly(outcome, here)]
+        if text := headline(outcome.report.exception):
+            return [f"failed: {text}"]
+    return [_describe_briefly(outcome, here)]
 
 
 def headline(error: ExceptionSketch | None) -> str:
-    """Return type and first line of an exception, as a traceback's last line has them; nothing if there is none."""
+    """Return type and first line of an exception, like the last line of a traceback; empty if there is none."""
     if error is None:
         return ""
     name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
@@ -127,12 +136,12 @@ def headline(error: ExceptionSketch | None) -> str:
     return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
-def _tell_briefly(outcome: RankOutcome, here: str) -> str:
+def _describe_briefly(outcome: RankOutcome, here: str) -> str:
     if outcome.report is None:
         if outcome.ending == "hung" and not outcome.secondary:
-            return f"timed out{_place(outcome, here)}"
+            return f"timed out{_last_place(outcome, here)}"
         if outcome.ending == "hung":
-            return _tell_end(outcome, here)
+            return _describe_end(outcome, here)
         lines = outcome.text.strip().splitlines() or [outcome.ending]
         return lines[-1] if outcome.ending == "unstarted" else lines[0]
     longrepr = outcome.report.report.get("longrepr")
@@ -143,59 +152,59 @@ def _tell_briefly(outcome: RankOutcome, here: str) -> str:
     return outcome.ending
 
 
-def _tell_end(outcome: RankOutcome, here: str) -> str:
-    """Return how a rank ended in a later phase than the one that is judged, or because of another rank."""
+def _describe_end(outcome: RankOutcome, here: str) -> str:
+    """Return how a rank ended in a later phase than the judged one, or because of another rank."""
     if outcome.ending == "hung":
-        return f"{outcome.text}{_place(outcome, here)}"
-    return f"{outcome.ending}: {_tell_briefly(outcome, here)}"
+        return f"{outcome.text}{_last_place(outcome, here)}"
+    return f"{outcome.ending}: {_describe_briefly(outcome, here)}"
 
 
-def _place(outcome: RankOutcome, here: str) -> str:
+def _last_place(outcome: RankOutcome, here: str) -> str:
     if not outcome.stack:
         return SILENT
-    at = _from(here, where(outcome.stack))
+    at = _relative(here, where(outcome.stack))
     return f"; was at {at}" if at else ""
 
 
-def _from(here: str, path: str) -> str:
-    """`path` as a person in the folder `here` would type it."""
+def _relative(here: str, path: str) -> str:
+    """Return `path` relative to the folder `here` if it is below it."""
     return path.removeprefix(f"{here}{os.sep}") if here else path
 
 
 def reason(longrepr: Any) -> str:
-    """Why a test was skipped."""
+    """Return the reason of a skip from its longrepr."""
     text = str(longrepr[2]) if isinstance(longrepr, (tuple, list)) and len(longrepr) == 3 else str(longrepr)
     return text.removeprefix("Skipped: ")
 
 
 def wasxfail(outcome: RankOutcome) -> str | None:
-    """The reason of an expected failure that a rank's own mark has made of it."""
+    """Return the reason of an xfail mark that the rank added while the test ran; None if there is none."""
     return None if outcome.report is None else outcome.report.report.get("wasxfail")
 
 
 def stacks(outcomes: Sequence[RankOutcome], findings: Findings) -> list[tuple[str, str]]:
-    """Return title and text of each different stack: of ranks that were terminated, and of those who saw a death."""
+    """Return title and text of each distinct stack: of hung ranks, and of ranks that ran when another died."""
     ends = [outcome.later or outcome for outcome in outcomes]
     own = {end.rank: findings.native.get(end.rank, end.stack) for end in ends if end.stack}
     seen = {rank: stack for rank, stack in findings.at_death.items() if rank not in own}
     return [
         (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, found[ranks[0]])
         for title, found in (("stacks", own), ("stacks at that time", seen))
-        for ranks in _together(found)
+        for ranks in _by_stack(found)
     ]
 
 
 def interrupted_lines(world: Interrupted, here: str) -> list[str]:
     """Return the lines about a test that ran when the session was interrupted."""
-    said: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for rank in sorted({**world.ends, **world.stacks}):
         stack = world.stacks.get(rank, "")
-        at = f"at {_from(here, where(stack))}" if where(stack) else "in no code of the test"
+        at = f"at {_relative(here, where(stack))}" if where(stack) else "in no code of the test"
         text = world.ends.get(rank) or (at if stack else SILENT.removeprefix("; "))
-        said.setdefault(text, []).append(rank)
-    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in said.items()]
+        by_text.setdefault(text, []).append(rank)
+    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()]
     lines += [shorten_paths(line, here) for line in world.findings.collectives]
-    for ranks in _together({rank: stack for rank, stack in world.stacks.items() if stack}):
+    for ranks in _by_stack({rank: stack for rank, stack in world.stacks.items() if stack}):
         lines += [f"--- [{ranks_text(ranks)}] stacks ---", world.stacks[ranks[0]]]
     return lines
 
@@ -203,24 +212,24 @@ def interrupted_lines(world: Interrupted, here: str) -> list[str]:
 def progress(
     test: str, when: When, seconds: float, timeout: float, places: Mapping[int, str], collectives: list[str], here: str
 ) -> str:
-    """Return the line about a `test` that has been in one phase for many `seconds`; `places` is where ranks are."""
-    said: dict[str, list[int]] = {}
+    """Return the line about a `test` that has been in one phase for `seconds`; `places` has the ranks' code places."""
+    by_text: dict[str, list[int]] = {}
     for rank, place in places.items():
-        said.setdefault(_from(here, place), []).append(rank)
-    parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in said.items()]
-    known = "; ".join([*parts, *(shorten_paths(line, here) for line in collectives)])
+        by_text.setdefault(_relative(here, place), []).append(rank)
+    parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
+    details = "; ".join([*parts, *(shorten_paths(line, here) for line in collectives)])
     text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
-    return f"{text}: {known}" if known else text
+    return f"{text}: {details}" if details else text
 
 
 def shorten_paths(text: str, here: str) -> str:
-    """Return `text` with its places as a person in the folder `here` would type them."""
+    """Return `text` with the places in it relative to the folder `here`."""
     return text.replace(f" at {here}{os.sep}", " at ") if here else text
 
 
-def _together(stacks: Mapping[int, str]) -> list[list[int]]:
-    """The ranks whose stacks differ in nothing but the threads' identities."""
+def _by_stack(stacks: Mapping[int, str]) -> list[list[int]]:
+    """Return groups of ranks whose stacks are the same except for the thread ids."""
     groups: dict[str, list[int]] = {}
     for rank, stack in sorted(stacks.items()):
-        groups.setdefault(_IDENTITY.sub("", stack), []).append(rank)
+        groups.setdefault(_THREAD_ID.sub("", stack), []).append(rank)
     return list(groups.values())

@@ -1,52 +1,53 @@
-"""Failures of a rank that only say that another rank is gone or has not come: pure."""
+"""Recognizes failures of a rank that only result from the failure or absence of another rank. Pure functions."""
 
 from __future__ import annotations
 
 from pytest_accel.core.messages import ExceptionSketch
 
 _LOST = "lost its connection to another rank"
-_WAITED = "waited in vain for another rank"
+_TIMED_OUT = "timed out waiting for another rank"
 
-_SIGNS = {
+_TEXTS = {
     # gloo's transport (gloo/transport/tcp/pair.cc) and c10d's sockets (torch/csrc/distributed/c10d/socket.cpp).
     "Connection closed by peer": _LOST,
     "Connection reset by peer": _LOST,
     "Broken pipe": _LOST,
     "Failed to recv, got 0 bytes": _LOST,
-    # NCCL: ncclRemoteError, and what ProcessGroupNCCL says once it has given up a communicator.
+    # NCCL: ncclRemoteError, and ProcessGroupNCCL's error for an aborted communicator.
     "remote process exited or there was a network error": _LOST,
     "NCCL communicator was aborted": _LOST,
-    # TCPStore and its PrefixStore (TCPStore.cpp), gloo's waits, and torch.distributed.monitored_barrier.
-    "Socket Timeout": _WAITED,
-    "wait timeout after": _WAITED,
-    "store.get": _WAITED,
-    "Application timeout caused pair closure": _WAITED,
-    "failed to pass monitoredBarrier": _WAITED,
-    # This plugin's own (bridges/benchmark.py).
-    "rank 0 has failed and runs no more of the benchmark": _WAITED,
+    # TCPStore and its PrefixStore (TCPStore.cpp), gloo's timeouts, and torch.distributed.monitored_barrier.
+    "Socket Timeout": _TIMED_OUT,
+    "wait timeout after": _TIMED_OUT,
+    "store.get": _TIMED_OUT,
+    "Application timeout caused pair closure": _TIMED_OUT,
+    "failed to pass monitoredBarrier": _TIMED_OUT,
+    # An error of this plugin (bridges/benchmark.py).
+    "rank 0 has failed and runs no more of the benchmark": _TIMED_OUT,
 }
-"""Parts of the texts with which torch's backends fail in a rank that another has left alone."""
+"""Texts that occur in errors of torch's backends when another rank is gone or late, and what they mean."""
 
 _TYPES = {
-    ("threading", "BrokenBarrierError"): "found a barrier broken",
+    ("threading", "BrokenBarrierError"): "found a broken barrier",
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
 }
 
 
 def consequence(error: ExceptionSketch | None) -> str | None:
-    """What the failure `error` says of another rank (``lost its connection to another rank``); None: it says more.
+    """Return what the failure `error` says about another rank (``lost its connection to another rank``).
 
-    What a test asserts about such a text is a failure of its own. What is raised from such an error is one too.
+    Return None if `error` is a failure in its own right. The causes of `error` are searched too, but only up to an
+    AssertionError: an assertion about such a text is a failure of the test itself.
     """
     if error is not None and error.peer is not None:
         return f"an example failed on rank {error.peer}"
     while error is not None:
         if (error.module, error.qualname) == ("builtins", "AssertionError"):
             return None
-        said = _TYPES.get((error.module, error.qualname))
-        said = said or next((words for sign, words in _SIGNS.items() if sign in error.text), None)
-        if said is not None:
-            return said
+        meaning = _TYPES.get((error.module, error.qualname))
+        meaning = meaning or next((found for text, found in _TEXTS.items() if text in error.text), None)
+        if meaning is not None:
+            return meaning
         error = error.cause
     return None

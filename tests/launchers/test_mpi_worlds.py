@@ -150,7 +150,7 @@ def test_a_job_that_ends_takes_its_own_world_with_it(suite: Suite, mpi: Mapping[
         [
             "rank 1 died in the call phase: exit status 3",
             "rank 1: exit status 3",
-            f"rank 0: failed in consequence: {ended}",
+            f"rank 0: failed as a consequence: {ended}",
         ],
     )
     assert "rank 0 died in the call phase: exit status 0" in run.failure("test_exit")

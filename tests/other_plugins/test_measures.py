@@ -476,7 +476,7 @@ def test_harvest_tells_of_what_it_cannot_have_from_ranks(suite: Suite) -> None:
         "test_last": "PASSED",
     }
     assert "pytest-harvest: results_bag['model'] is of type builtins.object, which cannot be sent" in run.text
-    assert "a test that runs in ranks asks for session_results_dct, of which only the driver knows" in run.text
+    assert "the fixture session_results_dct does not work in ranks, because only the driver has the results" in run.text
 
 
 # pytest-codspeed

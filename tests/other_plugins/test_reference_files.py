@@ -175,7 +175,7 @@ def test_arrays(pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str,
     generate = ("--arraydiff-generate-path=reference", "-Wdefault", *workers)
     plain, marked = pair.plain.run(*generate), pair.marked.run(*generate)
     assert marked.outcomes() == {**plain.outcomes(), "test_differs": "FAILED"}
-    assert "rank 1 generated another test_differs.txt than rank 0: nothing has been written" in marked.text
+    assert "rank 1 generated test_differs.txt with other content than rank 0: nothing has been written" in marked.text
     references = _contents(pair.marked.path / "reference")
     assert references == _contents(pair.plain.path / "reference")
     assert len(references) == 3

@@ -336,7 +336,7 @@ def test_ranks_that_disagree_or_are_lost(pair: Pair) -> None:
     )
     assert re.search(r"--- rank 0\n\+\+\+ rank 1\n", failure)
     assert re.search(r"-  'of rank 0',\n\+  'of rank 1',", failure)
-    assert "rank 0: 1 bytes\nrank 1: 2 bytes, other from byte 1 on" in run.failure("test_differs_in_bytes")
+    assert "rank 0: 1 bytes\nrank 1: 2 bytes, differs from byte 1 on" in run.failure("test_differs_in_bytes")
     assert re.search(r"-'first'\n\+'second'", run.failure("test_one_rank_changes"))
 
     failure = suite.run("-k", "test_all_change").failure("test_all_change")

@@ -258,7 +258,7 @@ def test_under_a_launcher(suite: Suite) -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["plain", "xdist"])
 def test_a_line_says_what_a_long_test_is_doing(suite: Suite, workers: tuple[str, ...]) -> None:
-    suite.write("conftest.py", "from pytest_accel.worlds import world\nworld.QUIET = 0.5\n")
+    suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
     terminal = Terminal(suite, "-k", "test_waits", *workers)
     terminal.see("\naccel: test_x.py::test_waits has been in its call phase for ")
     line = terminal.see("\n")

@@ -148,7 +148,7 @@ def test_passes_afterwards(x, rank):
     assert re.search(r"x=100,", text)
     assert "E       assert (1 == 0 or 100 < 100)" in text
     assert re.search(r"rank 1: failed at test_examples.py:\d+: assert \(1 == 0 or 100 < 100\)", text)
-    assert re.search(r"rank 0: failed in consequence: an example failed on rank 1 at test_examples.py:\d+", text)
+    assert re.search(r"rank 0: failed as a consequence: an example failed on rank 1 at test_examples.py:\d+", text)
     assert "- rank 1: assert (1 == 0 or 100 < 100)" in run.text
     text = _told(run, "test_on_all_ranks")
     assert "xs=[0, 0, 0]" in text
@@ -300,7 +300,7 @@ def test_afterwards():
     assert "hypothesis.errors.Unsatisfiable" in run.failure("test_assumes_what_never_is")
     text = run.failure("test_returns_something_on_one_rank")
     assert re.search("rank 1: failed at .*FailedHealthCheck: Tests run under @given should return None", text)
-    assert "rank 0: failed in consequence: an example failed on rank 1" in text
+    assert "rank 0: failed as a consequence: an example failed on rank 1" in text
 
 
 @pytest.mark.long

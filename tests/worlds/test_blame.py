@@ -48,7 +48,7 @@ def test_ranks_that_wait_for_one_that_did_not_pass(suite: Suite) -> None:
             dist.barrier()
         """,
     )
-    suite.write("conftest.py", "from pytest_accel.worlds import world\nworld.QUIET = 0.1\n")
+    suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.1\n")
     run = suite.run()
     run.expect(
         {

@@ -224,7 +224,7 @@ def test_death_is_told_where_it_happens(suite: Suite) -> None:
     }
     for test, text in said.items():
         assert text in run.failure(test)
-    lost = "rank 1: failed in consequence: lost its connection to another rank at test_deaths.py:"
+    lost = "rank 1: failed as a consequence: lost its connection to another rank at test_deaths.py:"
     assert lost in run.failure("test_while_another_waits_for_it")
     assert "test_deaths.py" in run.failure("test_segfault").partition("Segmentation fault")[2], "no stack of the crash"
 

@@ -183,6 +183,6 @@ def test_a_kill_for_want_of_memory_is_told_and_retried(suite: Suite, little_memo
     run.expect({"test_wants_too_much": "PASSED"})
     assert (
         "test_it.py::test_wants_too_much: rank 1 died in the call phase: killed by SIGKILL: out of memory (the "
-        "oom_kill counter of the control group went up) (a rank was killed for want of memory)"
+        "oom_kill counter of the control group went up) (a rank was killed: out of memory)"
     ) in run.text
     assert (suite.path / "times").read_text() == "xx"

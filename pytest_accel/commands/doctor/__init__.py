@@ -1,6 +1,6 @@
-"""``python -m pytest_accel doctor``: what is wrong with the machine for tests on accelerators, and what to do.
+"""``python -m pytest_accel doctor``: finds problems of the machine for tests on accelerators, and says what to do.
 
-The facts are gathered at the edge (`gather`, `forks`), frozen (`facts`), and judged by pure functions (`checks`).
+`gather` and `forks` collect the facts (`facts`), and pure functions judge them (`checks`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["Finding", "as_json", "check", "examine", "problems", "text"]
 
 
 def examine(settings: Settings) -> tuple[Finding, ...]:
-    """Look at the machine as a session with `settings` would, and judge.
+    """Inspect the machine as a session with `settings` would see it, and return the findings.
 
-    ValueError where a setting does not fit the machine.
+    Raise ValueError if a setting does not fit the machine.
     """
     return check(gather(settings))

@@ -1,4 +1,4 @@
-"""The checks: facts in, findings out."""
+"""The checks of the doctor: pure functions that return findings on facts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pytest_accel.hardware.masks import is_index_mask
 SUPPORTED = {"pytest": "8.4", "pytest-xdist": "3.6", "filelock": "3.30"}
 """The oldest versions that the project supports, as its own requirements say."""
 _SHARED_MEMORY = 64 * 2**20
-"""Bytes a rank in ``/dev/shm``: what Docker gives a whole container is known to be too little for more than one."""
+"""Bytes of ``/dev/shm`` for each rank: Docker's default for a container, which is too little for more than one rank."""
 _REMOTE = {
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs",
     "sshfs",
 }  # fmt: skip
-"""File systems that other machines see too, as ``/proc/mounts`` names them, with ``fuse.`` before it or without."""
+"""Names of network file systems in ``/proc/mounts``, where some have the prefix ``fuse.``."""
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
 
 State = Literal["ok", "note", "problem"]
@@ -29,27 +29,28 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check has found."""
+    """One result of a check."""
 
     check: str
     state: State
-    """`problem`: tests that need it fail or skip; `note`: good to know."""
+    """`problem`: tests fail, hang or skip because of it. `note`: may be worth knowing."""
     what: str
-    """In a sentence."""
+    """The finding, in one sentence."""
     advice: str = ""
-    """What to do; empty where nothing needs to be done."""
+    """What to do; empty if nothing needs to be done."""
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:
-    """All that the checks have to say, in their order; each says one thing at least."""
-    return tuple(Finding(name, *told) for name, judge in _CHECKS.items() for told in judge(facts))
+    """Return the findings of all checks in their order; each check has at least one."""
+    return tuple(Finding(name, *result) for name, judge in _CHECKS.items() for result in judge(facts))
 
 
-_Told = tuple[State, str, str]
+_Result = tuple[State, str, str]
+"""State, text and advice of a finding."""
 
 
-def _versions(facts: Facts) -> Iterator[_Told]:
-    there = [f"Python {facts.python}"]
+def _versions(facts: Facts) -> Iterator[_Result]:
+    installed = [f"Python {facts.python}"]
     for name, floor in SUPPORTED.items():
         version, advice = facts.versions.get(name), f"pip install '{name}>={floor}'"
         if version is None:
@@ -57,17 +58,15 @@ def _versions(facts: Facts) -> Iterator[_Told]:
         elif _numbers(version) < _numbers(floor):
             yield "problem", f"{name} {version} is too old: {floor} is the oldest that is supported", advice
         else:
-            there.append(f"{name} {version}")
-    yield "ok", ", ".join(there), ""
+            installed.append(f"{name} {version}")
+    yield "ok", ", ".join(installed), ""
 
 
-def _driver(facts: Facts) -> Iterator[_Told]:
+def _driver(facts: Facts) -> Iterator[_Result]:
     nvidia, state = facts.nvidia, _weight(facts, "cuda")
     if nvidia.error is not None:
-        advice = (
-            "See what nvidia-smi says. After an update of the driver, its kernel module must be loaded anew, which "
-        )
-        advice += "a restart does; in a container, start it anew with its GPUs."
+        advice = "See what nvidia-smi says. After an update of the driver, its kernel module must be reloaded, for "
+        advice += "example by a restart of the machine; restart a container with its GPUs."
         yield state, f"the NVIDIA driver does not answer: {nvidia.error}", advice
     elif nvidia.library:
         cuda = f", for CUDA up to {nvidia.cuda[0]}.{nvidia.cuda[1]}" if nvidia.cuda else ""
@@ -80,7 +79,7 @@ def _driver(facts: Facts) -> Iterator[_Told]:
         yield "ok", "no NVIDIA driver, and no NVIDIA GPU on the PCI bus", ""
 
 
-def _devices(facts: Facts) -> Iterator[_Told]:
+def _devices(facts: Facts) -> Iterator[_Result]:
     asked = facts.kind(facts.accel)
     if facts.devices:
         yield "ok", f"the session has {facts.session}: {facts.devices}", ""
@@ -90,7 +89,7 @@ def _devices(facts: Facts) -> Iterator[_Told]:
         yield (
             "problem",
             f"--accel {facts.accel}: there is no {facts.accel} device",
-            "Name a kind that is there, or auto.",
+            "Name a kind that is present, or auto.",
         )
     elif facts.session == "none":
         yield "ok", "the session has no accelerator: ranks run on the CPU", ""
@@ -100,14 +99,14 @@ def _devices(facts: Facts) -> Iterator[_Told]:
         if kind.error is not None and not kind.published:
             yield _weight(facts, kind.name), kind.error, ""
         if kind.hardware and kind.present and kind.name != facts.session:
-            yield "ok", f"{kind.name} is here, too: {grouped(kind.present)}", ""
+            yield "ok", f"{kind.name} devices are also present: {grouped(kind.present)}", ""
         for note in kind.notes:
-            # Of sick GPUs another check speaks.
+            # `_sick` and `_driver` report notes on sick GPUs and on a driver that does not answer.
             if not any(name in note for name, _ in facts.nvidia.sick) and facts.nvidia.error is None:
                 yield "note", f"{kind.name}: {note}", ""
 
 
-def _torch(facts: Facts) -> Iterator[_Told]:
+def _torch(facts: Facts) -> Iterator[_Result]:
     torch, nvidia = facts.torch, facts.nvidia
     if torch is None:
         yield "problem", "torch is not installed", f"Install one that fits the hardware: {_GET_TORCH}."
@@ -121,7 +120,7 @@ def _torch(facts: Facts) -> Iterator[_Told]:
         advice += f"--index-url https://pypi.org/simple torch. {_GET_TORCH}."
         what = f"there are NVIDIA GPUs ({grouped(cuda.present)}), but torch {torch.version} is built for "
         yield _weight(facts, "cuda"), what + (built or "the CPU alone"), advice
-    # A driver runs what is built for any CUDA of its major version (NVIDIA, "CUDA Compatibility", minor versions).
+    # A driver supports all CUDA releases of its major version (NVIDIA, "CUDA Compatibility", minor versions).
     if version and nvidia.cuda and nvidia.cuda[0] < _numbers(version)[0]:
         fits = False
         supported = f"{nvidia.cuda[0]}.{nvidia.cuda[1]}"
@@ -131,20 +130,20 @@ def _torch(facts: Facts) -> Iterator[_Told]:
     for kind in facts.kinds:
         if kind.present and kind.lacking is not None:
             fits = False
-            # `auto` leaves such a kind alone: a chip that comes with the processor is none that somebody misses.
+            # With `auto` it is a note: the session ignores such a kind, which may be a chip in the processor.
             state: State = "problem" if facts.accel == kind.name else "note"
-            advice = f"To use them, install what is lacking ({_GET_TORCH} of torch)."
+            advice = f"To use them, install what is missing ({_GET_TORCH} of torch)."
             yield state, f"{grouped(kind.present)} ({kind.name}) cannot be used: {kind.lacking}", advice
     if fits:
         yield "ok", f"torch {torch.version}, built for {built or 'the CPU alone'}", ""
 
 
-def _masks(facts: Facts) -> Iterator[_Told]:
-    told = False
+def _masks(facts: Facts) -> Iterator[_Result]:
+    masked = False
     for kind in facts.kinds:
         if not kind.inherited or not kind.present:
             continue
-        told = True
+        masked = True
         masks = " ".join(f"{name}={value!r}" for name, value in kind.inherited.items())
         left = f"leaves {len(kind.visible) or 'none'} of {len(kind.present)} ({kind.name})"
         if kind.visible:
@@ -158,7 +157,7 @@ def _masks(facts: Facts) -> Iterator[_Told]:
             )
             what += "the fastest first, nvidia-smi by the PCI bus"
             yield "note", what, "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs (nvidia-smi -L)."
-    if not told:
+    if not masked:
         yield "ok", "no mask hides a device", ""
 
 
@@ -166,20 +165,19 @@ def _unmask(kind: Kind) -> str:
     rocr, hip = (kind.inherited.get(f"{layer}_VISIBLE_DEVICES") for layer in ("ROCR", "HIP"))
     if kind.name == "rocm" and rocr is not None and rocr == hip:
         return (
-            "HIP_VISIBLE_DEVICES counts among those that ROCR_VISIBLE_DEVICES leaves, so that setting both to the same "
-            "hides more than is meant. Unset one of them."
+            "HIP_VISIBLE_DEVICES counts only the devices that ROCR_VISIBLE_DEVICES leaves, so that setting both to the "
+            "same value hides too many. Unset one of them."
         )
-    return (
-        f"Unset {' and '.join(kind.inherited)}, or name devices that are there; --accel none if they are to be hidden."
-    )
+    variables = " and ".join(kind.inherited)
+    return f"Unset {variables}, or name devices that are present. To run without devices, use --accel none."
 
 
-def _sick(facts: Facts) -> Iterator[_Told]:
+def _sick(facts: Facts) -> Iterator[_Result]:
     sick = {name: ("cuda", reason) for name, reason in facts.nvidia.sick}
     for kind in facts.kinds:
         sick |= {name: (kind.name, one.reason) for name, one in kind.health.items() if one.state == "sick"}
     for name, (owner, reason) in sick.items():
-        advice = "Reset the GPU or restart the machine, and have it replaced if that does not help."
+        advice = "Reset the GPU or restart the machine. If that does not help, have the GPU replaced."
         if "compute mode" in reason:
             advice = "An administrator can change that: nvidia-smi --compute-mode=DEFAULT."
         yield _weight(facts, owner), f"{name} is left out: {reason}", advice
@@ -187,7 +185,7 @@ def _sick(facts: Facts) -> Iterator[_Told]:
         yield "ok", "no device is known to be sick", ""
 
 
-def _busy(facts: Facts) -> Iterator[_Told]:
+def _busy(facts: Facts) -> Iterator[_Result]:
     busy = [(name, one.reason) for kind in facts.kinds for name, one in kind.health.items() if one.state == "busy"]
     for name, reason in busy:
         yield (
@@ -199,12 +197,12 @@ def _busy(facts: Facts) -> Iterator[_Told]:
         yield "ok", "no device is known to be used by others", ""
 
 
-def _forks(facts: Facts) -> Iterator[_Told]:
+def _forks(facts: Facts) -> Iterator[_Result]:
     forks = facts.forks
     if forks is None:
-        yield "note", "not checked, for torch is not installed", ""
+        yield "note", "not checked, because torch is not installed", ""
     elif forks.outcome == "fit":
-        yield "ok", "what ranks are forked with leaves one thread and no device's runtime up", ""
+        yield "ok", "what ranks are forked from has one thread and no device runtime", ""
     elif forks.outcome == "unfit" and forks.name == PLUGINS:
         what = f"loading {PLUGINS} {forks.detail}: ranks are forked without them, which takes longer"
         yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
@@ -217,37 +215,37 @@ def _forks(facts: Facts) -> Iterator[_Told]:
         what = f"importing {forks.name} ends the process: {forks.detail}"
         yield "problem", what, _advise_import(forks.name)
     else:
-        what = f"importing {forks.name} had not ended after {forks.detail}"
+        what = f"importing {forks.name} did not finish within {forks.detail}"
         yield "problem", what, _advise_import(forks.name)
 
 
 def _advise_import(name: str) -> str:
     if name.partition(".")[0] in ("torch", "pytest", "pytest_accel"):
         return (
-            f'Try `python -c "import {name}"`. If that is fine, look for what else Python loads when it starts '
-            "(sitecustomize, .pth files, LD_PRELOAD) and for OPENBLAS_NUM_THREADS."
+            f'Try `python -c "import {name}"`. If that works, check what else Python loads when it starts '
+            "(sitecustomize, .pth files, LD_PRELOAD), and OPENBLAS_NUM_THREADS."
         )
     if name == PLUGINS:
-        return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it is fine."
-    return f"Take {name} out of accel_preload, or mend it."
+        return "Try `pytest --version --version`, and leave plugins out with -p no:NAME until it works."
+    return f"Take {name} out of accel_preload, or fix it."
 
 
-def _locks(facts: Facts) -> Iterator[_Told]:
+def _locks(facts: Facts) -> Iterator[_Result]:
     locks = facts.locks
     elsewhere = "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for every session's user."
     if locks.problem is not None:
         yield "problem", f"{locks.path} {locks.problem}: no device can be leased", elsewhere
     else:
-        yield "ok", f"{locks.path} {'can be used' if locks.exists else 'is made by the first session'}", ""
+        yield "ok", f"{locks.path} {'can be used' if locks.exists else 'will be created by the first session'}", ""
     if locks.filesystem is not None and locks.filesystem.removeprefix("fuse.") in _REMOTE:
         what = f"{locks.path} is on a network file system ({locks.filesystem}): locks may not hold there, and sessions "
         yield "note", what + "of other machines may be taken for this one's", elsewhere
     if locks.abandoned:
-        what = f"what {locks.abandoned} sessions waited for that are gone is still written in {locks.path}"
-        yield "note", f"{what}; it counts for nothing", "The next session that waits removes it."
+        what = f"{locks.path} still has queue entries of {locks.abandoned} sessions that have ended"
+        yield "note", f"{what}; they are ignored", "The next session that waits removes them."
 
 
-def _memory(facts: Facts) -> Iterator[_Told]:
+def _memory(facts: Facts) -> Iterator[_Result]:
     size = facts.shared_memory
     if size is None:
         yield "ok", "this system has no /dev/shm", ""
@@ -261,7 +259,7 @@ def _memory(facts: Facts) -> Iterator[_Told]:
         yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
 
 
-def _vendors(facts: Facts) -> Iterator[_Told]:
+def _vendors(facts: Facts) -> Iterator[_Result]:
     others = [kind for kind in facts.kinds if kind.published]
     for kind in others:
         if kind.error is not None:
@@ -274,7 +272,7 @@ def _vendors(facts: Facts) -> Iterator[_Told]:
 
 
 def _weight(facts: Facts, kind: str) -> State:
-    """How much it counts that a kind cannot be used: not much where the session leaves it alone."""
+    """Return the state of a finding about `kind`: a note if the session does not use this kind, else a problem."""
     return "problem" if facts.accel in ("auto", kind) else "note"
 
 
@@ -289,7 +287,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 _BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 
-_CHECKS: dict[str, Callable[[Facts], Iterator[_Told]]] = {
+_CHECKS: dict[str, Callable[[Facts], Iterator[_Result]]] = {
     "versions": _versions,
     "driver": _driver,
     "devices": _devices,

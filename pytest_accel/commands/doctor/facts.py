@@ -1,4 +1,4 @@
-"""What the doctor knows when it judges."""
+"""The facts about a machine and its software that the doctor judges."""
 
 from __future__ import annotations
 
@@ -12,105 +12,105 @@ from pytest_accel.hardware.health import Health
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """The installed torch, which is not imported for this."""
+    """The installed torch, determined without importing it."""
 
     version: str
     builds: Mapping[str, str] = field(default_factory=dict)
-    """Of ``cuda``, ``hip`` and ``xpu`` what it was built for, with the versions; empty: the CPU alone."""
+    """Versions of ``cuda``, ``hip`` and ``xpu`` that it was built for; empty if it was built for the CPU alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nvidia:
-    """NVIDIA's driver, asked through its management library (NVML)."""
+    """State of NVIDIA's driver, according to its management library (NVML)."""
 
     cards: int = 0
-    """GPUs of NVIDIA's that sysfs shows on the PCI bus, whether there is a driver or not."""
+    """Number of NVIDIA GPUs that sysfs shows on the PCI bus, with or without a driver."""
     library: bool = False
-    """Whether ``libnvidia-ml.so.1`` can be loaded."""
+    """True if ``libnvidia-ml.so.1`` can be loaded."""
     error: str | None = None
-    """Why the driver does not answer."""
+    """Why the driver does not answer; None if it does."""
     version: str | None = None
     cuda: tuple[int, int] | None = None
-    """The newest CUDA that the driver supports."""
+    """The newest CUDA version that the driver supports: major and minor."""
     sick: tuple[tuple[str, str], ...] = ()
-    """Id and reason of each GPU that is left out as sick."""
+    """Id and reason of each GPU that is not used because it is sick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of device, as its vendor sees it here."""
+    """One kind of device on this machine, according to its vendor module."""
 
     name: str
     hardware: bool = True
     published: bool = False
-    """Whether it comes from another package."""
+    """True if another package publishes it."""
     present: tuple[Device, ...] = ()
     visible: tuple[Device, ...] = ()
-    """What the inherited masks leave."""
+    """The devices that the inherited masks leave."""
     inherited: Mapping[str, str] = field(default_factory=dict)
-    """The kind's mask variables that are set."""
+    """Name and value of the kind's mask variables that are set."""
     lacking: str | None = None
-    """What torch lacks to use it, in words."""
+    """The part that torch lacks to use the kind, as text; None if it lacks nothing."""
     notes: tuple[str, ...] = ()
     health: Mapping[str, Health] = field(default_factory=dict)
-    """By id, where the vendor can tell."""
+    """Health by device id; empty if the vendor does not report it."""
     error: str | None = None
-    """Why it cannot be used at all."""
+    """Why the kind cannot be used; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forks:
-    """How a throw-away process came off that imported what ranks are forked with."""
+    """Result of importing the modules of the fork server in a temporary process."""
 
     outcome: Literal["fit", "unfit", "failed", "ended", "hung"]
-    """`unfit`: no rank may be forked from it; `ended`: the process did so by itself."""
+    """`unfit`: ranks must not be forked from the process. `ended`: an import ended the process."""
     name: str = ""
-    """What was being imported."""
+    """The module that was being imported."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LockFolder:
-    """The folder of the machine's device locks; the doctor does not make it."""
+    """The folder of the machine's device locks, which the doctor does not create."""
 
     path: str
     exists: bool = True
     problem: str | None = None
-    """Why it cannot be used, to follow the path: ``is not a directory``."""
+    """Why the folder cannot be used, as the rest of a sentence after the path: ``is not a directory``."""
     filesystem: str | None = None
-    """As in ``/proc/mounts``; None where nothing tells."""
+    """Type of its file system as in ``/proc/mounts``; None if unknown."""
     abandoned: int = 0
-    """Sessions that have ended without withdrawing what they waited for."""
+    """Number of sessions that ended without removing their entry in the queue for devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it."""
+    """All facts that the checks use. Made by `gather`."""
 
     accel: str
     """The name in ``--accel``: ``auto``, ``none`` or a kind."""
     session: str
-    """The kind of a session's devices, ``none`` where it has none."""
+    """The kind of the session's devices; ``none`` if it has none."""
     devices: str
-    """The session's devices in words."""
+    """The session's devices as text; empty if it has none."""
     ranks: int
-    """How many ranks may run at once."""
+    """The number of ranks that may run at once."""
     python: str
     versions: Mapping[str, str | None]
-    """Of the packages that matter, by their names; None for one that is not installed."""
+    """Versions of the supported packages by name; None for a package that is not installed."""
     torch: Torch | None
     nvidia: Nvidia
     kinds: tuple[Kind, ...]
     cuda_order: str | None
-    """``CUDA_DEVICE_ORDER``."""
+    """Value of ``CUDA_DEVICE_ORDER``; None if it is not set."""
     forks: Forks | None
-    """None where there is no torch to import."""
+    """None if torch is not installed."""
     locks: LockFolder
     shared_memory: int | None
-    """Bytes that ``/dev/shm`` holds; None on a system that has none."""
+    """Size of ``/dev/shm`` in bytes; None on a system without it."""
     ignored: tuple[str, ...] = ()
-    """Entry points of other packages that publish a kind under a name that they cannot have."""
+    """Entry points of other packages that publish a kind under a name that is not allowed."""
 
     def kind(self, name: str) -> Kind | None:
-        """The kind of this name, if it was looked at."""
+        """Return the kind called `name`; None if it was not inspected."""
         return next((kind for kind in self.kinds if kind.name == name), None)

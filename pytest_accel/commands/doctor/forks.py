@@ -1,4 +1,4 @@
-"""Whether ranks can be forked: a throw-away process imports what the fork server imports, and looks at itself."""
+"""Checks whether ranks can be forked: a temporary process imports the fork server's modules and inspects itself."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pytest_accel.commands.doctor.facts import Forks
 
 PLUGINS = "pytest's plugins"
 _TIMEOUT = 120.0
-"""Seconds; torch alone may take half a minute from a network drive that has not been read before."""
+"""Seconds for all imports. Torch alone may take 30 s from a network drive if it is not cached."""
 
 
 def try_forks(modules: Sequence[str], timeout: float = _TIMEOUT) -> Forks:
-    """Import `modules` after what every fork server imports, in a process that then ends."""
-    # Of this process, since the other one may not live to remove it.
+    """Import `modules` after those of every fork server in a temporary process; return the result."""
+    # This process owns the folder, because the other one may be killed before it could remove it.
     with tempfile.TemporaryDirectory(prefix="accel-doctor-") as folder:
         return _try_forks([folder, *modules], timeout)
 
 
 def _try_forks(arguments: Sequence[str], timeout: float) -> Forks:
     with subprocess.Popen(
-        # Threads that an import has started may keep an interpreter from its end for ever.
-        [sys.executable, "-c", f"import os, {__name__} as forks; forks.import_and_tell(); os._exit(0)", *arguments],
+        # Use os._exit: threads that an import has started may keep the interpreter from exiting.
+        [sys.executable, "-c", f"import os, {__name__} as forks; forks.import_and_report(); os._exit(0)", *arguments],
         env={**os.environ, "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -43,7 +43,7 @@ def _try_forks(arguments: Sequence[str], timeout: float) -> Forks:
         except subprocess.TimeoutExpired:
             hung = True
         finally:
-            # What an import has started holds the pipe open, and is not to stay.
+            # Kill processes that an import has started: they hold the pipe open, and would leak.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if hung:
@@ -52,32 +52,32 @@ def _try_forks(arguments: Sequence[str], timeout: float) -> Forks:
 
 
 def conclude(lines: Sequence[str], status: int, hung: float | None = None) -> Forks:
-    """From what the process told in `lines` and its exit status; `hung`: the seconds after which it was ended."""
+    """Return the result from the process's JSON `lines` and exit status; `hung` is the timeout if it was killed."""
     name = "pytest_accel"
     for line in lines:
-        told = json.loads(line)
-        if "outcome" in told:
-            return Forks(**told)
-        name = told["importing"]
+        message = json.loads(line)
+        if "outcome" in message:
+            return Forks(**message)
+        name = message["importing"]
     if hung is not None:
         return Forks("hung", name, f"{hung:g} seconds")
     return Forks("ended", name, f"signal {-status}" if status < 0 else f"exit status {status}")
 
 
-def import_and_tell() -> None:
-    """What the process does: a JSON line for each import, one for the outcome.
+def import_and_report() -> None:
+    """Run in the temporary process: print a JSON line for each import and one for the outcome.
 
-    Its arguments are a folder to load pytest's plugins in, and the names of more modules.
+    Its arguments are a folder in which to load pytest's plugins, and the names of more modules.
     """
     folder, *modules = sys.argv[1:]
-    # What is imported may print.
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Imported modules may print: give them stderr as stdout.
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(**facts: str) -> None:
-        print(json.dumps(facts), file=told, flush=True)
+    def report(**message: str) -> None:
+        print(json.dumps(message), file=output, flush=True)
 
-    tell(importing="pytest_accel.forkserver.preload")
+    report(importing="pytest_accel.forkserver.preload")
     from pytest_accel.forkserver.preload import PLAIN_PRELOAD, load_plugins, unfit
 
     steps: list[tuple[str, Callable[[], object]]] = [
@@ -85,13 +85,13 @@ def import_and_tell() -> None:
     ]
     steps.append((PLUGINS, partial(load_plugins, folder)))
     for name, step in steps:
-        tell(importing=name)
+        report(importing=name)
         try:
             step()
         except BaseException as error:
-            tell(outcome="failed", name=name, detail=f"{type(error).__name__}: {error}")
+            report(outcome="failed", name=name, detail=f"{type(error).__name__}: {error}")
             return
         if (reason := unfit()) is not None:
-            tell(outcome="unfit", name=name, detail=reason)
+            report(outcome="unfit", name=name, detail=reason)
             return
-    tell(outcome="fit")
+    report(outcome="fit")

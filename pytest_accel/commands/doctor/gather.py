@@ -1,4 +1,4 @@
-"""Gathers the doctor's facts from the machine, without importing torch, initialising a runtime or writing anything."""
+"""Gathers the doctor's facts without importing torch, initializing a device runtime or writing anything."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from pytest_accel.settings.options import Settings
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-"""PCI base class of display controllers, which GPUs without a screen are too (as ``0x0302``)."""
+"""PCI base class of display controllers. GPUs without a display output are in it too (``0x0302``)."""
 _ABANDONED = 60.0
-"""Seconds without a touch after which a session that waited is gone; it touches its file twice a second."""
+"""Seconds after which a queue entry counts as abandoned: a session that waits touches its file twice a second."""
 
 
 def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = try_forks) -> Facts:
-    """The facts for a session with `settings`; ValueError for one that does not fit the machine.
+    """Return the facts for a session with `settings`. Raise ValueError if a setting does not fit the machine.
 
-    `forks` takes the names of modules to preload, and takes seconds, which is most of the time.
+    `forks` is called with the names of the modules to preload. It takes most of the time: some seconds.
     """
     machine = machine_for(settings)
     accel = settings.accel.strip().partition(":")[0]
@@ -47,7 +47,7 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
         session, devices = inventory.kind, grouped(inventory.devices)
         ranks = len(inventory.devices) or cpu_slots()
     except VendorError:
-        # Its kind is among those that are looked at below, and tells what is wrong.
+        # `look_for` below reports the error of this kind.
         session, devices, ranks = "none", "", cpu_slots()
     torch = installed_torch()
     modules = [name for name in settings.preload if name != "auto"]
@@ -70,7 +70,7 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
 
 
 def installed_torch() -> Torch | None:
-    """None where there is none to import."""
+    """Return the installed torch; None if there is none to import."""
     try:
         if importlib.util.find_spec("torch") is None:
             return None
@@ -80,7 +80,7 @@ def installed_torch() -> Torch | None:
 
 
 def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
-    """The driver, and what it says of each GPU; `root` is where ``sys`` is found."""
+    """Return the state of NVIDIA's driver and of its GPUs. `root` is the folder that contains ``sys``."""
     cards = sum(
         _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_DISPLAY)
         for device in (root / "sys/bus/pci/devices").glob("*")
@@ -105,7 +105,7 @@ def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
             cards,
             library=True,
             version=optional(pynvml, pynvml.nvmlSystemGetDriverVersion),
-            # As cuDriverGetVersion gives it: 12040 is CUDA 12.4 (NVML reference, system queries).
+            # In the format of cuDriverGetVersion: 12040 is CUDA 12.4 (NVML reference, system queries).
             cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
             sick=tuple(sick),
         )
@@ -114,14 +114,14 @@ def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
 
 
 def look_for(kind: str, argument: str | None) -> Kind:
-    """One kind, as a session would find it that has it; `argument` is what stood after its colon in ``--accel``."""
+    """Return the facts about `kind`, with the `argument` that follows its colon in ``--accel``."""
     own = kind not in published()
     try:
         vendor = make_vendor(kind, argument)
     except VendorError as error:
         return Kind(kind, published=not own, error=str(error))
     except ValueError as error:
-        # It takes no --accel without more behind its name: nothing is wrong with that.
+        # The kind needs an argument in --accel, and has none here. This is not an error.
         return Kind(kind, published=not own, notes=(str(error),))
     inherited = {name: os.environ[name] for name in vendor.mask_variables if name in os.environ}
     try:
@@ -139,13 +139,13 @@ def look_for(kind: str, argument: str | None) -> Kind:
             health=vendor.health(visible) if isinstance(vendor, HealthVendor) else {},
         )
     except Exception as error:
-        # A vendor's code may come from anywhere, and what else is wrong must be told all the same.
+        # Another package's vendor code may raise anything. The other facts are still needed.
         why = f"{describe_kind(kind)}: its devices cannot be looked up: {type(error).__name__}: {error}"
         return Kind(kind, vendor.hardware, not own, inherited=inherited, error=why)
 
 
 def look_at_locks(folder: Path, mounts: Path = Path("/proc/mounts")) -> LockFolder:
-    """The folder as it is; `mounts` tells which file systems there are."""
+    """Return the state of the lock folder. `mounts` is the file that lists the mounted file systems."""
     existing = folder
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
@@ -153,21 +153,21 @@ def look_at_locks(folder: Path, mounts: Path = Path("/proc/mounts")) -> LockFold
     if existing == folder:
         return LockFolder(str(folder), True, folder_problem(folder), filesystem, _abandoned(folder))
     if existing != folder.parent:
-        return LockFolder(str(folder), False, f"cannot be made, for {folder.parent} is not there", filesystem)
+        return LockFolder(str(folder), False, f"cannot be created, because {folder.parent} does not exist", filesystem)
     problem = _unusable(existing.resolve())
-    why = None if problem is None else f"cannot be made, for {existing} {problem}"
+    why = None if problem is None else f"cannot be created, because {existing} {problem}"
     return LockFolder(str(folder), False, why, filesystem)
 
 
 def filesystem_of(path: Path, mounts: str) -> str | None:
-    """The type of the file system that `path`, without symbolic links in it, is on, by the text of ``/proc/mounts``."""
+    """Return the type of the file system of `path` (no symbolic links), from the text of ``/proc/mounts``."""
     best, found = -1, None
     for line in mounts.splitlines():
         words = line.split()
         if len(words) > 2:
-            # Blanks in names are written in octal (fstab(5)).
+            # Blanks in paths are escaped in octal (fstab(5)).
             point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
-            # A later mount on the same point covers the earlier one.
+            # A later mount on the same mount point hides the earlier one.
             if (point == path or point in path.parents) and len(point.parts) >= best:
                 best, found = len(point.parts), words[2]
     return found

@@ -1,4 +1,4 @@
-"""The doctor's findings for people and for scripts."""
+"""Formats the doctor's findings as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pytest_accel.commands.doctor.checks import Finding
 
 FORMAT = 1
-"""Of the JSON document: it grows by one when a key goes away or changes its meaning, not when one is added."""
+"""Version of the JSON document. Increased when a key is removed or changes its meaning, not when one is added."""
 _WIDTH = 110
 
 
 def problems(findings: Sequence[Finding]) -> int:
-    """How many there are."""
+    """Return the number of problems."""
     return sum(finding.state == "problem" for finding in findings)
 
 
 def text(findings: Sequence[Finding]) -> str:
-    """A line for each finding, what to do under it, and the count at the end."""
+    """Return a line for each finding with its advice below, and the counts at the end."""
     lines = []
     for finding in findings:
         head = f"{finding.state:<9}{finding.check:<10}"
@@ -30,7 +30,7 @@ def text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, object]:
-    """What ``--json`` prints; docs/reference/command.md tells what each key means."""
+    """Return the document that ``--json`` prints. docs/reference/command.md describes its keys."""
     return {
         "format": FORMAT,
         "problems": problems(findings),
@@ -41,7 +41,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, object]:
 
 
 def _wrap(words: str, head: str) -> str:
-    # What is long, such as a path or an id, stays whole, to be copied.
+    # Do not break long words such as paths and ids, so that they can be copied.
     return textwrap.fill(
         words,
         _WIDTH,
