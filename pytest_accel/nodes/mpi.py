@@ -39,7 +39,7 @@ from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Open MPI's, and that of Hydra: MPICH's and Intel MPI's process manager."""
-START_PATIENCE = 120.0
+START_TIMEOUT = 120.0
 """Seconds that a job's processes may take to come."""
 _LENGTH = struct.Struct("<I")
 _PROCESS = struct.Struct("<II")
@@ -159,7 +159,7 @@ class MpiJob:
     def _gather(self) -> dict[int, tuple[socket.socket, int]]:
         """The calls of the job's processes and their process ids, by rank; fewer where the job has ended before."""
         calls: dict[int, tuple[socket.socket, int]] = {}
-        deadline = monotonic() + START_PATIENCE
+        deadline = monotonic() + START_TIMEOUT
         ranks = self.world.ranks
         with self._listener, Handshakes(self._listener, _receive_process, ranks) as handshakes:
             while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:

@@ -15,7 +15,7 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
 from pytest_accel.nodes.remote_leases import Agent, FarLease, FarSupply, FarSupplyError
-from pytest_accel.pool.multinode_lease import Gang, Part
+from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -158,16 +158,16 @@ def test_a_lock_that_is_lost_there_is_told_here(there: There) -> None:
 
 
 class Asked:
-    """A gang that asks for devices of two machines, first of `one`."""
+    """A request for devices of two nodes, first of `one`."""
 
     def __init__(self, one: There, two: There, count: int) -> None:
         self.leases: queue.SimpleQueue[dict[int, FarLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
-        parts = [Part(1, one.supply, DeviceNeed(1, "sim")), Part(0, two.supply, DeviceNeed(count, "sim"))]
-        self.gang = Gang(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
+        parts = [NodeNeed(1, one.supply, DeviceNeed(1, "sim")), NodeNeed(0, two.supply, DeviceNeed(count, "sim"))]
+        self.request = MultiNodeRequest(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
         with lock:
-            self.gang.ask()
+            self.request.submit()
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
 
     leases = asked.leases.get(timeout=30)
     assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 0: ["sim-0", "sim-1"]}
-    asked.gang.cancel()
+    asked.request.cancel()
     assert there.granted.empty()
     there.ask(4)
     two.ask(4)
@@ -202,7 +202,7 @@ def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> Non
     asked = Asked(there, two, 1)
     there.ask(4)
 
-    asked.gang.cancel()
+    asked.request.cancel()
     two.supply.give_back("sim", second, killed=False)
 
     assert len(there.granted.get(timeout=30).devices) == 4

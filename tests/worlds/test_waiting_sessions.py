@@ -220,14 +220,14 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
     suite.write(
         "conftest.py",
         """
-        from pytest_accel.pool.world_manager import Fleet
+        from pytest_accel.pool.world_manager import WorldManager
 
 
         def broken(fleet, message):
             raise IndexError("met in a thread")
 
 
-        Fleet._event = broken
+        WorldManager._event = broken
         """,
     )
     suite.write("test_two.py", TWO_TESTS)
