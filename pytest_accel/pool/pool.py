@@ -27,7 +27,7 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import FarLease, FarSupply, FarSupplyError
+from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
 from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.pool.world_manager import WorldManager
@@ -54,7 +54,7 @@ class Pool:
         waits_for_busy: bool = False,
         servers: Sequence[Spawn] = (spawn_here,),
         layout: Layout = HERE,
-        far: Mapping[int, FarSupply] = MappingProxyType({}),
+        far: Mapping[int, RemoteLeases] = MappingProxyType({}),
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
@@ -414,7 +414,7 @@ class Pool:
         ticket: Ticket,
         lease: Lease | None,
         slots: Lease | None,
-        far: Mapping[int, FarLease] = MappingProxyType({}),
+        far: Mapping[int, RemoteLease] = MappingProxyType({}),
     ) -> None:
         shape = ticket.shape
         keys: list[tuple[str | int | None, int]] = [(node, remote.number) for node, remote in far.items()]

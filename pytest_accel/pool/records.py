@@ -10,7 +10,7 @@ from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
-from pytest_accel.nodes.remote_leases import FarLease
+from pytest_accel.nodes.remote_leases import RemoteLease
 from pytest_accel.pool.multinode_lease import MultiNodeRequest
 
 
@@ -62,7 +62,7 @@ class PooledWorld:
     ticket: Ticket | None = None
     lease: Lease | None = None
     """The lease on devices of the controller's node; held as long as the world has processes."""
-    remote_leases: dict[int, FarLease] = field(default_factory=dict)
+    remote_leases: dict[int, RemoteLease] = field(default_factory=dict)
     """The leases on devices of other nodes, by node number; held as long as `lease`."""
     slots: Lease | None = None
     """The lease on CPU slots; held as long as the world runs a test."""

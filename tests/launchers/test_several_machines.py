@@ -438,12 +438,12 @@ def test_a_launched_process_of_the_far_machine_that_is_killed_is_named(suite: Su
     session = suite.start(program=srun(two))
     suite.read("rank-0")
     suite.read("rank-1")
-    keeper = launched(suite, "SLURM_PROCID", "1")
+    agent = launched(suite, "SLURM_PROCID", "1")
 
-    keeper.kill()
+    agent.kill()
     run = session.finish()
 
-    assert f"srun has lost rank 1 (pid {keeper.pid} on far-node)" in run.text
+    assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
     assert "test_next" not in run.words
     assert run.code == 1
 

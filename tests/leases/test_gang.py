@@ -14,7 +14,7 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
-from pytest_accel.nodes.remote_leases import Agent, FarLease, FarSupply, FarSupplyError
+from pytest_accel.nodes.remote_leases import FarSupplyError, LeaseAgent, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -24,29 +24,29 @@ HOLDER = Holder.here("a test")
 
 
 class There:
-    """Another machine: what the driver's side of it says is heard by its keeper in a thread, and in turn."""
+    """Another machine: what the driver's side of it says is handled by its agent in a thread, in order."""
 
     def __init__(self, make_machine: Callable[[Any], Machine] = machine_for) -> None:
         self._said: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.supply = FarSupply("there", self._said.put)
-        self.agent = Agent(self._answer, make_machine)
+        self.supply = RemoteLeases("there", self._said.put)
+        self.agent = LeaseAgent(self._answer, make_machine)
         self._thread = threading.Thread(target=self._hear)
         self._thread.start()
-        self.granted: queue.SimpleQueue[FarLease] = queue.SimpleQueue()
+        self.granted: queue.SimpleQueue[RemoteLease] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def _answer(self, message: object) -> None:
-        assert self.supply.take(message)
+        assert self.supply.handle(message)
 
     def _hear(self) -> None:
         while (message := self._said.get()) is not None:
-            self.agent.take(message)
+            self.agent.handle(message)
 
     def ask(self, count: int) -> int:
         need = DeviceNeed(count, "sim")
         return self.supply.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
 
-    def ask_all(self) -> FarLease:
+    def ask_all(self) -> RemoteLease:
         self.ask(4)
         return self.granted.get(timeout=30)
 
@@ -70,7 +70,7 @@ def there() -> Iterator[There]:
     yield from here()
 
 
-def ids(lease: FarLease) -> list[str]:
+def ids(lease: RemoteLease) -> list[str]:
     return [device.id for device in lease.devices]
 
 
@@ -133,7 +133,7 @@ def test_a_callback_that_raises_is_told_with_its_traceback(there: There) -> None
     failures: queue.SimpleQueue[str] = queue.SimpleQueue()
     there.supply.on_failure = failures.put
 
-    def broken(lease: FarLease) -> None:
+    def broken(lease: RemoteLease) -> None:
         raise IndexError("met in a callback")
 
     there.supply.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, there.failed.put)
@@ -161,7 +161,7 @@ class Asked:
     """A request for devices of two nodes, first of `one`."""
 
     def __init__(self, one: There, two: There, count: int) -> None:
-        self.leases: queue.SimpleQueue[dict[int, FarLease]] = queue.SimpleQueue()
+        self.leases: queue.SimpleQueue[dict[int, RemoteLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
         parts = [NodeNeed(1, one.supply, DeviceNeed(1, "sim")), NodeNeed(0, two.supply, DeviceNeed(count, "sim"))]
