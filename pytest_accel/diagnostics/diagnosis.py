@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_accel.diagnostics.exit_status import where
-from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.rank.collectives import account, place_in, read_record
 
 
@@ -41,13 +41,13 @@ class Interrupted:
 class Examiner:
     """Examines the ranks of one world."""
 
-    def __init__(self, scouts: Scouts, *, grouped: bool) -> None:
-        self._scouts = scouts
+    def __init__(self, inspector: WorldInspector, *, grouped: bool) -> None:
+        self._inspector = inspector
         self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
         """Return the Python stacks of the processes `pids`, by rank; see `take_stacks`."""
-        return self._scouts.ask(Scout.stacks, pids)
+        return self._inspector.ask(NodeInspector.stacks, pids)
 
     def hung(
         self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
@@ -60,9 +60,13 @@ class Examiner:
         stacks = self.stacks(hung)
         collectives: list[str] = []
         if self._grouped:
-            records = {rank: read_record(record) for rank, record in self._scouts.ask(Scout.records, alive).items()}
+            records = {
+                rank: read_record(record) for rank, record in self._inspector.ask(NodeInspector.records, alive).items()
+            }
             collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
-        return stacks, Findings(tuple(collectives), self._scouts.ask(Scout.native, hung) if thoroughly else {})
+        return stacks, Findings(
+            tuple(collectives), self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
+        )
 
     def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
         """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.
@@ -70,7 +74,7 @@ class Examiner:
         This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
         for records does not.
         """
-        records = self._scouts.ask(Scout.records, alive) if self._grouped else {}
+        records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
         places = {rank: place for rank, record in sorted(records.items()) if (place := place_in(record))}
         return places, account({rank: read_record(record) for rank, record in records.items()}, {})
 

@@ -33,7 +33,7 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-class Scout:
+class NodeInspector:
     """Inspects ranks of one world on its own node.
 
     Each method takes a mapping by rank, and returns one. Ranks for which there is no result are left out.
@@ -112,19 +112,22 @@ class Scout:
         return {}
 
 
-class Scouts:
+class WorldInspector:
     """Inspects all ranks of a world, each on its node."""
 
     def __init__(self, directory: str, spec: WorldSpec) -> None:
         """`directory` is the session's folder on the driver's node."""
         self._directory = directory
         self._spec = spec
-        self._here = Scout(directory, spec.world)
+        self._here = NodeInspector(directory, spec.world)
 
     def ask(
-        self, look: Callable[[Scout, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
+        self, look: Callable[[NodeInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
     ) -> dict[int, Found]:
-        """Return the result of `look`, a method of :class:`Scout`, for the ranks `given`. All nodes work in parallel."""
+        """Return the result of `look`, a method of :class:`NodeInspector`, for the ranks in `given`.
+
+        All nodes work in parallel.
+        """
         far: dict[int, dict[int, Given]] = {}
         for rank, value in given.items():
             if self._spec.is_far(rank):
@@ -142,7 +145,7 @@ class Scouts:
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove(ranks)
         for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_far(rank)}:
-            call = self._begin(server, Scout.remove.__name__, ranks)
+            call = self._begin(server, NodeInspector.remove.__name__, ranks)
             if call is not None:
                 call.close()
 
@@ -172,24 +175,24 @@ def answer(call: Connection, directory: str) -> None:
     """Answer one request of the driver; called in a thread of an agent on another node."""
     with call, contextlib.suppress(EOFError, OSError):
         name, world, given = call.recv()
-        call.send(getattr(Scout(directory, world), name)(given))
+        call.send(getattr(NodeInspector(directory, world), name)(given))
 
 
 class RankLog:
     """The log of one rank, to be read while it grows."""
 
-    def __init__(self, scouts: Scouts, rank: int) -> None:
-        self._scouts = scouts
+    def __init__(self, inspector: WorldInspector, rank: int) -> None:
+        self._inspector = inspector
         self._rank = rank
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._scouts.ask(Scout.sizes, {self._rank: None}).get(self._rank, 0)
+        return self._inspector.ask(NodeInspector.sizes, {self._rank: None}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`; empty if there are none."""
-        return self._scouts.ask(Scout.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
+        return self._inspector.ask(NodeInspector.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
 
     def cut(self) -> None:
         """Truncate the log to nothing."""
-        self._scouts.ask(Scout.cut, {self._rank: None})
+        self._inspector.ask(NodeInspector.cut, {self._rank: None})

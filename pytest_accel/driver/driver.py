@@ -10,7 +10,7 @@ import pytest
 
 from pytest_accel.core.messages import When
 from pytest_accel.core.world_key import WorldShape
-from pytest_accel.diagnostics.inspector import Scouts
+from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import Lending
 from pytest_accel.driver.debugger_terminal import is_interactive, lent
 from pytest_accel.driver.log_tail import Streams
@@ -145,7 +145,7 @@ class Driver:
         if not self.streams:
             return None
         kept = self.settings.logs is not None
-        return Streams(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
+        return Streams(WorldInspector(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
     def _look_ahead(self, world: World) -> None:
         """Find out whether the ranks have gone on to the test that they were told of."""

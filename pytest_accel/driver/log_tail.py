@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from pytest_accel.core.paths import HEADING
-from pytest_accel.diagnostics.inspector import RankLog, Scouts
+from pytest_accel.diagnostics.inspector import RankLog, WorldInspector
 
 _CHUNK = 1 << 16
 """Bytes read at once; a line that is longer is cut."""
@@ -64,13 +64,13 @@ class _RankOutput:
 class Streams:
     """The output of all ranks of a world."""
 
-    def __init__(self, scouts: Scouts, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
+    def __init__(self, inspector: WorldInspector, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
         """`kept`: the logs are a person's too. Otherwise they are cut to nothing after each test."""
         self._kept = kept
         self._show = show
         self._begun = False
         self._ranks = [
-            _RankOutput(RankLog(scouts, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
+            _RankOutput(RankLog(inspector, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
         ]
 
     def show(self) -> bool:

@@ -35,7 +35,7 @@ from pytest_accel.core.messages import (
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
 from pytest_accel.diagnostics.exit_status import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
-from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.forkserver.server_client import Spawn, Starter, spawn_here
 from pytest_accel.forkserver.server_group import Servers
 from pytest_accel.nodes.mpi import MpiJob
@@ -238,7 +238,7 @@ class WorldManager:
             job.end()
         for _, on_exit in world.exit_callbacks:
             on_exit(None)
-        Scouts(self.directory, world.spec).remove_files()
+        WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world)
         self._changed.notify_all()
 
@@ -309,7 +309,7 @@ class WorldManager:
             return
         ends = {rank: describe_exit(status) for rank, status in world.exits.items()}
         alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in ends}
-        examiner = Examiner(Scouts(self.directory, world.spec), grouped=world.spec.grouped)
+        examiner = Examiner(WorldInspector(self.directory, world.spec), grouped=world.spec.grouped)
         stacks, findings = examiner.hung(alive, alive, thoroughly=False)
         between_tests = not test and not ends and all(stack and not where(stack) for stack in stacks.values())
         if between_tests and not findings.collectives:
@@ -321,7 +321,7 @@ class WorldManager:
         self._complain(world, rank, f"{what} ({describe_exit(status)})")
 
     def _complain(self, world: PooledWorld, rank: int, *texts: str) -> None:
-        log = Scouts(self.directory, world.spec).ask(Scout.logs, {rank: None}).get(rank, "")
+        log = WorldInspector(self.directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
         about = f"rank {rank} of a world of {world.spec.ranks} "
         self.complaints.append(about + "\n".join(filter(None, (*texts, log))))
 
@@ -441,7 +441,7 @@ class WorldManager:
                 late = now - world.retired_at > RETIRE_TIMEOUT - _STACKS_BEFORE_KILL
                 if world.state == "retiring" and late and world.stacks is None:
                     alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in world.exits}
-                    world.stacks = Scouts(self.directory, world.spec).ask(Scout.stacks, alive)
+                    world.stacks = WorldInspector(self.directory, world.spec).ask(NodeInspector.stacks, alive)
             self._observer.on_tick()
 
     def server_log(self) -> str:
