@@ -1,4 +1,4 @@
-"""The fixture `launch`. What it needs is imported when it is first asked for."""
+"""The fixture `launch`. Its modules are imported when a test first uses it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             pytest.fail(f"{reason} (--accel-strict)", pytrace=False)
         pytest.skip(reason)
 
-    # So that a test that is parametrized with launchers does nothing before it is skipped.
+    # Skip a test that is parametrized with launchers before its body runs.
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     named = parameters.get("launcher")
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
