@@ -336,7 +336,7 @@ def all_of(end: socket.socket) -> bytes:
 def test_another_secret_is_told_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
@@ -375,7 +375,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
 
     monkeypatch.setattr(machines, "_ask_store", ask_store)
     monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     outer = Outer("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
@@ -418,7 +418,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     mark = tmp_path / "mark"
     failures: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
