@@ -39,7 +39,7 @@ def describe_exit(status: int) -> str:
     if status == JOB_ENDED:
         return LOST_WITH_JOB
     if status == LOCK_LOST:
-        return "ended by this session: the lock of its devices was lost, and another session may use them"
+        return "killed by this session: the lock of its devices was lost, and another session may use them"
     if status == MACHINE_LOST:
         return "lost with its node, which does not answer any more"
     if status >= 0:

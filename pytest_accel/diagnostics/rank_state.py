@@ -96,7 +96,7 @@ class RankState:
             return self.end
         if when == "call" and self._has_no_call:
             return RankOutcome(self.rank, "passed")  # There is no call phase after a setup that did not pass.
-        return RankOutcome(self.rank, "unstarted", text=f"came to the end of the test without a report of its {when}")
+        return RankOutcome(self.rank, "unstarted", text=f"finished the test without a report of its {when}")
 
     @property
     def _has_no_call(self) -> bool:

@@ -36,8 +36,8 @@ def visible_slots(job: Job) -> dict[str, str]:
         parts = [device.id for device in job.devices if device.parent is not None]
         if parts:
             raise ValueError(
-                f"launch(launcher='deepspeed'): DeepSpeed names devices by integers, which {', '.join(parts)} has none "
-                "of: use torchrun for MIG instances"
+                f"launch(launcher='deepspeed'): DeepSpeed selects devices by integers, and MIG instances have none "
+                f"({', '.join(parts)}): use torchrun"
             )
         # With PCI_BUS_ID, CUDA numbers devices as the management library does, which is where `index` comes from.
         numbers = ",".join(str(device.index) for device in sorted(job.devices, key=lambda device: device.index))
@@ -49,6 +49,6 @@ def visible_slots(job: Job) -> dict[str, str]:
     mask = "" if name is None else job.environ[name]
     if name is not None and not all(entry.strip().isdecimal() for entry in mask.split(",")):
         raise ValueError(
-            f"launch(launcher='deepspeed'): {name}={mask!r}: DeepSpeed takes integers with commas between them only"
+            f"launch(launcher='deepspeed'): {name}={mask!r}: DeepSpeed accepts only integers with commas between them"
         )
     return {}

@@ -25,7 +25,7 @@ class Job:
     kind: str
     """The kind of the leased devices; ``cpu`` if there are none."""
     accelerated: bool
-    """Whether the devices are accelerators; False for CPU slots, pretend devices, and none."""
+    """True if the devices are accelerators; False for CPU slots, pretend devices, and no devices."""
     devices: tuple[Device, ...]
     mask_variables: tuple[str, ...]
     """The mask variables of the kind, outermost layer first."""

@@ -74,7 +74,7 @@ class Launch:
         changes = dict(env or {})
         for name in self._lease.mask_variables:
             if name in changes:
-                raise ValueError(f"launch(env={{{name!r}: ...}}): the mask is the lease's; ask for devices by marks")
+                raise ValueError(f"launch(env={{{name!r}: ...}}): the lease sets the mask; request devices with marks")
         reason = missing(launcher)
         if reason is not None:
             self._skip(reason)
@@ -177,7 +177,7 @@ def _find(script: str | os.PathLike[str], beside: Path) -> Path:
     for path in places:
         if path.is_file():
             return path.resolve()
-    raise FileNotFoundError(f"launch({os.fspath(script)!r}): there is no file {' nor '.join(map(str, places))}")
+    raise FileNotFoundError(f"launch({os.fspath(script)!r}): no such file: {' or '.join(map(str, places))}")
 
 
 def _show(stream: str, text: str) -> None:

@@ -100,16 +100,14 @@ def failed(launcher: str, result: LaunchResult) -> LaunchError:
 def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -> LaunchTimeout:
     """Return the error for a timeout."""
     stacks = {rank: text for rank in range(nproc) if (text := _stacks(rank, result))}
-    text = (
-        f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all that it had started was ended"
-    )
+    text = f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all its descendants were killed"
     shown = [f"--- rank {rank}, stacks\n{stack}" for rank, stack in stacks.items()]
     return LaunchTimeout("\n".join([_with_output(text, result), *shown]), result, MappingProxyType(stacks))
 
 
 def silent(launcher: str, result: LaunchResult) -> NoOutput:
     """Return the error for missing output."""
-    text = f"{launcher} ended well, but no rank wrote anything (output=True)"
+    text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
     return NoOutput(_with_output(text, result), result)
 
 

@@ -183,7 +183,7 @@ class LaunchedProcess:
     def _read_status(self) -> int:
         data = os.read(self._status, 64)
         if not data:
-            raise ReaperKilled("the process that watches over the launch was killed")
+            raise ReaperKilled("the process that supervises the launch was killed")
         return int(data)
 
     def _files(self, stream: str) -> Iterator[tuple[int, Path]]:

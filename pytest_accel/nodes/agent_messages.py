@@ -49,7 +49,7 @@ def receive_hello() -> Handshake[Hello]:
     """Wait for the bytes that :meth:`Hello.pack` returns."""
     (length,) = _LENGTH.unpack((yield _LENGTH.size))
     if not 0 < length <= _LONGEST_HELLO:
-        raise Refused("says nothing that a launched process would say")
+        raise Refused("sent an invalid greeting")
     return hello_of(json.loads((yield length)))
 
 
@@ -68,7 +68,7 @@ def hello_of(value: object) -> Hello:
         }:
             shown = {str(name): str(mask) for name, mask in masks.items()}
             return Hello(rank, pid, tuple(map(str, args)), directory, rootdir, shown, host, node)
-    raise Refused("says nothing that a launched process would say")
+    raise Refused("sent an invalid greeting")
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,9 @@ def read_rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
     if not address or not port.isdecimal():
         raise RendezvousError(
             f"{outer.launcher} has started {outer.size} processes, {outer.local_size} of them on this machine, and "
-            f"they do not know where to meet: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an "
+            f"they have no address to meet at: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an "
             "address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
-            "(--accel-launcher none: each process runs all tests by itself)"
+            "(with --accel-launcher none, each process runs all tests by itself)"
         )
     try:
         secret = shared_secret.read_secret(environ)
@@ -122,8 +122,8 @@ def read_rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
             f"{outer.launcher} has started {outer.size} processes on several machines, and rank {outer.rank} on "
             f"{platform.node()} has no secret by which they know each other. Export {shared_secret.VARIABLE} with the "
             f"same value to all of them, or keep one in {shared_secret.FILE}, a file that only you can read and that "
-            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (--accel-launcher none: each process runs all tests "
-            "by itself)"
+            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
+            "tests by itself)"
         )
     return Rendezvous(address, int(port), secret, None, job)
 
@@ -248,7 +248,7 @@ def _greet(
     messages = Messages(peer, caller=False)
     hello = hello_of((yield from messages.receive()))
     if hello.rank != peer.rank:
-        raise Refused(f"calls itself rank {hello.rank}, and has proved to be rank {peer.rank}")
+        raise Refused(f"claims to be rank {hello.rank}, but has authenticated as rank {peer.rank}")
     for _ in range(_ROUNDS):
         yield from messages.receive()
         yield messages.pack(monotonic())
@@ -268,7 +268,7 @@ def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple
         there = yield from messages.receive()
         took = monotonic() - began
         if not isinstance(there, float):
-            raise Refused(f"tells a time that is none: {there!r}")
+            raise Refused(f"sent an invalid time: {there!r}")
         # Rank 0 read its clock between sending and receiving, so the shortest round gives the smallest error.
         rounds.append((took, there - began - took / 2))
     far = yield from messages.receive()

@@ -60,7 +60,7 @@ def admit_caller(
     yield _ANSWER.pack(_MAGIC, ours, _mac(secret, "listener", job, 0, theirs, ours))
     agrees, rank, proof = _PROOF.unpack((yield _PROOF.size))
     if rank not in ranks:
-        raise Refused(f"has a rank that is not there: {rank}")
+        raise Refused(f"claims a rank that does not exist: {rank}")
     if not agrees:
         on_wrong_secret(rank)
         raise WrongSecret

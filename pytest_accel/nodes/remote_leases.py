@@ -132,7 +132,8 @@ class RemoteLeases:
         """Return the node's devices of `kind`; raise :class:`FarSupplyError` if they cannot be looked up."""
         if kind not in self._inventories:
             self._send(InventoryRequest(kind, settings))
-            self._inventories[kind] = InventoryReply(kind, None, "it is lost") if self._lost else self._replies.get()
+            lost = InventoryReply(kind, None, "the node is lost")
+            self._inventories[kind] = lost if self._lost else self._replies.get()
         seen = self._inventories[kind]
         if seen.inventory is None:
             raise FarSupplyError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
@@ -197,7 +198,7 @@ class RemoteLeases:
     def lose(self) -> None:
         """Fail all waiting requests, since the connection to the node or its agent is lost."""
         self._lost = True
-        self._replies.put(InventoryReply("", None, "it is lost"))
+        self._replies.put(InventoryReply("", None, "the node is lost"))
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():

@@ -82,9 +82,9 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
 def missing(outer: Outer, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
-        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not come "
-        f"within {timeout:g} s: each has to run pytest with this plugin (--accel-launcher none: each runs all tests "
-        "by itself)"
+        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not connect "
+        f"within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, each runs "
+        "all tests by itself)"
     )
 
 
@@ -98,12 +98,12 @@ def join(outer: Outer, hello: Hello, timeout: float = TIMEOUT) -> Connection:
                 call.sendall(hello.pack())
                 return Connection(call.detach())
         except PermissionError as error:
-            raise RendezvousError(f"rank {outer.rank} cannot meet rank 0 at {path}: {error.strerror}") from None
+            raise RendezvousError(f"rank {outer.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
         except OSError:
             if monotonic() >= deadline:
                 raise RendezvousError(
-                    f"{outer.launcher} has started {outer.size} processes, and rank 0 did not come to rank "
-                    f"{outer.rank} within {timeout:g} s"
+                    f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} did not reach rank 0 "
+                    f"within {timeout:g} s"
                 ) from None
         time.sleep(_RETRY_INTERVAL)
 

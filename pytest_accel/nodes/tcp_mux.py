@@ -171,7 +171,7 @@ class TcpMux:
             return str(error)
         except OSError as error:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
-                return f"nothing was heard of it for {SILENCE:g} s"
+                return f"it did not answer for {SILENCE:g} s"
             return str(error)
         except Exception:
             self.broken = True

@@ -94,7 +94,7 @@ class WorldManager:
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
         self._interrupted: dict[int, Interrupted] = {}
-        """What ran in each world when the session was interrupted."""
+        """The tests that were running when the session was interrupted, by world number."""
         self.closing = False
         self.broken: str | None = None
         """The error after which no world can be started any more; None if there was none."""
@@ -327,7 +327,7 @@ class WorldManager:
 
     def _complain_of_teardown(self, world: PooledWorld, rank: int, status: int) -> None:
         if status != -signal.SIGKILL or monotonic() < world.retired_at + RETIRE_TIMEOUT:
-            self.complain(world, rank, status, "did not come to the end of its session")
+            self.complain(world, rank, status, "exited before the end of its session")
             return
         stack = (world.stacks or {}).get(rank, "")
         place = f"; it was at {frame}" if (frame := where(stack)) else ""
@@ -397,13 +397,13 @@ class WorldManager:
             shared_memory.remove_all(self.directory)
             for world in worlds:
                 if self.closing and world.state == "retiring":
-                    self.complain(world, 0, -9, "may not have torn its session's fixtures down")
+                    self.complain(world, 0, -9, "may not have torn down its session fixtures")
                 if self.closing or world.state != "leased":
                     self._forget(world)
             for world in worlds:
                 if not self.closing and world.state == "starting":
                     if lost:
-                        why = "a node of this session is lost, it does not answer any more"
+                        why = "a node of this session is lost: it does not answer any more"
                         self._observer.on_not_started(world, why)
                     else:
                         self._observer.on_lost(world)

@@ -199,12 +199,12 @@ def test_who_did_not_come_is_named() -> None:
     thread = threading.Thread(target=lambda: join(world(2), hello(2), 30).close())
     thread.start()
 
-    text = "torchrun has started 3 processes, and rank 1 did not come within 0.5 s"
+    text = "torchrun has started 3 processes, and rank 1 did not connect within 0.5 s"
     with pytest.raises(RendezvousError, match=text):
         gather(world(0), 0.5)
 
     thread.join()
-    with pytest.raises(RendezvousError, match=r"rank 0 did not come to rank 1 within 0 s"):
+    with pytest.raises(RendezvousError, match=r"rank 1 did not reach rank 0 within 0 s"):
         join(world(1), hello(1), 0)
 
 
@@ -220,7 +220,7 @@ def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatc
     assert read_rendezvous(agents, outer).key == "pytest-accel/2"
     assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, outer).secret == b""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        with pytest.raises(RendezvousError, match=rf"they do not know where to meet: .*{name}=''"):
+        with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
             read_rendezvous({**exported, name: ""}, outer)
 
 
@@ -355,7 +355,7 @@ def test_another_secret_is_told_at_both_ends(
 
     wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
     assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on far-node" in failures[0]
-    assert "rank 1 did not come within 5 s" in str(raised.value)
+    assert "rank 1 did not connect within 5 s" in str(raised.value)
     assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
     said = capsys.readouterr().err
     assert said.count(f"accel: rank 1 at 127.0.0.1 {wrong} 0, or belongs to another job; still waiting") == 1
@@ -477,7 +477,7 @@ def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str)
 
     thread = threading.Thread(target=deceive)
     thread.start()
-    with pytest.raises(RendezvousError, match="rank 1 did not come within 2 s"):
+    with pytest.raises(RendezvousError, match="rank 1 did not connect within 2 s"):
         receive(outer, meeting, hello(0, node="here"), 2)
     thread.join()
     assert heard == [b""]

@@ -146,7 +146,7 @@ def test_xdist_is_refused(suite: Suite) -> None:
 
     run = suite.start("-n", "2", program=PROGRAM).finish()
 
-    assert run.text.count("ERROR: -n 2 under torchrun: take one of the two.") == 1
+    assert run.text.count("ERROR: -n 2 under torchrun: use only one of the two.") == 1
     assert run.code == 1
 
 

@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_machine_that_is_lost(there: There) -> None:
     assert "the node there is lost" in str(there.failed.get(timeout=30))
     there.ask(1)
     assert "the node there is lost" in str(there.failed.get(timeout=30))
-    with pytest.raises(FarSupplyError, match="cannot be looked up: it is lost"):
+    with pytest.raises(FarSupplyError, match="cannot be looked up: the node is lost"):
         there.supply.inventory("cpu", SETTINGS)
 
 
