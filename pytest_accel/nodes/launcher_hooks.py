@@ -20,8 +20,8 @@ class OuterHooks:
             outer.end(int(pytest.ExitCode.USAGE_ERROR))
             raise pytest.UsageError(
                 f"-n {count or '(xdist)'} under {launcher}: use only one of the two. {launcher} without -n runs each "
-                f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the tests "
-                "over workers, whose ranks the plugin starts by itself"
+                f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the "
+                "tests over workers, whose ranks the plugin starts by itself"
             )
 
     @pytest.hookimpl(tryfirst=True)
