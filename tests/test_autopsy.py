@@ -89,7 +89,7 @@ def test_the_stack_of_a_process(start: Start, tmp_path: Path, program: str, func
     path = tmp_path / "stacks"
     process = start(path, ANSWERS + program)
     for _ in range(2):  # The second without the first.
-        stack = take_stacks({0: process.pid}, {0: str(path)}, STACK_SIGNAL, patience=60)[0]
+        stack = take_stacks({0: process.pid}, {0: str(path)}, STACK_SIGNAL, timeout=60)[0]
         assert stack.count(f"in {function}\n") == 1
         assert stack.endswith("in <module>")
     assert process.poll() is None
@@ -109,7 +109,7 @@ def test_a_process_that_does_not_answer_or_is_gone_has_no_stack(start: Start, tm
         {rank: process.pid for rank, process in enumerate(processes)},
         {rank: str(path) for rank, path in paths.items()},
         STACK_SIGNAL,
-        patience=1,
+        timeout=1,
     )
     assert {names[rank]: "wait_for_ever" in stack for rank, stack in stacks.items()} == {
         "answers": True,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core import prctl
-from pytest_accel.nodes.tcp_mux import Bridge, Opened
+from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
 from tests.worlds.conftest import eventually
 
 KEY = b"of this connection alone"
@@ -37,11 +37,11 @@ class Far:
         self.messages.append(message)
         self.came.set()
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> StreamTarget:
         if name.startswith("no"):
             raise FileNotFoundError(name)
         ours, self.ends[name] = socket.socketpair()
-        return Opened(ours, None if self.process is None else prctl.end_of(self.process))
+        return StreamTarget(ours, None if self.process is None else prctl.end_of(self.process))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def far() -> Iterator[Far]:
         end.close()
 
 
-def _nothing(name: str) -> Opened:
+def _nothing(name: str) -> StreamTarget:
     raise FileNotFoundError(name)
 
 
@@ -64,11 +64,11 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-def near(far: Far) -> Iterator[Bridge]:
+def near(far: Far) -> Iterator[TcpMux]:
     """The near end of a bridge that works."""
     call, link = tcp_pair()
-    made = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=print)
-    other = Bridge(link, key=KEY, first=1, open_stream=far.open, take=far.take)
+    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
     threads = [threading.Thread(target=each.run) for each in (made, other)]
     for thread in threads:
         thread.start()
@@ -88,7 +88,7 @@ def all_of(end: socket.socket) -> bytes:
     return found
 
 
-def test_messages_and_streams_keep_their_order(near: Bridge, far: Far) -> None:
+def test_messages_and_streams_keep_their_order(near: TcpMux, far: Far) -> None:
     ours, theirs = socket.socketpair()
     data = os.urandom(5_000_000)  # More than all buffers on the way hold.
 
@@ -109,7 +109,7 @@ def test_messages_and_streams_keep_their_order(near: Bridge, far: Far) -> None:
     assert far.messages == [{"first": 1}]
 
 
-def test_a_reader_that_is_slow_holds_up_no_other(near: Bridge, far: Far) -> None:
+def test_a_reader_that_is_slow_holds_up_no_other(near: TcpMux, far: Far) -> None:
     slow, fast = socket.socketpair(), socket.socketpair()
     near.join(slow[1], "slow")
     near.join(fast[1], "fast")
@@ -122,7 +122,7 @@ def test_a_reader_that_is_slow_holds_up_no_other(near: Bridge, far: Far) -> None
         assert far.ends["fast"].recv(64) == b"at once"
 
 
-def test_calls_are_led_to_what_their_first_line_names(near: Bridge, far: Far, tmp_path: Path) -> None:
+def test_calls_are_led_to_what_their_first_line_names(near: TcpMux, far: Far, tmp_path: Path) -> None:
     path = str(tmp_path / "calls")
     near.listen(path)
     with socket.socket(socket.AF_UNIX) as good, socket.socket(socket.AF_UNIX) as bad:
@@ -138,7 +138,7 @@ def test_calls_are_led_to_what_their_first_line_names(near: Bridge, far: Far, tm
         assert all_of(good) == b"welcome"
 
 
-def test_a_stream_ends_with_its_process_although_another_holds_the_socket(near: Bridge, far: Far) -> None:
+def test_a_stream_ends_with_its_process_although_another_holds_the_socket(near: TcpMux, far: Far) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         far.process = process.pid
         ours, theirs = socket.socketpair()
@@ -156,7 +156,7 @@ def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         listener.accept()[0].close()
-    bridge = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=print)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
     ours, theirs = socket.socketpair()
     steps: list[Callable[[], object]] = [bridge.run, lambda: bridge.join(theirs, "stream")]
     for step in steps if late else reversed(steps):
@@ -247,8 +247,8 @@ def test_a_frame_that_was_not_sent_ends_the_connection(
     near_end, near_way = tcp_pair()
     far_end, far_way = tcp_pair()
     reasons: dict[str, str | None] = {}
-    sender = Bridge(near_end, key=KEY, first=0, open_stream=_nothing, take=print)
-    receiver = Bridge(far_end, key=KEY, first=1, open_stream=far.open, take=far.take)
+    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing, take=print)
+    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open, take=far.take)
     threads = [
         threading.Thread(target=lambda: reasons.update(sender=sender.run())),
         threading.Thread(target=lambda: reasons.update(receiver=receiver.run())),
@@ -288,7 +288,7 @@ def exactly(end: socket.socket, size: int) -> bytes:
     return data
 
 
-def test_a_message_that_is_larger_than_a_frame_arrives_whole(near: Bridge, far: Far) -> None:
+def test_a_message_that_is_larger_than_a_frame_arrives_whole(near: TcpMux, far: Far) -> None:
     messages = [os.urandom(size) for size in (1 << 16, (1 << 16) - 100, 300_000, 1)]
     for message in messages:
         near.send(message)
@@ -302,8 +302,8 @@ def test_a_message_that_cannot_be_handled_ends_the_bridge_with_the_reason(far: F
         raise error
 
     call, link = tcp_pair()
-    bridge = Bridge(call, key=KEY, first=0, open_stream=_nothing, take=take)
-    other = Bridge(link, key=KEY, first=1, open_stream=far.open, take=far.take)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=take)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
     thread = threading.Thread(target=other.run)
     thread.start()
     other.send("a message")

@@ -20,8 +20,8 @@ import pytest
 from pytest_accel.core import paths, unix_sockets
 from pytest_accel.core.launcher_env import Outer
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.rendezvous import MeetingError, gather, join, meeting_path
-from pytest_accel.nodes.tcp_mux import Bridge, Opened
+from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
 from tests.worlds.conftest import eventually
 
 STRANGER = 1002
@@ -157,16 +157,16 @@ def test_another_user_who_connects_to_a_rank_is_not_heard(common: Path) -> None:
 def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> None:
     opened: dict[str, socket.socket] = {}
 
-    def open_stream(name: str) -> Opened:
+    def open_stream(name: str) -> StreamTarget:
         ours, opened[name] = socket.socketpair()
-        return Opened(ours)
+        return StreamTarget(ours)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     bridges = [
-        Bridge(near, key=b"key", first=0, open_stream=open_stream, take=print),
-        Bridge(far, key=b"key", first=1, open_stream=open_stream, take=print),
+        TcpMux(near, key=b"key", first=0, open_stream=open_stream, take=print),
+        TcpMux(far, key=b"key", first=1, open_stream=open_stream, take=print),
     ]
     threads = [threading.Thread(target=bridge.run) for bridge in bridges]
     for thread in threads:
@@ -217,7 +217,7 @@ def test_the_owner_of_the_lock_folder_cannot_step_into_the_meeting(
     """The owner of a sticky folder may rename what is in it, and exchanges folders faster than anybody looks."""
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(common))
     (common / "go").touch()
-    path = Path(meeting_path(WORLD))
+    path = Path(rendezvous_path(WORLD))
     path.parent.mkdir(mode=0o700, exist_ok=True)
     args = (str(common), str(common / "stranger"), path.name, str(path.parent), str(os.getuid()))
     connections: list[Connection] = []
@@ -247,22 +247,22 @@ def test_a_meeting_point_that_another_user_could_replace_is_refused(temporary: P
     wanted = "must be a folder of user 0 with mode 0700; remove it, or have its owner or root remove it"
     text = rf"^{path}, where the processes .* it is a folder of user {STRANGER} with mode 0700, and {wanted}$"
     for meet in (lambda: gather(WORLD, 1), lambda: join(WORLD, hello(1), 1)):
-        with pytest.raises(MeetingError, match=text):
+        with pytest.raises(RendezvousError, match=text):
             meet()
     path.rmdir()
     path.symlink_to("/root")
-    with pytest.raises(MeetingError, match="it is no folder of user 0"):
+    with pytest.raises(RendezvousError, match="it is no folder of user 0"):
         gather(WORLD, 1)
     path.unlink()
     path.mkdir()
     path.chmod(0o750)
-    with pytest.raises(MeetingError, match="with mode 0750"):
+    with pytest.raises(RendezvousError, match="with mode 0750"):
         gather(WORLD, 1)
     path.rmdir()
-    assert stat.S_IMODE(os.stat(os.path.dirname(meeting_path(WORLD))).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(os.path.dirname(rendezvous_path(WORLD))).st_mode) == 0o700
     # Who owns the folder around it could put another one in its place.
     os.chown(temporary, STRANGER, STRANGER)
-    with pytest.raises(MeetingError, match=rf"^{temporary}, .*: it belongs to user {STRANGER}, who can replace"):
+    with pytest.raises(RendezvousError, match=rf"^{temporary}, .*: it belongs to user {STRANGER}, who can replace"):
         gather(WORLD, 1)
 
 
@@ -270,7 +270,7 @@ def test_a_silent_process_of_the_same_user_holds_up_no_other(temporary: Path) ->
     found: list[Connection] = []
 
     def come() -> None:
-        silent = eventually("rank 0 to listen", lambda: _try_connect(meeting_path(WORLD)))
+        silent = eventually("rank 0 to listen", lambda: _try_connect(rendezvous_path(WORLD)))
         assert silent is not None
         with silent:
             found.extend([join(WORLD, hello(rank), 30) for rank in (2, 1)])

@@ -1,1 +1,1 @@
-"""What can be learned about ranks from outside: stacks, exit statuses, collectives, memory."""
+"""Diagnostics of ranks from outside their processes: stacks, exit statuses, collectives, memory."""

@@ -1,4 +1,4 @@
-"""What living ranks are at when their test has gone wrong: their stacks, and the collectives that they wait in."""
+"""The diagnosis of live ranks after a test has failed: their stacks, and the collectives in which they wait."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_accel.diagnostics.exit_status import where
-from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.rank.collectives import account, place_in, read_record
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is told beside the ranks' own words; each by rank."""
+    """Results of a diagnosis, shown in addition to the ranks' own reports; the mappings are by rank."""
 
     collectives: tuple[str, ...] = ()
-    """Lines about the collectives that some rank is in, and who has not come."""
+    """Lines about the collectives in which ranks wait, and the ranks that have not reached them."""
     native: Mapping[int, str] = field(default_factory=dict)
-    """Native frames of ranks that do not come to an end."""
+    """Native frames of ranks that hang."""
     at_death: Mapping[int, str] = field(default_factory=dict)
-    """The stacks of ranks that were in the test when another one died."""
+    """The stacks of ranks that were running the test when another rank died."""
 
 
 NOTHING = Findings()
@@ -30,49 +30,54 @@ class Interrupted:
     """A world that ran a test when the session was interrupted."""
 
     test: str
-    """The test's id; empty where it is not known."""
+    """The test's id; empty if unknown."""
     ends: Mapping[int, str]
-    """The ranks that had ended, and how."""
+    """Descriptions of the exits of ranks that had ended."""
     stacks: Mapping[int, str]
     """The stacks of the other ranks."""
     findings: Findings
 
 
 class Examiner:
-    """Examines the ranks of a world."""
+    """Examines the ranks of one world."""
 
-    def __init__(self, scouts: Scouts, *, grouped: bool) -> None:
-        self._scouts = scouts
+    def __init__(self, inspector: WorldInspector, *, grouped: bool) -> None:
+        self._inspector = inspector
         self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """As `take_stacks`, of the processes `pids` by rank."""
-        return self._scouts.ask(Scout.stacks, pids)
+        """Return the Python stacks of the processes `pids`, by rank; see `take_stacks`."""
+        return self._inspector.ask(NodeInspector.stacks, pids)
 
     def hung(
         self, alive: Mapping[int, int], hung: Mapping[int, int], *, thoroughly: bool
     ) -> tuple[dict[int, str], Findings]:
-        """The stacks of those who do not come to an end, and what else there is to find of them.
+        """Return the stacks of the `hung` ranks, and the findings on them.
 
-        Ranks that wait for nobody belong among the `alive`, too: it may be they who have not come. `thoroughly`: with
-        native frames, which may take seconds.
+        `alive` must include ranks that do not hang: they may be the ones that have not reached a collective. With
+        `thoroughly`, native frames are taken as well, which may take seconds.
         """
         stacks = self.stacks(hung)
         collectives: list[str] = []
         if self._grouped:
-            records = {rank: read_record(record) for rank, record in self._scouts.ask(Scout.records, alive).items()}
+            records = {
+                rank: read_record(record) for rank, record in self._inspector.ask(NodeInspector.records, alive).items()
+            }
             collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
-        return stacks, Findings(tuple(collectives), self._scouts.ask(Scout.native, hung) if thoroughly else {})
+        return stacks, Findings(
+            tuple(collectives), self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
+        )
 
     def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
         """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.
 
-        A signal for their stacks would end a native call early, such as ``sleep(3)``; the one for records does not.
+        This does not take stacks: the signal for them would end a native call early, such as ``sleep(3)``. The signal
+        for records does not.
         """
-        records = self._scouts.ask(Scout.records, alive) if self._grouped else {}
+        records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
         places = {rank: place for rank, record in sorted(records.items()) if (place := place_in(record))}
         return places, account({rank: read_record(record) for rank, record in records.items()}, {})
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
-        """What the ranks that are `alive` are at, without those of whom only a library's frames are seen."""
+        """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""
         return Findings(at_death={rank: stack for rank, stack in self.stacks(alive).items() if where(stack)})

@@ -1,4 +1,4 @@
-"""What can be learnt of a rank that died or does not answer."""
+"""Exit statuses, logs and Python stacks of ranks that died or do not answer."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from pytest_accel.core.paths import HEADING
 from pytest_accel.rank import flight_recorder
 
 _LAST_OUTPUT = 8_000
-_PYTESTS = f"{os.sep}_pytest{os.sep}"
-_OWN = flight_recorder.__file__
+"""Maximum number of bytes of a log that are shown."""
+_PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
+_FLIGHT_RECORDER = flight_recorder.__file__
 
 
 SERVER_ENDED = -(1 << 16)
-"""Stands for the exit status of ranks that went down with their fork server. No signal has this number."""
+"""The status of ranks that ended with their fork server. No signal has this number, nor the ones below."""
 MACHINE_LOST = -(1 << 17)
-"""Stands for that of ranks on a machine that has been cut off."""
+"""The status of ranks on a node that does not answer any more."""
 LOST_WITH_SERVER = "ended with the fork server, which is gone"
 JOB_ENDED = -(1 << 18)
-"""Stands for the exit status of ranks that were ended with the MPI job that they belong to."""
+"""The status of ranks that ended with their MPI job."""
 LOCK_LOST = -(1 << 19)
-"""Stands for the exit status of ranks that this session has killed, since another may have their devices."""
+"""The status of ranks that this session has killed, since another session may have their devices."""
 LOST_WITH_JOB = "ended with its MPI job, since a rank has called MPI_Abort or has died"
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words: the signal's name, or what was passed to ``exit``."""
+    """Return an exit status in words: the name of the signal, or the number passed to ``exit``."""
     if status == SERVER_ENDED:
         return LOST_WITH_SERVER
     if status == JOB_ENDED:
         return LOST_WITH_JOB
     if status == LOCK_LOST:
-        return "ended by this session: the lock of its devices was lost, and another session may use them"
+        return "killed by this session: the lock of its devices was lost, and another session may use them"
     if status == MACHINE_LOST:
         return "lost with its node, which does not answer any more"
     if status >= 0:
@@ -50,7 +51,10 @@ def describe_exit(status: int) -> str:
 
 
 def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
-    """The end of a log, at most `limit` characters; empty where there is none. Of a log that is kept, the last test."""
+    """Return the end of a log, at most `limit` bytes of it; empty if there is no log.
+
+    Of a log that is kept over several tests, only the part of the last test is returned.
+    """
     try:
         text = Path(path).read_bytes()[-limit:].decode(errors="replace")
     except OSError:
@@ -59,18 +63,17 @@ def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
     return (last.partition("\n")[2] if heading else text).strip("\n")
 
 
-def take_stacks(
-    pids: dict[int, int], paths: dict[int, str], stack_signal: int, patience: float = 1.0
-) -> dict[int, str]:
-    """The Python stacks of all threads of the processes `pids`, by rank; empty text for one that did not answer.
+def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, timeout: float = 1.0) -> dict[int, str]:
+    """Return the Python stacks of all threads of the processes `pids`, by rank; empty for one that did not answer.
 
-    The handler is faulthandler's, written in C: it needs no GIL, so it answers out of a native call that holds it.
+    The signal handler is faulthandler's, written in C: it does not need the GIL, so it works during a native call that
+    holds the GIL.
     """
     before = {rank: _size(path) for rank, path in paths.items()}
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, stack_signal)
-    deadline = monotonic() + patience
+    deadline = monotonic() + timeout
     sizes = dict(before)
     while monotonic() < deadline:
         time.sleep(0.02)
@@ -87,16 +90,16 @@ def take_stacks(
 
 
 def shorten(stacks: str) -> str:
-    """`stacks` without what is alike in all: pytest's frames around a test, and a rank's thread for its own record."""
+    """Return `stacks` without the parts that all ranks share: pytest's frames, and the flight recorder's thread."""
     threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", stacks, flags=re.MULTILINE)
     kept = []
     for text in threads:
-        if f'"{_OWN}"' in text:
+        if f'"{_FLIGHT_RECORDER}"' in text:
             continue
         lines = text.splitlines(keepends=True)
-        around = next((at for at, line in enumerate(lines) if _PYTESTS in line), len(lines))
-        # Where pytest itself is at work, that is what there is to see.
-        kept.append("".join(lines[:around] if around > 1 else lines))
+        first_of_pytest = next((at for at, line in enumerate(lines) if _PYTEST_FOLDER in line), len(lines))
+        # If the innermost frame is pytest's own, keep all frames.
+        kept.append("".join(lines[:first_of_pytest] if first_of_pytest > 1 else lines))
     return "".join(kept)
 
 
@@ -108,8 +111,8 @@ def _size(path: str) -> int:
 
 
 def where(stack: str) -> str:
-    """The innermost frame of a stack's main thread that is not a library's, for a one-line account; else empty."""
-    # faulthandler begins with the newest thread, and the main thread is the oldest.
+    """Return the innermost frame of the main thread that is not in a library, as ``file:line in name``; or empty."""
+    # faulthandler begins with the newest thread; the main thread is the oldest.
     main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
     frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
     for frame in frames:

@@ -1,7 +1,7 @@
-"""A look at the ranks of a world from outside, on whichever machine they are.
+"""Inspection of the ranks of a world from outside, on any node.
 
-A rank of another machine is looked at there: by a thread of the process that keeps its fork server, which is asked over
-the bridge to it.
+Ranks on another node are inspected there, in a thread of the agent that runs their fork server. The driver's request
+and the answer go through the agent's TCP connection.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pytest_accel.rank import captured_output as captured
 from pytest_accel.rank import progress_file as progress
 from pytest_accel.rank.flight_recorder import take_records
 
-_PATIENCE = 20
-"""Seconds for an answer. Native frames take the longest."""
+_TIMEOUT = 20
+"""Seconds to wait for an answer. Native frames take the longest."""
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-class Scout:
-    """Looks at ranks of world number `world` on its own machine. Each method takes and gives something by rank.
+class NodeInspector:
+    """Inspects ranks of one world on its own node.
 
-    Ranks of which nothing can be had are left out.
+    Each method takes a mapping by rank, and returns one. Ranks for which there is no result are left out.
     """
 
     def __init__(self, directory: str, world: int) -> None:
@@ -47,39 +47,39 @@ class Scout:
         return {rank: path(self._directory, self._world, rank) for rank in ranks}
 
     def progress(self, ranks: Mapping[int, None]) -> dict[int, tuple[int, int, float]]:
-        """As `progress.read`."""
+        """Return the progress of each rank; see `progress_file.read`."""
         return {rank: progress.read(path) for rank, path in self._paths(progress_path, ranks).items()}
 
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
-        """The end of what they have written, as `tail`."""
+        """Return the end of each rank's log; see `tail`."""
         return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
 
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[captured.Section]]:
-        """Return the captured output of ranks that are in these `phases`, as `captured.read`."""
+        """Return the captured output of ranks that are in these `phases`; see `captured_output.read`."""
         return {rank: captured.read(self._directory, self._world, rank, when) for rank, when in phases.items()}
 
     def oom_kills(self, ranks: Mapping[int, None]) -> dict[int, int | None]:
-        """As `oom_kills`: there is one number for all of a machine."""
+        """Return the number of out-of-memory kills, the same for all ranks of a node; see `oom.oom_kills`."""
         return dict.fromkeys(ranks, oom_kills())
 
     def at_work(self, pids: Mapping[int, int]) -> dict[int, bool]:
-        """As `is_at_work`."""
+        """Return which processes are computing; see `is_at_work`."""
         return {rank: is_at_work(pid) for rank, pid in pids.items()}
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """As `take_stacks`."""
+        """Return the Python stacks; see `take_stacks`."""
         return take_stacks(dict(pids), self._paths(stack_path, pids), STACK_SIGNAL)
 
     def records(self, pids: Mapping[int, int]) -> dict[int, bytes]:
-        """As `take_records`."""
+        """Return the records of collectives; see `take_records`."""
         return take_records(pids, self._paths(flight_path, pids))
 
     def native(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """As `native_frames`."""
+        """Return the native frames; see `native_frames`."""
         return native_frames(pids)
 
     def sizes(self, ranks: Mapping[int, None]) -> dict[int, int]:
-        """Bytes that they have written."""
+        """Return the size of each rank's log, in bytes."""
         found = {}
         for rank, path in self._paths(log_path, ranks).items():
             with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Scout:
         return found
 
     def pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
-        """What they have written, from an offset, and at most so many bytes."""
+        """Return a piece of each rank's log; `wanted` has the offset and the maximum number of bytes."""
         found = {}
         for rank, path in self._paths(log_path, wanted).items():
             offset, limit = wanted[rank]
@@ -97,14 +97,14 @@ class Scout:
         return found
 
     def cut(self, ranks: Mapping[int, None]) -> dict[int, None]:
-        """Throw away what they have written."""
+        """Truncate the logs to nothing."""
         for path in self._paths(log_path, ranks).values():
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
         return {}
 
     def remove(self, ranks: Mapping[int, None]) -> dict[int, None]:
-        """Remove their files, when they have ended."""
+        """Remove all files of ranks that have ended."""
         for path in RANK_FILES:
             for one in self._paths(path, ranks).values():
                 with contextlib.suppress(OSError):
@@ -112,19 +112,22 @@ class Scout:
         return {}
 
 
-class Scouts:
-    """All ranks of a world, each looked at on its machine."""
+class WorldInspector:
+    """Inspects all ranks of a world, each on its node."""
 
     def __init__(self, directory: str, spec: WorldSpec) -> None:
-        """`directory` is the driver's."""
+        """`directory` is the session's folder on the driver's node."""
         self._directory = directory
         self._spec = spec
-        self._here = Scout(directory, spec.world)
+        self._here = NodeInspector(directory, spec.world)
 
     def ask(
-        self, look: Callable[[Scout, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
+        self, look: Callable[[NodeInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
     ) -> dict[int, Found]:
-        """What a `look`, a method of :class:`Scout`, finds of ranks that are `given`; all machines look at once."""
+        """Return the result of `look`, a method of :class:`NodeInspector`, for the ranks in `given`.
+
+        All nodes work in parallel.
+        """
         far: dict[int, dict[int, Given]] = {}
         for rank, value in given.items():
             if self._spec.is_far(rank):
@@ -134,15 +137,15 @@ class Scouts:
         found = look(self._here, near) if near else {}
         for call in calls:
             if call is not None:
-                found |= _answer(call)
+                found |= _receive_answer(call)
         return found
 
     def remove_files(self) -> None:
-        """The ranks have ended. Other machines are not waited for."""
+        """Remove the files of the ranks, which have ended; do not wait for other nodes."""
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove(ranks)
         for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_far(rank)}:
-            call = self._begin(server, Scout.remove.__name__, ranks)
+            call = self._begin(server, NodeInspector.remove.__name__, ranks)
             if call is not None:
                 call.close()
 
@@ -151,7 +154,7 @@ class Scouts:
             call = call_far(bridge_path(self._directory, server), ASK)
         except OSError:
             return None
-        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PATIENCE, 0))
+        call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _TIMEOUT, 0))
         connection = Connection(call.detach())
         try:
             connection.send((name, self._spec.world, dict(given)))
@@ -161,35 +164,35 @@ class Scouts:
         return connection
 
 
-def _answer(call: Connection) -> dict[int, Any]:
-    with call, contextlib.suppress(EOFError, OSError):  # The other machine is lost, which is found elsewhere.
+def _receive_answer(call: Connection) -> dict[int, Any]:
+    with call, contextlib.suppress(EOFError, OSError):  # The other node is lost; the agent's client reports that.
         found: dict[int, Any] = call.recv()
         return found
     return {}
 
 
 def answer(call: Connection, directory: str) -> None:
-    """Do what the driver asks for, in a thread on a machine that is not the driver's."""
+    """Answer one request of the driver; called in a thread of an agent on another node."""
     with call, contextlib.suppress(EOFError, OSError):
         name, world, given = call.recv()
-        call.send(getattr(Scout(directory, world), name)(given))
+        call.send(getattr(NodeInspector(directory, world), name)(given))
 
 
 class RankLog:
-    """What one rank writes, read as it grows."""
+    """The log of one rank, to be read while it grows."""
 
-    def __init__(self, scouts: Scouts, rank: int) -> None:
-        self._scouts = scouts
+    def __init__(self, inspector: WorldInspector, rank: int) -> None:
+        self._inspector = inspector
         self._rank = rank
 
     def size(self) -> int:
-        """Bytes that are there."""
-        return self._scouts.ask(Scout.sizes, {self._rank: None}).get(self._rank, 0)
+        """Return the size in bytes."""
+        return self._inspector.ask(NodeInspector.sizes, {self._rank: None}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from `offset`; empty where there are none."""
-        return self._scouts.ask(Scout.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
+        """Return at most `limit` bytes from `offset`; empty if there are none."""
+        return self._inspector.ask(NodeInspector.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
 
     def cut(self) -> None:
-        """Throw it away."""
-        self._scouts.ask(Scout.cut, {self._rank: None})
+        """Truncate the log to nothing."""
+        self._inspector.ask(NodeInspector.cut, {self._rank: None})

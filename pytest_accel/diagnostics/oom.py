@@ -1,7 +1,7 @@
-"""Whether the kernel has killed for want of memory: its counter in the control group that ranks and driver are in.
+"""Detection of out-of-memory kills, by the kernel's counter for the control group of the ranks and the driver.
 
-Version 2 has it in ``memory.events``, version 1 in ``memory.oom_control``, both as a line ``oom_kill N`` (the kernel's
-Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+Control groups of version 2 have the counter in ``memory.events``, those of version 1 in ``memory.oom_control``, both as
+a line ``oom_kill N`` (the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ NOTE = "out of memory (the oom_kill counter of the control group went up)"
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """How many processes of this process's control group the kernel has killed for want of memory.
+    """Return the number of out-of-memory kills in this process's control group, or None if there is no counter.
 
-    None where there is no such counter. `root` is where the file system begins.
+    `root` is the root of the file system.
     """
     for path in _counters(root):
         try:
@@ -38,7 +38,7 @@ def _counters(root: Path) -> list[Path]:
     found: list[Path] = []
     for group in groups:
         _, controllers, path = group.split(":", 2)
-        # In a container the path may be the host's, and the group is mounted at the top.
+        # In a container the path may be the one on the host, while the group is mounted at the top.
         for inner in dict.fromkeys((path.strip("/"), "")):
             if not controllers:
                 found.append(root / "sys/fs/cgroup" / inner / "memory.events")
@@ -48,14 +48,14 @@ def _counters(root: Path) -> list[Path]:
 
 
 def describe_death(status: int, before: int | None, after: int | None) -> str:
-    """As `describe_exit`, and that it was for want of memory.
+    """Return the result of `describe_exit`, with a note if the rank was killed because memory ran out.
 
-    There is one counter for all: of two ranks that are killed at one time, only one may be told to be.
+    All ranks share one counter: of two ranks that are killed at the same time, possibly only one gets the note.
     """
     text = describe_exit(status)
     return f"{text}: {NOTE}" if killed_for_memory(status, before, after) else text
 
 
 def killed_for_memory(status: int, before: int | None, after: int | None) -> bool:
-    """Whether an exit `status` is such a kill: by SIGKILL, while the counter went up."""
+    """Return True if an exit `status` is an out-of-memory kill: SIGKILL while the counter went up."""
     return status == -signal.SIGKILL and before is not None and after is not None and after > before

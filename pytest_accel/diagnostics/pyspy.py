@@ -1,4 +1,4 @@
-"""The native frames of ranks that do not come to an end, through py-spy, if it is installed."""
+"""The native frames of ranks that hang, taken with py-spy if it is installed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.programs import find_program
 
-_PATIENCE = 15.0
+_TIMEOUT = 15.0
 """Seconds for all ranks: py-spy reads the symbols of every library that a process has loaded."""
 _THREAD = re.compile(r"^(?=Thread )", re.MULTILINE)
 _LONGEST = 160
-"""Characters of a line that are kept: a template of C++ has thousands."""
+"""Maximum number of characters of a line; the name of a C++ template can have thousands."""
 _AROUND_A_TEST = re.compile(r"^ +.*\((?:_pytest|pluggy)/", re.MULTILINE)
 
 
 def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
-    """By rank, Python's and native frames of its threads, innermost first, down to the test; those that can be had.
+    """Return the Python and native frames of each rank's threads, innermost first, down to the test.
 
-    Without the right to trace its own processes (ptrace(2), ``kernel.yama.ptrace_scope``) a user gets none.
+    Ranks that cannot be examined are left out: all of them if the user has no right to trace processes (ptrace(2),
+    ``kernel.yama.ptrace_scope``).
     """
     command = find_program("py-spy")
     found: dict[int, str] = {}
-    deadline = monotonic() + _PATIENCE
+    deadline = monotonic() + _TIMEOUT
     for rank, pid in pids.items() if command is not None else ():
         assert command is not None
         try:
@@ -45,7 +46,10 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
 
 
 def shorten(dump: str) -> str:
-    """The threads of a py-spy `dump`, each down to where pytest calls the test, without those that are all pytest's."""
+    """Return the threads of a py-spy `dump`, each down to pytest's call of the test.
+
+    Threads that run only pytest, and the flight recorder's thread, are left out.
+    """
     threads = []
     for thread in _THREAD.split(dump)[1:]:
         around = _AROUND_A_TEST.search(thread)

@@ -1,4 +1,4 @@
-"""How long ranks are waited for: pure, but for a look at whether a process is at work."""
+"""Time limits for ranks that wait for another rank that has failed. Pure, except for `is_at_work`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pytest_accel.diagnostics.rank_state import PHASES, RankState
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:
-    """Return when phase `when` of a test that `began` then started on the last of the `ranks`."""
+    """Return the time at which the last of `ranks` started phase `when` of a test that started at `began`."""
     before = PHASES[: PHASES.index(when)]
     return max((rank.reports[phase].at for rank in ranks for phase in before if phase in rank.reports), default=began)
 
 
 class Grace(NamedTuple):
-    """The time that the other ranks have once one has failed or ended."""
+    """The time that the other ranks have after one has failed or ended."""
 
     end: float = math.inf
-    """When it is over (`clock.monotonic`); infinite while no rank waits in vain."""
+    """The end of the grace time (`clock.monotonic`); infinite while no rank waits in vain."""
     seconds: float = 0.0
     cause: str = ""
-    """The event that it counts from: ``rank 1 failed``."""
+    """The event that started the grace time: ``rank 1 failed``."""
 
 
 _ENDED = {"died": "died", "hung": "timed out", "unstarted": "could not run the test", "failed": "failed"}
@@ -37,12 +37,12 @@ _REPORTED = {"failed": "failed", "skipped": "skipped"}
 
 
 def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool]) -> Grace:
-    """Return the grace of the ranks that may wait in vain.
+    """Return the grace time of the ranks that may wait in vain.
 
-    A rank waits in vain for one that has ended, or that did not pass a phase which it has itself not reported. In its
-    teardown it waits for one that has failed and come to the end of the test; a teardown that is at work has the time
-    that any phase has. Clocks were stopped until `resumed`. `at_work` tells whether one of those who live is computing:
-    it is asked for only after a death, or a failure.
+    A rank may wait in vain for a rank that has ended, or that did not pass a phase that the waiting rank has not yet
+    reported. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while a live rank
+    is computing, teardown has only the ordinary timeout. Clocks were stopped until `resumed`. `at_work` returns True if
+    a live rank is computing; it is called only after a death or a failure.
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
     deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
@@ -81,9 +81,9 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether a thread of the process runs, or waits for nothing but a processor or a disk.
+    """Return True if a thread of the process runs, or waits only for a processor or a disk.
 
-    The state of a thread: proc_pid_stat(5), the third field, behind a name that may hold anything.
+    The state of a thread is the third field of proc_pid_stat(5), after a name that may contain any character.
     """
     if sys.platform == "linux":
         return any(_state(stat) in ("R", "D") for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
@@ -97,4 +97,4 @@ def _state(stat: Path) -> str:
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return ""  # It has ended.
+        return ""  # The thread has ended.

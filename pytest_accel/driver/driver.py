@@ -10,7 +10,7 @@ import pytest
 
 from pytest_accel.core.messages import When
 from pytest_accel.core.world_key import WorldShape
-from pytest_accel.diagnostics.inspector import Scouts
+from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
 from pytest_accel.driver.log_tail import LogTail
@@ -150,7 +150,7 @@ class Driver:
         if not self.streams:
             return None
         kept = self.settings.logs is not None
-        return LogTail(Scouts(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
+        return LogTail(WorldInspector(grant.directory, grant.spec), grant.spec.ranks, _show, kept=kept)
 
     def _update_started_ahead(self, world: World) -> None:
         """Determine whether the ranks have started the announced test by themselves."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from pytest_accel.core.paths import HEADING
-from pytest_accel.diagnostics.inspector import RankLog, Scouts
+from pytest_accel.diagnostics.inspector import RankLog, WorldInspector
 
 _CHUNK = 1 << 16
 """Bytes that one read returns at most. Longer lines are split."""
@@ -65,13 +65,13 @@ class _RankOutput:
 class LogTail:
     """Shows the output of all ranks of a world. Owned by the driver's `World`."""
 
-    def __init__(self, scouts: Scouts, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
+    def __init__(self, inspector: WorldInspector, ranks: int, show: Callable[[str], None], *, kept: bool) -> None:
         """Pass output to `show`. Unless the user keeps the logs (`kept`), they are truncated after each test."""
         self._kept = kept
         self._show = show
         self._begun = False
         self._ranks = [
-            _RankOutput(RankLog(scouts, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
+            _RankOutput(RankLog(inspector, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
         ]
 
     def show(self) -> bool:

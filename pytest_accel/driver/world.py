@@ -34,7 +34,7 @@ from pytest_accel.core.messages import (
 )
 from pytest_accel.core.timeouts import GRACE, START_PATIENCE
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.inspector import Scout, Scouts
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import describe_death
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
@@ -112,9 +112,9 @@ class World:
         self._ready: set[int] = set()
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
-        self._scouts = Scouts(grant.directory, grant.spec)
+        self._inspector = WorldInspector(grant.directory, grant.spec)
         self._oom_kills = self._count_oom_kills()
-        self._examiner = Examiner(self._scouts, grouped=grant.spec.grouped)
+        self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         for rank, pid in enumerate(grant.pids):
@@ -309,7 +309,7 @@ class World:
 
     def _noted(self, ranks: Sequence[_Rank]) -> dict[int, tuple[int, float]]:
         """Return how many phases each of `ranks` has noted as passed, and when it did so."""
-        asked = self._scouts.ask(Scout.progress, {one.rank: None for one in ranks})
+        asked = self._inspector.ask(NodeInspector.progress, {one.rank: None for one in ranks})
         # Ignore notes on other tests. `serial` is not enough: an earlier driver of the world also counted from one.
         return {
             number: (passed, at)
@@ -328,7 +328,9 @@ class World:
         return grace(self._ranks, self._debugger.ended, self._is_any_at_work)
 
     def _is_any_at_work(self) -> bool:
-        return any(self._scouts.ask(Scout.at_work, _pids(rank for rank in self._ranks if not rank.done)).values())
+        return any(
+            self._inspector.ask(NodeInspector.at_work, _pids(rank for rank in self._ranks if not rank.done)).values()
+        )
 
     def _pump(self, deadline: float) -> bool:
         """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""
@@ -410,8 +412,8 @@ class World:
         """
         before = len(PHASES) if phase is None else PHASES.index(phase)
         self._apply_notes({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
-        log = self._scouts.ask(Scout.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
-        captured = self._scouts.ask(Scout.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
+        captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
         rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary)
         self._unregister(rank)
@@ -449,7 +451,7 @@ class World:
         self._end(rank, "died", text, at=at)
 
     def _count_oom_kills(self) -> dict[int, int | None]:
-        return self._scouts.ask(Scout.oom_kills, dict.fromkeys(range(self.size)))
+        return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(self.size)))
 
     def _give_up(self, pending: list[_Rank], timed_out: str, spent: Grace) -> None:
         """Take the stacks of the ranks `pending`, and count these ranks as hung.

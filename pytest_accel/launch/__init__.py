@@ -1,4 +1,4 @@
-"""Launchers of many processes: scripts under one, on the devices of a test, and pytest itself under one."""
+"""The `launch` fixture: it runs a script under a launcher, such as torchrun, on the devices of a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"]
 
 
 def __getattr__(name: str) -> Any:
-    # Sessions import this package for the fixture's sake, most of them without using it.
+    # Lazy import: every session imports this package for the fixture, and few use it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pytest_accel.launch import launch_result

@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             pytest.fail(f"{reason} (--accel-strict)", pytrace=False)
         pytest.skip(reason)
 
-    # So that a test that is parametrized with launchers does nothing before it is skipped.
+    # Skip a test that is parametrized with launchers before its body runs.
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     named = parameters.get("launcher")
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:

@@ -1,4 +1,4 @@
-"""What is to be launched, and how that is done: values only."""
+"""The input of a launcher (a job) and its output (a plan): data classes only."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A script, and what it may use."""
+    """A script to launch, and the resources that it may use."""
 
     launcher: str
     script: str
-    """An absolute path, or with `module` a module's name."""
+    """An absolute path, or a module's name if `module` is True."""
     args: tuple[str, ...]
     nproc: int
     module: bool
     launcher_args: tuple[str, ...]
-    """More for the launcher itself, after what it is told anyway."""
+    """Extra arguments for the launcher itself, after those of its plan."""
     kind: str
-    """The kind of the leased devices; ``cpu`` where there are none."""
+    """The kind of the leased devices; ``cpu`` if there are none."""
     accelerated: bool
-    """Whether the devices are accelerators; False for CPU slots, pretend devices, and none."""
+    """True if the devices are accelerators; False for CPU slots, pretend devices, and no devices."""
     devices: tuple[Device, ...]
     mask_variables: tuple[str, ...]
-    """Those of the kind, outermost layer first."""
+    """The mask variables of the kind, outermost layer first."""
     environ: Mapping[str, str]
-    """What the launched processes are to have, but for what the launcher needs."""
+    """The environment of the launched processes, without the variables that the launcher needs."""
     python: str
     folder: str
-    """An empty one, for what the launcher and its ranks write."""
+    """An empty folder for the output of the launcher and its ranks."""
     port: int
-    """On this machine, held for the script's own rendezvous."""
+    """A port on this machine, reserved for the script's own rendezvous."""
     program: str = ""
-    """For a launcher that is a program of its own: its path."""
+    """The launcher's path, if it is a program of its own and not a Python module."""
     version: str = ""
-    """What that program says with ``--version``."""
+    """The output of that program with ``--version``."""
 
     @property
     def ranks_folder(self) -> str:
-        """For what the launcher writes by rank."""
+        """The folder for the output that the launcher writes for each rank."""
         return f"{self.folder}/ranks"
 
     @property
     def target(self) -> tuple[str, ...]:
-        """The script and its arguments, as a launcher of Python scripts takes them."""
+        """The script and its arguments, in the form for a launcher of Python scripts."""
         return (*(("-m",) if self.module else ()), self.script, *self.args)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A command, and where the ranks' output will be."""
+    """The command for a job, and the places of the ranks' output."""
 
     command: tuple[str, ...]
     environ: Mapping[str, str]
     stdout: str
-    """A pattern of the ranks' files, as paths below the job's folder; its group is the rank, or empty for rank 0."""
+    """A regular expression for the ranks' files, as paths below the job's folder; group 1 is the rank, empty for 0."""
     stderr: str | None
-    """None: what the ranks write there is in the other file as well."""
+    """As `stdout`; None if both streams of a rank are in one file."""
     depth: int | None = None
-    """How many generations the one rank is below the launcher; None: a variable tells which processes are ranks."""
+    """The number of generations between the launcher and its only rank; None: an environment variable marks ranks."""

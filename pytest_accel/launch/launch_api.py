@@ -1,4 +1,4 @@
-"""What `launch` does when it is called: from its arguments to a job, and from the job to a result or an error."""
+"""The call of the fixture `launch`: from its arguments to a job, and from the job to a result or an error."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from pytest_accel.core.programs import find_program
 from pytest_accel.hardware.vendors.cpu import affinity
 from pytest_accel.launch import reserved_port
 from pytest_accel.launch.job import Job
-from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, surroundings
+from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
 from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, silent, timed_out
-from pytest_accel.launch.launched_process import Lost, Running
+from pytest_accel.launch.launched_process import LaunchedProcess, ReaperKilled
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the test's process has, as far as a launch goes."""
+    """The devices and mask of the test's process, as far as a launch needs them."""
 
     kind: str = "cpu"
     accelerated: bool = False
     devices: tuple[Device, ...] = ()
     mask_variables: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
-    """The variables that make it what it is."""
+    """The environment variables that were set for the test's process, such as masks and its rank."""
 
 
 class Launch:
     """The fixture's value: call it to run a script."""
 
     def __init__(self, lease: Lease, folders: Callable[[], Path], beside: Path, skip: Callable[[str], None]) -> None:
-        """`beside`: the folder of the test's file; `skip` ends the test for want of a launcher."""
+        """`folders` makes a new folder, `beside` is the test file's folder, and `skip` skips the test with a reason."""
         self._lease = lease
         self._folders = folders
         self._beside = beside
@@ -57,16 +57,16 @@ class Launch:
         output: bool = False,
         launcher_args: Sequence[str] = (),
     ) -> LaunchResult:
-        """Run `script` (with `module`, a module's name) with `args` under `launcher`, and wait for its end.
+        """Run `script` with `args` under `launcher`, wait for its end, and return the result.
 
-        A relative path is one below the test file's folder, or else below the working directory. `nproc` is how many
-        processes are started: as many as the test has devices, 1 where it has none. `env` are variables for them; None
-        removes one. After `timeout` seconds all is ended. `output`: it is an error if no rank writes anything.
-        `launcher_args` are more flags for the launcher.
+        `script` is a path, or a module's name if `module` is True. A relative path is looked up in the test file's
+        folder, then in the working directory. `nproc` is the number of processes; by default one for each device of the
+        test, or 1 if it has none. `env` are environment variables for the processes; None removes one. After `timeout`
+        seconds, all processes are killed. `launcher_args` are extra flags for the launcher.
 
-        :class:`LaunchError` for a status other than 0, :class:`LaunchTimeout`, :class:`NoOutput`; ValueError for an
-        argument that is not allowed; FileNotFoundError for a script that is not there. The test is skipped where the
-        launcher is not installed.
+        Raise :class:`LaunchError` for an exit status other than 0, :class:`LaunchTimeout` after the timeout, and
+        :class:`NoOutput` if `output` is True and no rank wrote anything. Raise ValueError for an argument that is not
+        allowed, and FileNotFoundError if the script does not exist. Skip the test if the launcher is not installed.
         """
         __tracebackhide__ = True
         chosen = check(launcher, nproc, timeout)
@@ -74,12 +74,12 @@ class Launch:
         changes = dict(env or {})
         for name in self._lease.mask_variables:
             if name in changes:
-                raise ValueError(f"launch(env={{{name!r}: ...}}): the mask is the lease's; ask for devices by marks")
+                raise ValueError(f"launch(env={{{name!r}: ...}}): the lease sets the mask; request devices with marks")
         reason = missing(launcher)
         if reason is not None:
             self._skip(reason)
         folder = self._folders()
-        base = surroundings(
+        base = launch_environment(
             os.environ,
             own=self._lease.own,
             hidden={} if self._lease.accelerated else hidden_accelerators(os.environ),
@@ -112,19 +112,19 @@ class Launch:
 
 
 def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) -> LaunchResult:
-    """Run `job` to its end, showing what it writes; raises as `Launch` does."""
+    """Run `job` to its end, show its output, and return the result; raise the errors of :meth:`Launch.__call__`."""
     __tracebackhide__ = True
     plan = launcher.plan(job)
-    with Running(job, plan, _show) as running:
+    with LaunchedProcess(job, plan, _show) as process:
         try:
-            status = running.wait(timeout)
+            status = process.wait(timeout)
             in_time = status is not None
             if status is None:
-                status = running.end()
-        except Lost as lost:
-            raise LaunchError(f"{job.launcher}: {lost}", running.result(-signal.SIGKILL)) from None
-        running.finish()
-        result = running.result(status)
+                status = process.terminate()
+        except ReaperKilled as error:
+            raise LaunchError(f"{job.launcher}: {error}", process.result(-signal.SIGKILL)) from None
+        process.finish()
+        result = process.result(status)
     if not in_time:
         assert timeout is not None
         raise timed_out(job.launcher, result, timeout, job.nproc)
@@ -136,7 +136,7 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
 
 
 def check(launcher: str, nproc: object, timeout: float | None) -> Launcher:
-    """The launcher of that name; ValueError for an argument that is not allowed."""
+    """Return the launcher of that name; raise ValueError for an argument that is not allowed."""
     chosen = LAUNCHERS.get(launcher)
     if chosen is None:
         raise ValueError(f"launch(launcher={launcher!r}): allowed are {', '.join(LAUNCHERS)}")
@@ -150,7 +150,7 @@ def check(launcher: str, nproc: object, timeout: float | None) -> Launcher:
 
 
 def missing(launcher: str) -> str | None:
-    """Why `launcher`, one of `LAUNCHERS`, cannot be used here; None: it can."""
+    """Return why `launcher`, one of `LAUNCHERS`, cannot be used here; None if it can."""
     wanted = LAUNCHERS[launcher]
     if wanted.package is not None and importlib.util.find_spec(wanted.package) is None:
         return f"launcher {launcher!r}: the package {wanted.package} is not installed"
@@ -160,13 +160,13 @@ def missing(launcher: str) -> str | None:
 
 
 def program_of(launcher: Launcher) -> str:
-    """The launcher's path; empty where it is none, or is not installed."""
+    """Return the path of the launcher's program; empty if it has none, or if none is installed."""
     return next((found for name in launcher.programs if (found := find_program(name))), "")
 
 
 @cache
 def version_of(program: str) -> str:
-    """What `program` says of itself."""
+    """Return the output of `program` with ``--version``."""
     return subprocess.run(
         [program, "--version"], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False
     ).stdout
@@ -177,7 +177,7 @@ def _find(script: str | os.PathLike[str], beside: Path) -> Path:
     for path in places:
         if path.is_file():
             return path.resolve()
-    raise FileNotFoundError(f"launch({os.fspath(script)!r}): there is no file {' nor '.join(map(str, places))}")
+    raise FileNotFoundError(f"launch({os.fspath(script)!r}): no such file: {' or '.join(map(str, places))}")
 
 
 def _show(stream: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The environment of a launched script: a test's own, without what makes the test's process a rank."""
+"""The environment of a launched script: the test's own, without the variables that make the test's process a rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_accel.hardware.registry import make_vendor
 
 _THREADS = "OMP_NUM_THREADS"
 _HARDWARE = ("rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "cuda")
-"""Kinds whose masks hide all; ``cuda`` last, whose variable ``rocm`` would remove."""
+"""The kinds whose masks can hide all devices; ``cuda`` is last, since ``rocm`` would remove its variable."""
 
 
-def surroundings(
+def launch_environment(
     environ: Mapping[str, str],
     *,
     own: Collection[str],
@@ -25,11 +25,11 @@ def surroundings(
     python_path: Sequence[str],
     changes: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """What the launched processes are to have of `environ`.
+    """Return the environment for the launched processes, made from `environ`.
 
-    `own` are the variables that were set to make the test's process what it is; of them the masks stay. `hidden` hides
-    what is not leased. All of the `cores` are shared out among `nproc` ranks, unless a person has said how many threads
-    there are to be. `changes` are the test's and win; None removes a variable.
+    `own` are the variables that the plugin has set for the test's process: masks stay, a number of threads is dropped.
+    `hidden` are masks that hide devices which are not leased. The number of threads of each rank is `cores` divided by
+    `nproc`, unless the user has set one. `changes` are the test's, and take precedence; None removes a variable.
     """
     of_a_rank = {*launcher_env.of_a_rank(environ), "PYTEST_CURRENT_TEST"}
     made = {
@@ -40,10 +40,10 @@ def surroundings(
     made.setdefault(_THREADS, str(max(1, cores // nproc)))
     if python_path:
         made["PYTHONPATH"] = os.pathsep.join(python_path)
-    # A rank that is killed has written what it printed; one that dies of a signal, or is asked by one, shows its stack.
+    # Unbuffered: a killed rank has written all its output. Fault handler: a rank that dies of a signal shows its stack.
     made.setdefault("PYTHONUNBUFFERED", "1")
     made.setdefault("PYTHONFAULTHANDLER", "1")
-    # Gloo looks up the host's name otherwise, which not every machine can resolve.
+    # Otherwise Gloo resolves the host's name, which fails on some machines.
     made.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     for name, value in (*hidden.items(), *changes.items()):
         if value is None:
@@ -54,7 +54,7 @@ def surroundings(
 
 
 def hidden_accelerators(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The masks of all vendors that show none of their devices; ``mps`` and ``privateuse1`` have no mask."""
+    """Return the masks that hide all devices of all vendors; ``mps`` and ``privateuse1`` have no mask."""
     found: dict[str, str | None] = {}
     for kind in _HARDWARE:
         found |= make_vendor(kind).mask((), environ)
@@ -62,7 +62,7 @@ def hidden_accelerators(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def added_paths(search: Sequence[str]) -> tuple[str, ...]:
-    """The part of a ``sys.path`` that a new interpreter would not have by itself: what stands before the library."""
+    """Return the entries of a ``sys.path`` before the standard library, which a new interpreter would not have."""
     library = sysconfig.get_path("stdlib")
     end = next((at for at, entry in enumerate(search) if os.path.dirname(entry) == os.path.dirname(library)), 0)
     return tuple(entry for entry in search[:end] if entry and not entry.endswith(".zip"))

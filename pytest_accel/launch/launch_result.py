@@ -1,4 +1,4 @@
-"""What became of a launched script, and the words for it where it went wrong."""
+"""The result of a launched script, and the errors for a launch that failed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 from types import MappingProxyType
 
 _LINES = 20
-"""Of each stream, in an error's text."""
-_OF_A_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
-"""In the summary of torchrun's agent."""
-_OF_HYDRA = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
-"""What MPICH's launcher says; its exit status is the signal's number."""
+"""Maximum number of lines of each stream in an error's text."""
+_TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
+"""The entry for one worker in the summary of torchrun's agent."""
+_HYDRA_SIGNAL = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+"""A line of Hydra, MPICH's launcher, whose exit status is the signal's number."""
 _STACKS = "Fatal Python error: Aborted"
 """Python's fault handler writes this line before the stacks of all threads."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """A launch that has ended."""
+    """The result of a launch that has ended."""
 
     command: tuple[str, ...]
     """The command line of the launcher."""
     returncode: int
-    """The launcher's exit status, or the number of the signal that ended it, negated."""
+    """The launcher's exit status, or the negated number of the signal that terminated it."""
     stdout: str
-    """What the ranks wrote, rank by rank, and then the launcher itself."""
+    """The output of the ranks, in order of rank, and then of the launcher itself."""
     stderr: str
     rank_stdout: Mapping[int, str]
-    """What each rank wrote."""
+    """The output of each rank."""
     rank_stderr: Mapping[int, str]
     """Empty texts under DeepSpeed, which writes both streams of a rank to one file."""
     folder: Path
-    """The files that all of this comes from."""
+    """The folder with the files of all output."""
 
 
 def result_of(
@@ -47,7 +47,7 @@ def result_of(
     own: tuple[str, str],
     folder: Path,
 ) -> LaunchResult:
-    """Put together what there is; `own` is what the launcher itself wrote, stdout and stderr."""
+    """Return the result for the given outputs; `own` has the stdout and stderr of the launcher itself."""
     ranks = sorted({*rank_stdout, *rank_stderr})
     stdout = {rank: rank_stdout.get(rank, "") for rank in ranks}
     stderr = {rank: rank_stderr.get(rank, "") for rank in ranks}
@@ -63,58 +63,56 @@ def result_of(
 
 
 class LaunchError(Exception):
-    """A launched script did not end well; the text has its last output and the command line."""
+    """A launched script failed; the message has its last output and the command line."""
 
     def __init__(self, text: str, result: LaunchResult) -> None:
         super().__init__(text)
         self.result = result
-        """What there was until then."""
+        """The result up to the failure."""
 
 
 class LaunchTimeout(LaunchError):
-    """It did not end in time, and was ended, with all that it had started."""
+    """A launched script timed out; all its processes were killed."""
 
     def __init__(self, text: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
         super().__init__(text, result)
         self.stacks = stacks
-        """The Python stacks of each rank that could be asked for them, when its time was over."""
+        """The Python stacks of the ranks at the timeout, as far as they could be taken."""
 
 
 class NoOutput(LaunchError):
-    """It was to write something and ended well without a word."""
+    """A launched script succeeded, but no rank wrote the required output."""
 
 
 def failed(launcher: str, result: LaunchResult) -> LaunchError:
-    """The error for a launcher's status other than 0."""
+    """Return the error for an exit status other than 0."""
     text = f"{launcher} ended {_status(launcher, result.returncode)}"
-    workers = {int(rank): int(code) for rank, code in _OF_A_WORKER.findall(result.stderr)}
-    # torchrun's agent ends the others by SIGTERM, which says nothing of them.
+    workers = {int(rank): int(code) for rank, code in _TORCHRUN_WORKER.findall(result.stderr)}
+    # torchrun's agent terminates the other workers with SIGTERM, so these are not the cause.
     causes = {rank: code for rank, code in workers.items() if code != -signal.SIGTERM} or workers
     if causes:
         text += f": {', '.join(f'rank {rank} {_status(launcher, code)}' for rank, code in sorted(causes.items()))}"
-    elif launcher == "mpirun" and (ending := _OF_HYDRA.search(result.stdout)) is not None:
+    elif launcher == "mpirun" and (ending := _HYDRA_SIGNAL.search(result.stdout)) is not None:
         text += f" ({signal_name(int(ending[1]))} in a rank)"
     return LaunchError(_with_output(text, result), result)
 
 
 def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -> LaunchTimeout:
-    """The error for a time that is over."""
+    """Return the error for a timeout."""
     stacks = {rank: text for rank in range(nproc) if (text := _stacks(rank, result))}
-    text = (
-        f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all that it had started was ended"
-    )
+    text = f"{launcher} did not end within {timeout:g} s (timeout={timeout:g}); it and all its descendants were killed"
     shown = [f"--- rank {rank}, stacks\n{stack}" for rank, stack in stacks.items()]
     return LaunchTimeout("\n".join([_with_output(text, result), *shown]), result, MappingProxyType(stacks))
 
 
 def silent(launcher: str, result: LaunchResult) -> NoOutput:
-    """The error for no output where there was to be some."""
-    text = f"{launcher} ended well, but no rank wrote anything (output=True)"
+    """Return the error for missing output."""
+    text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
     return NoOutput(_with_output(text, result), result)
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11; ``signal 99`` where there is none of that number."""
+    """Return the name of a signal: ``SIGSEGV`` for 11, ``signal 99`` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -128,7 +126,7 @@ def _status(launcher: str, code: int) -> str:
     if launcher in ("mpirun", "srun") and 128 < code < 128 + 65:
         ending = code - 128
     elif launcher == "deepspeed" and 256 - 65 < code < 256:
-        ending = 256 - code  # It exits with the negative number that `subprocess` gave it.
+        ending = 256 - code  # DeepSpeed exits with the negative return code that `subprocess` gave it.
     return f"with exit status {code}" + (f" ({signal_name(ending)} in a rank)" if ending is not None else "")
 
 

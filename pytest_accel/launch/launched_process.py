@@ -1,4 +1,4 @@
-"""The process of a launch: started, followed, and ended with all that came from it."""
+"""The process of a launch: start it, show its output, and terminate it with all its descendants."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from pytest_accel.launch import reaper
 from pytest_accel.launch.job import Job, Plan
 from pytest_accel.launch.launch_result import LaunchResult, result_of
 
-_TICK = 0.1
-"""Seconds between two looks at what the ranks have written."""
-_STACK_PATIENCE = 3.0
-"""Seconds that ranks have to write their stacks, and the launcher to pass them on."""
+_POLL_INTERVAL = 0.1
+"""Seconds between two checks for new output of the ranks."""
+_STACK_TIMEOUT = 3.0
+"""Seconds for the ranks to write their stacks, and again for the launcher to forward them and exit."""
 _CHUNK = 1 << 20
-"""Bytes read at once. A line that is longer is shown in pieces."""
+"""Maximum number of bytes read at once. A longer line is shown in pieces."""
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 Show = Callable[[str, str], None]
-"""Shows a text of the stream ``stdout`` or ``stderr``."""
+"""A function of a stream, ``stdout`` or ``stderr``, and a text to show."""
 
 
-class Lost(Exception):
-    """The process that watches over the launch was killed."""
+class ReaperKilled(Exception):
+    """The process that supervises the launch (`reaper`) was killed."""
 
 
 class _Follower:
-    """A file, shown as it grows: whole lines, each with a prefix."""
+    """Shows a file while it grows: whole lines, each with a prefix."""
 
     def __init__(self, path: Path, prefix: str, stream: str, show: Show) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class _Follower:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def pump(self) -> bool:
-        """Show what is new, at most a chunk; whether there was something."""
+        """Show new data, at most one chunk; return True if there was any."""
         data = self._read()
         *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
         text = "".join(f"{self._prefix}{line}\n" for line in lines)
@@ -63,7 +63,7 @@ class _Follower:
         return bool(data)
 
     def finish(self) -> None:
-        """Show all that is there, also the line that has not ended."""
+        """Show the rest of the file, including an incomplete last line."""
         while self.pump():
             pass
         if self._rest:
@@ -81,8 +81,8 @@ class _Follower:
         return data
 
 
-class Running:
-    """A launch that runs from ``with`` to the end of the block; no process of it is left after that."""
+class LaunchedProcess:
+    """A context manager that runs a launch; no process of it is left after the ``with`` block."""
 
     def __init__(self, job: Job, plan: Plan, show: Show) -> None:
         self._job = job
@@ -92,7 +92,7 @@ class Running:
         self._own = {name: self._folder / f"launcher.{name[3:]}" for name in ("stdout", "stderr")}
         self._followers: dict[Path, _Follower] = {}
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> LaunchedProcess:
         control, self._control = os.pipe()
         self._status, status = os.pipe()
         os.makedirs(self._job.ranks_folder, exist_ok=True)
@@ -105,7 +105,7 @@ class Running:
                     stdout=out,
                     stderr=err,
                     pass_fds=(control, status),
-                    # It outlives the group of the test's process, should that be killed, to end the rest.
+                    # The reaper must outlive a kill of the test's process group, to kill the launch's processes.
                     start_new_session=True,
                 )
         except BaseException:
@@ -125,36 +125,36 @@ class Running:
         os.close(self._status)
 
     def wait(self, timeout: float | None) -> int | None:
-        """The launcher's status when all has ended; None after so many seconds."""
+        """Return the launcher's exit status once all processes have ended, or None after `timeout` seconds."""
         deadline = None if timeout is None else monotonic() + timeout
         more = False
         while True:
-            left = _TICK if deadline is None else min(_TICK, max(0.0, deadline - monotonic()))
+            left = _POLL_INTERVAL if deadline is None else min(_POLL_INTERVAL, max(0.0, deadline - monotonic()))
             if select.select([self._status], [], [], 0.0 if more else left)[0]:
                 return self._read_status()
             more = self.follow()
             if deadline is not None and monotonic() >= deadline:
                 return None
 
-    def end(self) -> int:
-        """Have the ranks write their stacks, and end everything; the launcher's status."""
+    def terminate(self) -> int:
+        """Have the ranks write their stacks, kill all processes, and return the launcher's exit status."""
         ranks = list(self._ranks())
-        # A launcher that sees one rank end would end the others in the middle of their stacks.
+        # Stop the launcher: when it sees one rank end, it would terminate the others before they have written stacks.
         launcher = {parent for rank in ranks for parent in _parents(rank, self._process.pid)}
         _send(launcher, signal.SIGSTOP)
         _send(ranks, signal.SIGABRT)
-        deadline = monotonic() + _STACK_PATIENCE
-        while any(map(_lives, ranks)) and monotonic() < deadline:
+        deadline = monotonic() + _STACK_TIMEOUT
+        while any(map(_is_alive, ranks)) and monotonic() < deadline:
             time.sleep(0.02)
         _send(launcher, signal.SIGCONT)
         if ranks:
-            select.select([self._status], [], [], _STACK_PATIENCE)
+            select.select([self._status], [], [], _STACK_TIMEOUT)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, b"e")
         return self._read_status()
 
     def follow(self) -> bool:
-        """Show what is new in the files, a chunk of each; whether there was something."""
+        """Show new data of all files, at most one chunk of each; return True if there was any."""
         many = self._job.nproc > 1
         for stream in ("stdout", "stderr"):
             for rank, path in self._files(stream):
@@ -168,13 +168,13 @@ class Running:
         return any(shown)
 
     def finish(self) -> None:
-        """All has ended: show all that is in the files."""
-        self.follow()  # Some may be new.
+        """Show the rest of all files, after all processes have ended."""
+        self.follow()  # There may be new files.
         for follower in self._followers.values():
             follower.finish()
 
     def result(self, status: int) -> LaunchResult:
-        """What the files have in them."""
+        """Return the result for the launcher's exit status, with the content of all files."""
         texts = {stream: {rank: _text(path) for rank, path in self._files(stream)} for stream in self._own}
         of_ranks = {path for stream in self._own for _, path in self._files(stream)}
         out, err = ("" if path in of_ranks else _text(path) for path in self._own.values())
@@ -183,7 +183,7 @@ class Running:
     def _read_status(self) -> int:
         data = os.read(self._status, 64)
         if not data:
-            raise Lost("the process that watches over the launch was killed")
+            raise ReaperKilled("the process that supervises the launch was killed")
         return int(data)
 
     def _files(self, stream: str) -> Iterator[tuple[int, Path]]:
@@ -196,7 +196,7 @@ class Running:
                 yield int(match[1] or 0), path
 
     def _ranks(self) -> Iterator[psutil.Process]:
-        """The first processes down the tree that are told that they are ranks."""
+        """Yield the ranks: on each branch of the process tree, the first process with a rank variable."""
         try:
             (launcher,) = psutil.Process(self._process.pid).children()
         except (psutil.Error, ValueError):
@@ -207,10 +207,10 @@ class Running:
                 found = [child for process in found for child in _children(process)]
             yield from found
             return
-        yield from _told_ranks(launcher)
+        yield from _ranks_below(launcher)
 
 
-def _told_ranks(process: psutil.Process) -> Iterator[psutil.Process]:
+def _ranks_below(process: psutil.Process) -> Iterator[psutil.Process]:
     for child in _children(process):
         environ: dict[str, str] = {}
         with contextlib.suppress(psutil.Error):
@@ -218,11 +218,11 @@ def _told_ranks(process: psutil.Process) -> Iterator[psutil.Process]:
         if any(name in environ for name in _RANK_VARIABLES):
             yield child
         else:
-            yield from _told_ranks(child)
+            yield from _ranks_below(child)
 
 
 def _parents(process: psutil.Process, end: int) -> Iterator[psutil.Process]:
-    """Those between `process` and the one whose id is `end`."""
+    """Yield the ancestors of `process` below the process with id `end`."""
     with contextlib.suppress(psutil.Error):
         yield from itertools.takewhile(lambda parent: parent.pid != end, process.parents())
 
@@ -233,7 +233,7 @@ def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

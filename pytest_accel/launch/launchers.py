@@ -1,8 +1,8 @@
-"""Each launcher's command line and environment, as a pure function of the job.
+"""The command line and environment of each launcher, as a pure function of the job.
 
 The flags are those of torch 2.13 (``torch/distributed/run.py``), accelerate 1.15 (``commands/launch.py``), DeepSpeed
-0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``) and Slurm 22.05
-(srun(1)), which the tests run.
+0.19 (``launcher/runner.py``), Open MPI 4.1 and MPICH 4.0 (their ``--help``), and Slurm 22.05 (srun(1)): the versions
+that the tests run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pytest_accel.launch.job import HOST, Job, Plan
 
 _OWN_STDOUT = r"launcher\.out()"
 _OWN_STDERR = r"launcher\.err()"
-"""The launcher's streams are those of its one rank."""
+"""The files of the launcher's own streams, which its only rank shares."""
 _ELASTIC = r"ranks/.+/attempt_\d+/(\d+)/std{}\.log"
 _BY_NUMBER = r"ranks/(\d+)\.{}"
 _ACCELERATE_MODES = {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu", "--multi_gpu"}
@@ -23,24 +23,24 @@ _ACCELERATE_MODES = {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tp
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """How one launcher is found and used."""
+    """A launcher: how to find it, and how to plan a job with it."""
 
     plan: Callable[[Job], Plan]
     package: str | None = None
-    """What must be importable."""
+    """The Python package that must be importable."""
     programs: tuple[str, ...] = ()
-    """Names of the program, of which the first on the path is taken."""
+    """Possible names of the program; the first that is found is used."""
     many: bool = True
-    """Whether it starts more than one process."""
+    """True if the launcher can start more than one process."""
 
 
 def python(job: Job) -> Plan:
-    """One process, and no launcher."""
+    """Return the plan for one process without a launcher."""
     return Plan((job.python, *job.target), job.environ, _OWN_STDOUT, _OWN_STDERR, depth=0)
 
 
 def torchrun(job: Job) -> Plan:
-    """The rendezvous is a store that the agent opens on port 0 and keeps (``--standalone``)."""
+    """Return the plan for torchrun. With ``--standalone``, its agent opens the rendezvous store on a free port."""
     command = (
         *(job.python, "-m", "torch.distributed.run"),
         *("--standalone", f"--local-addr={HOST}", f"--nproc-per-node={job.nproc}"),
@@ -52,11 +52,12 @@ def torchrun(job: Job) -> Plan:
 
 
 def accelerate(job: Job) -> Plan:
-    """Several processes are torchrun's, which takes from ``PET_*`` what accelerate has no flags for.
+    """Return the plan for accelerate.
 
-    ``--main_process_port 0`` alone would have accelerate pick a port and let go of it. ``--gpu_ids all`` is the one
-    value with which accelerate leaves the mask alone, whatever its configuration file says. ``--cpu`` starts one
-    process, however many were asked for; what makes ranks use the CPU is ``ACCELERATE_USE_CPU``.
+    For several processes accelerate uses torchrun, which reads from ``PET_*`` variables the settings for which
+    accelerate has no flags. With ``--main_process_port 0`` alone, accelerate would choose a port without keeping it
+    reserved. ``--gpu_ids all`` is the only value with which accelerate does not change the mask, whatever its
+    configuration file says. ``--cpu`` always starts one process; ``ACCELERATE_USE_CPU`` makes ranks use the CPU.
     """
     many = job.nproc > 1
     cpu = not job.accelerated
@@ -80,10 +81,11 @@ def accelerate(job: Job) -> Plan:
 
 
 def deepspeed(job: Job) -> Plan:
-    """The mask says which slots: with ``--num_gpus`` or ``--include``, DeepSpeed would delete it.
+    """Return the plan for DeepSpeed.
 
-    It has no rendezvous of its own: rank 0 opens the held port. It writes both streams of a rank to one file. A host
-    file of the machine is kept out, since the lease is of this machine.
+    The mask selects the slots: with ``--num_gpus`` or ``--include``, DeepSpeed would delete it. DeepSpeed has no
+    rendezvous of its own: rank 0 opens the reserved port. Both streams of a rank go to one file. ``--hostfile`` names a
+    file that does not exist, so that a host file of the machine is ignored: the lease is on this machine only.
     """
     command = (
         *(job.python, "-m", "deepspeed.launcher.runner", "--hostfile", f"{job.folder}/none"),
@@ -96,7 +98,10 @@ def deepspeed(job: Job) -> Plan:
 
 
 def mpirun(job: Job) -> Plan:
-    """Open MPI's, or Hydra: MPICH's and Intel MPI's. The script finds the held port in ``MASTER_PORT``."""
+    """Return the plan for Open MPI's mpirun, or for Hydra (MPICH, Intel MPI).
+
+    ``MASTER_PORT`` tells the script the reserved port.
+    """
     environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port)}
     flags = mpi_flags(job.version, job.nproc)
     if is_open_mpi(job.version):
@@ -111,31 +116,33 @@ def mpirun(job: Job) -> Plan:
 
 
 def mpi_flags(version: str, processes: int) -> list[str]:
-    """How ``mpirun`` of that `version` is told to start `processes` on this machine."""
+    """Return the flags with which ``mpirun`` of that `version` starts `processes` processes on this machine."""
     count = str(processes)
     if is_open_mpi(version):
-        # Slots on localhost: as many as asked for, on any machine. Threads of ranks that are bound to one core each
-        # would share it.
+        # `localhost:N` allows N processes on any machine. Without binding, a rank's threads do not share one core.
         return ["--host", f"localhost:{count}", "-n", count, "--bind-to", "none"]
     return ["-launcher", "fork", "-hosts", "localhost", "-n", count]
 
 
 AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-"""Open MPI is refused to root, who runs tests in containers."""
+"""Open MPI refuses to run as root without these; tests in containers often run as root."""
 
 
 def mpi_folders(folder: str) -> dict[str, str]:
-    """Has Open MPI 4 and 5 keep in `folder` what it leaves behind when it is killed; others pay no heed."""
+    """Return variables that make Open MPI 4 and 5 put temporary files into `folder`, since a kill leaves them behind.
+
+    Other MPI libraries ignore the variables.
+    """
     names: tuple[str, ...] = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
     names += ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
     return dict.fromkeys(names, folder)
 
 
 def srun(job: Job) -> Plan:
-    """A step of the allocation, on this node, since the lease is of this machine.
+    """Return the plan for a step of the Slurm allocation, on this node, since the lease is on this node.
 
-    ``env`` sets the mask once more in each task: Slurm sets its own for a step that has devices of the allocation
-    (srun(1), unverified: the tests' Slurm has none).
+    ``env`` sets the mask again in each task: Slurm sets its own mask for a step that has devices of the allocation
+    (srun(1); not verified, since the tests' Slurm has no devices).
     """
     node = job.environ.get("SLURMD_NODENAME")
     masks = [f"{name}={job.environ[name]}" for name in job.mask_variables if name in job.environ]
@@ -159,9 +166,12 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "srun": Launcher(srun, programs=("srun",)),
     "python": Launcher(python, many=False),
 }
-"""By the names that `launch` takes."""
+"""The launchers, by the names that `launch` accepts."""
 
 
 def is_open_mpi(version: str) -> bool:
-    """Whether ``mpirun --version`` is Open MPI's: ``mpirun (Open MPI) 4.1.4``, or under another name ``OpenRTE``."""
+    """Return True if the output of ``mpirun --version`` is Open MPI's.
+
+    For example ``mpirun (Open MPI) 4.1.4``; other builds print ``OpenRTE`` or ``PRRTE``.
+    """
     return any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE"))

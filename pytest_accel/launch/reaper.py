@@ -1,10 +1,10 @@
-"""Runs one command, and leaves nothing of it behind.
+"""A program that runs one command and leaves no process of it behind.
 
-A program of its own, started as ``python -I -S supervise.py CONTROL STATUS COMMAND...``, that takes a few milliseconds
-to start and imports nothing but the standard library. It adopts every process that comes from the command (prctl(2),
-PR_SET_CHILD_SUBREAPER), so that none can get away from it by a session of its own, as torchrun's workers have one. It
-ends them all when the command has ended, when the pipe CONTROL is closed, which also happens when the process dies that
-has its other end, or when something is written there. Then it writes the command's status into the pipe STATUS.
+It is started as ``python -I -S reaper.py CONTROL STATUS COMMAND...``, and imports only the standard library, so that it
+starts in a few milliseconds. It is the subreaper of all descendants of the command (prctl(2), PR_SET_CHILD_SUBREAPER):
+none can escape by starting its own session, as torchrun's workers do. It kills all descendants when the command has
+ended, when data is written to the pipe CONTROL, or when CONTROL is closed, which also happens when the process at its
+other end dies. Then it writes the command's exit status to the pipe STATUS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_STARTED = 127
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command that the arguments are; the exit status is of no meaning."""
+    """Run the command in `arguments`, after the two descriptors. This program's own exit status has no meaning."""
     control, status = int(arguments[0]), int(arguments[1])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
@@ -75,7 +75,7 @@ def _start(command: Sequence[str], libc: ctypes.CDLL | None) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """How those ended that have: an exit status, or a signal's number negated."""
+    """Reap all child processes that have ended; return the exit status, or negated signal, of each by process id."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -102,7 +102,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Every process that is none of the ended ones, and its parent."""
+    """Yield the process id and parent id of every process; on Linux without zombies."""
     if not _LINUX:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=False)
         for line in listed.stdout.splitlines():
@@ -113,7 +113,7 @@ def _parents() -> Iterator[tuple[int, int]]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The name before it, in parentheses, may have anything in it (proc_pid_stat(5)).
+                # The name before the state, in parentheses, may contain any character (proc_pid_stat(5)).
                 state, above = file.read().rpartition(b")")[2].split()[:2]
                 if state not in (b"Z", b"X"):
                     yield int(name), int(above)
@@ -121,4 +121,4 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    os._exit(0)  # Somebody waits, and taking the interpreter apart takes longer than what was done.
+    os._exit(0)  # Skip the finalization of the interpreter, which takes longer than the rest of the program.

@@ -1,4 +1,4 @@
-"""A port that a script or framework can listen on, and that nothing else is given meanwhile."""
+"""A reserved port: a script or framework can listen on it, and nothing else gets it meanwhile."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DYNAMIC = (49152, 65535)
-"""The ports that systems other than Linux give away by themselves (IANA's dynamic ports, RFC 6335)."""
+"""The ports that systems other than Linux assign automatically (IANA's dynamic ports, RFC 6335)."""
 _FIRST = 20000
-"""Below are the ports of most services that a machine may start later."""
+"""The first port to try; most services, which a machine may start later, have lower ports."""
 _NODE_PORTS = 30000
-"""From here on, Kubernetes takes ports of its nodes for services (``--service-node-port-range``)."""
+"""The first of the ports that Kubernetes uses for services on its nodes (``--service-node-port-range``)."""
 
 
 def hold() -> socket.socket:
-    """Return a socket whose port number is held, for servers over TCP, until the socket is closed.
+    """Return a socket that reserves its port number for a TCP server, until the socket is closed.
 
-    The port is one that the kernel gives to nobody who asks for a free one (ip(7): ip_local_port_range), so nothing
+    The port is outside the range from which the kernel assigns free ports (ip(7): ip_local_port_range). So nothing
     needs to be bound to it over TCP, and any server can listen there, whatever options it sets. The socket is bound to
-    the same number over UDP: this keeps other sessions on the machine from choosing the port.
+    the same number over UDP, which keeps other sessions on the machine from choosing the port.
 
-    Where the kernel's range leaves no such port, the socket is bound over TCP and does not listen: a server can listen
+    If the kernel's range leaves no such port, the socket is bound over TCP and does not listen: a server can listen
     on its port if it sets SO_REUSEADDR or SO_REUSEPORT (socket(7)).
     """
     for number in _outside(*_kernels_range()):
@@ -44,7 +44,7 @@ def hold() -> socket.socket:
 
 
 def _kernels_range() -> tuple[int, int]:
-    """Return the first and the last port that the kernel gives away by itself."""
+    """Return the first and the last port that the kernel assigns automatically."""
     with contextlib.suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text().split())
         return first, last
@@ -52,13 +52,13 @@ def _kernels_range() -> tuple[int, int]:
 
 
 def _outside(first: int, last: int) -> Iterator[int]:
-    """Yield the ports to try where the kernel gives away those from `first` to `last`, in random order."""
+    """Yield the ports to try, in random order, if the kernel assigns those from `first` to `last`."""
     for ports in (range(last + 1, 65536), range(_FIRST, min(first, _NODE_PORTS))):
         yield from random.Random().sample(ports, len(ports))
 
 
 def _bind_once(number: int) -> None:
-    """Raise OSError where something is bound to the port over TCP, or its last connections have not expired."""
+    """Raise OSError if a TCP socket is bound to the port, or if old connections on it have not expired."""
     dual = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as server:
         if dual:

@@ -1,4 +1,7 @@
-"""A launched process on another machine than rank 0: it keeps a fork server there, and carries what goes to and fro."""
+"""The agent of a launched process on another node than rank 0.
+
+The agent runs a fork server on its node and connects it, and the ranks, to the driver through a :class:`TcpMux`.
+"""
 
 from __future__ import annotations
 
@@ -24,57 +27,63 @@ from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.forkserver.server_client import OwnServer
 from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.nodes.local_agent import LOST, PATIENCE, changed
-from pytest_accel.nodes.machines import Link
-from pytest_accel.nodes.remote_leases import Agent
-from pytest_accel.nodes.tcp_mux import Bridge, Opened
+from pytest_accel.nodes.local_agent import LOST, TIMEOUT, changed_environment
+from pytest_accel.nodes.machines import AuthenticatedLink
+from pytest_accel.nodes.remote_leases import LeaseAgent
+from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
 from pytest_accel.settings.machine import machine_for
 
 
-def keep(link: Link, clock: float) -> int:
-    """Obey the driver until it ends; gives its exit status. Its clock is this machine's and `clock`."""
-    # A Ctrl-C at the terminal is the driver's to hear.
+def serve_driver(link: AuthenticatedLink, clock: float) -> int:
+    """Serve the driver until it ends; return the exit status for this process.
+
+    `clock` is the number of seconds to add to this node's clock to get the driver's.
+    """
+    # The driver handles a Ctrl-C at the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keeper = _FarKeeper(link, clock)
+    agent = _TcpAgent(link, clock)
     try:
-        return keeper.obey()
+        return agent.run()
     finally:
-        keeper.close()
+        agent.close()
 
 
-class _FarKeeper:
-    def __init__(self, link: Link, clock: float) -> None:
+class _TcpAgent:
+    """The agent's state: its connection to the driver and its current fork server."""
+
+    def __init__(self, link: AuthenticatedLink, clock: float) -> None:
         self._clock = clock
-        self._bridge = Bridge(link.socket, key=link.key, first=1, open_stream=self._open, take=self._take)
+        self._mux = TcpMux(link.socket, key=link.key, first=1, open_stream=self._open, take=self._handle)
         self._server: OwnServer | None = None
         self._stream: socket.socket | None = None
-        """The driver's end of the connection to the fork server, until the bridge has it."""
+        """The driver's end of the connection to the fork server, until the driver opens its stream."""
         self._number = 0
         self._spec: SessionSpec | None = None
         self._status = LOST
-        self._agent = Agent(self._bridge.send, machine_for)
+        self._lease_agent = LeaseAgent(self._mux.send, machine_for)
 
-    def obey(self) -> int:
-        why = self._bridge.run()
-        if self._bridge.broken:  # The driver reports any other end.
+    def run(self) -> int:
+        """Handle messages until the connection ends; return the exit status."""
+        why = self._mux.run()
+        if self._mux.broken:  # The driver reports any other cause.
             print(f"accel: the connection to rank 0 has ended: {why}", file=sys.stderr, flush=True)
         return self._status
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if isinstance(message, StartServer):
             try:
                 self._start(message)
             except Exception:
-                self._bridge.send(ServerEnded(message.number, traceback.format_exc()))
+                self._mux.send(ServerEnded(message.number, traceback.format_exc()))
         elif isinstance(message, KillServer):
             if self._server is not None and message.number == self._number:
                 self._server.kill_tree()
         elif isinstance(message, End):
             self._status = message.status
-            # The driver's exit status is the first: a launcher that sees one that is not 0 ends what it has started.
-            self._bridge.expire(PATIENCE)
+            # The driver exits first: a launcher that sees another exit status than 0 terminates all processes.
+            self._mux.expire(TIMEOUT)
         else:
-            self._agent.take(message)
+            self._lease_agent.handle(message)
 
     def _start(self, message: StartServer) -> None:
         self._remove_folder()
@@ -86,45 +95,49 @@ class _FarKeeper:
         ours, theirs = socket.socketpair()
         self._stream = ours
         with theirs:
-            self._server = OwnServer(spec, theirs, changed(message.environment))
-        _when_ended(self._server, self._bridge, self._on_server_end)
+            self._server = OwnServer(spec, theirs, changed_environment(message.environment))
+        _when_ended(self._server, self._mux, self._on_server_end)
 
     def _on_server_end(self) -> None:
-        """What its ranks have started, and that has left them, is of no use without it."""
+        """Clean up after a fork server that has ended, and tell the driver.
+
+        Processes that were started by ranks and outlived them are killed, too.
+        """
         assert self._server is not None
         assert self._spec is not None
         self._server.wait(None)
         self._server = None
         kill_marked(self._spec.directory)
         shared_memory.remove_all(self._spec.directory)
-        self._bridge.send(ServerEnded(self._number, tail(server_log_path(self._spec.directory, self._spec.server))))
+        self._mux.send(ServerEnded(self._number, tail(server_log_path(self._spec.directory, self._spec.server))))
 
-    def _open(self, name: str) -> Opened:
-        """What the driver wants to talk to; OSError where it is not there."""
+    def _open(self, name: str) -> StreamTarget:
+        """Return the target of a stream that the driver opens; raise OSError if there is no such target."""
         if name == SERVER and self._stream is not None:
             stream, self._stream = self._stream, None
-            return Opened(stream)
+            return StreamTarget(stream)
         if self._spec is None:
             raise FileNotFoundError(name)
         if name == ASK:
             ours, theirs = socket.socketpair()
             call = Connection(theirs.detach())
-            threading.Thread(target=answer, args=(call, self._spec.directory), name="accel-scout", daemon=True).start()
-            return Opened(ours)
+            args = call, self._spec.directory
+            threading.Thread(target=answer, args=args, name="accel-inspector", daemon=True).start()
+            return StreamTarget(ours)
         named = named_rank(name)
         if named is None:
             raise FileNotFoundError(name)
         world, rank, pid = named
-        return Opened(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), prctl.end_of(pid))
+        return StreamTarget(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), prctl.end_of(pid))
 
     def close(self) -> None:
-        """The bridge is down, and with it the fork server's connection, so that it ends by itself."""
+        """Wait for the fork server, which ends since its connection is closed, and remove all that is left."""
         if self._stream is not None:
             self._stream.close()
-        if self._server is not None and not self._server.wait(PATIENCE):
+        if self._server is not None and not self._server.wait(TIMEOUT):
             self._server.kill_tree()
             self._server.wait(None)
-        self._agent.close()
+        self._lease_agent.close()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
@@ -134,12 +147,13 @@ class _FarKeeper:
             shutil.rmtree(self._spec.directory, ignore_errors=True)
 
 
-def _when_ended(server: OwnServer, bridge: Bridge, call: Callable[[], None]) -> None:
+def _when_ended(server: OwnServer, mux: TcpMux, call: Callable[[], None]) -> None:
+    """Call `call` in the thread of `mux` when `server` has ended."""
     end = prctl.end_of(server.process.pid)
     if end is not None:
-        bridge.watch(end, call)
+        mux.watch(end, call)
         return
-    # Where the kernel does not tell, a thread waits, and what it holds of a pipe is at its end then.
+    # Without a pidfd, a thread waits for the server, and closes the write end of a pipe when the server has ended.
     source, target = os.pipe()
 
     def wait() -> None:
@@ -147,5 +161,5 @@ def _when_ended(server: OwnServer, bridge: Bridge, call: Callable[[], None]) -> 
         with contextlib.suppress(OSError):
             os.close(target)
 
-    bridge.watch(source, call)
+    mux.watch(source, call)
     threading.Thread(target=wait, daemon=True).start()

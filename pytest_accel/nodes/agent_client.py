@@ -1,4 +1,4 @@
-"""The driver's side of a launched process on another machine, and of the fork servers that it keeps there."""
+"""The driver's client of an agent on another node, and of the fork servers that the agent runs."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ from pytest_accel.core.messages import SessionSpec
 from pytest_accel.core.paths import bridge_path, server_log_path
 from pytest_accel.forkserver.server_client import ServerProcess
 from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.nodes.local_agent_client import KeptServer
-from pytest_accel.nodes.machines import Far
-from pytest_accel.nodes.remote_leases import FarSupply
-from pytest_accel.nodes.tcp_mux import Bridge, Opened
+from pytest_accel.nodes.local_agent_client import AgentServer
+from pytest_accel.nodes.machines import RemotePeer
+from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
 
-_LAST_WORD = 2.0
-"""Seconds that the last word may take to be on its way."""
+_FLUSH_TIMEOUT = 2.0
+"""Seconds to wait until the last message has been sent."""
 
 
-class FarKeeper:
-    """Has the face of a `Keeper`."""
+class TcpAgentClient:
+    """The client of an agent on another node; same interface as `LocalAgentClient`."""
 
     def __init__(
-        self, met: Far, node: str, on_lost: Callable[[], None], changes: Callable[[], dict[str, str | None]]
+        self, met: RemotePeer, node: str, on_lost: Callable[[], None], changes: Callable[[], dict[str, str | None]]
     ) -> None:
-        """`node` is the machine's name. `changes`: as a `Keeper`'s."""
+        """`node` is the node's name. For `changes` see `LocalAgentClient`."""
         self.hello = met.hello
         self.lost = False
         self.silent: str | None = None
-        """Why its whole machine counts as lost; None: it does not."""
+        """Why the whole node counts as lost; None if it does not."""
         self._on_lost = on_lost
         self._changes = changes
-        self._servers: list[tuple[KeptServer, SessionSpec]] = []
+        self._servers: list[tuple[AgentServer, SessionSpec]] = []
         self._token: str | None = None
-        self._bridge = Bridge(met.link.socket, key=met.link.key, first=0, open_stream=_nothing_here, take=self._take)
-        self.supply = FarSupply(node, self._bridge.send)
-        """The devices of its machine. One keeper of a machine is asked for them."""
-        # Where a test forks this process, and the copy lives on, the other end would never see this one's end.
-        os.register_at_fork(after_in_child=self._bridge.leave_to_parent)
-        threading.Thread(target=self._run, name=f"accel-keeper-{met.hello.rank}", daemon=True).start()
+        self._mux = TcpMux(met.link.socket, key=met.link.key, first=0, open_stream=_nothing_here, take=self._handle)
+        self.supply = RemoteLeases(node, self._mux.send)
+        """The devices of the agent's node. Only one agent of a node leases them."""
+        # If a test forks this process, the child must not keep the connection open after this process has ended.
+        os.register_at_fork(after_in_child=self._mux.leave_to_parent)
+        threading.Thread(target=self._run, name=f"accel-agent-{met.hello.rank}", daemon=True).start()
 
     def spawn(self, spec: SessionSpec, end: socket.socket) -> ServerProcess:
-        """Have it start a fork server."""
+        """Have the agent start a fork server, connected to `end`."""
         number = len(self._servers)
-        server = KeptServer(partial(self._bridge.send, KillServer(number)))
+        server = AgentServer(partial(self._mux.send, KillServer(number)))
         self._servers.append((server, spec))
-        self._bridge.listen(bridge_path(spec.directory, spec.server))
-        self._bridge.send(StartServer(number, spec, self._changes(), self._leave_token(spec)))
-        self._bridge.join(end.dup(), SERVER)
+        self._mux.listen(bridge_path(spec.directory, spec.server))
+        self._mux.send(StartServer(number, spec, self._changes(), self._leave_token(spec)))
+        self._mux.join(end.dup(), SERVER)
         if self.lost:
             self._end(server)
         return server
 
     def end(self, status: int) -> None:
-        """Have it end with `status`."""
-        self._bridge.send(End(status))
-        self._bridge.settle(_LAST_WORD)
+        """Have the agent's process exit with `status`."""
+        self._mux.send(End(status))
+        self._mux.settle(_FLUSH_TIMEOUT)
         if self._token is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._token)
 
     def _leave_token(self, spec: SessionSpec) -> str:
+        """Return the path of a file in `basetemp` by which the agent finds out if the two share a file system."""
         if self._token is None:
             os.makedirs(spec.basetemp, mode=0o700, exist_ok=True)
             self._token = os.path.join(spec.basetemp, f"shared-{secrets.token_hex(8)}")
@@ -77,7 +78,7 @@ class FarKeeper:
 
     def _run(self) -> None:
         try:
-            self.silent = self._bridge.run()
+            self.silent = self._mux.run()
         finally:
             self.lost = True
             self.supply.lose()
@@ -85,12 +86,12 @@ class FarKeeper:
                 self._end(server)
             self._on_lost()
 
-    def _end(self, server: KeptServer) -> None:
+    def _end(self, server: AgentServer) -> None:
         server.lost = self.silent is not None
         server.ended.set()
 
-    def _take(self, message: Any) -> None:
-        if self.supply.take(message):
+    def _handle(self, message: Any) -> None:
+        if self.supply.handle(message):
             return
         if isinstance(message, ServerEnded):
             server, spec = self._servers[message.number]
@@ -99,5 +100,5 @@ class FarKeeper:
             server.ended.set()
 
 
-def _nothing_here(name: str) -> Opened:
+def _nothing_here(name: str) -> StreamTarget:
     raise FileNotFoundError(name)

@@ -1,4 +1,4 @@
-"""What the processes under a launcher say to each other: the driver, and the keepers of the other ranks."""
+"""Messages between the driver and the agents of a session under a launcher."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24
 """Bytes: command lines may be long."""
 
-# Keeper to driver
+# Agent to driver
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who is there, and what it was started for."""
+    """The identity and arguments of a launched process: its first message to rank 0."""
 
     rank: int
     pid: int
     args: tuple[str, ...]
-    """Of the command line."""
+    """The arguments of the command line."""
     directory: str
-    """Where it was started."""
+    """The working directory at the start."""
     rootdir: str
     masks: Mapping[str, str]
-    """The variables that are there which say what devices a process sees."""
+    """The environment variables that are set and that limit which devices a process sees."""
     host: str = ""
-    """The machine's name."""
+    """The node's host name."""
     node: str = ""
-    """What tells the machine from the others: alike for processes that can hand each other files and signals."""
+    """The node's identity: equal for processes that can pass each other files and signals (`machines.identity`)."""
 
     def as_json(self) -> dict[str, object]:
-        """Return what :func:`hello_of` makes a greeting of again."""
+        """Return a value for JSON, the inverse of :func:`hello_of`."""
         return asdict(self)
 
     def pack(self) -> bytes:
@@ -46,15 +46,15 @@ class Hello:
 
 
 def receive_hello() -> Handshake[Hello]:
-    """Wait for what :meth:`Hello.pack` has made."""
+    """Wait for the bytes that :meth:`Hello.pack` returns."""
     (length,) = _LENGTH.unpack((yield _LENGTH.size))
     if not 0 < length <= _LONGEST_HELLO:
-        raise Refused("says nothing that a launched process would say")
+        raise Refused("sent an invalid greeting")
     return hello_of(json.loads((yield length)))
 
 
 def hello_of(value: object) -> Hello:
-    """Return the greeting that came as JSON; :class:`Refused` where it is none."""
+    """Return the greeting in a JSON value; raise :class:`Refused` if it is malformed."""
     match value:
         case {
             "rank": int(rank),
@@ -68,38 +68,41 @@ def hello_of(value: object) -> Hello:
         }:
             shown = {str(name): str(mask) for name, mask in masks.items()}
             return Hello(rank, pid, tuple(map(str, args)), directory, rootdir, shown, host, node)
-    raise Refused("says nothing that a launched process would say")
+    raise Refused("sent an invalid greeting")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerEnded:
     number: int
     log: str = ""
-    """The end of what it has written, where the driver cannot read it."""
+    """The end of the server's log, if the driver cannot read it itself."""
 
 
-# Driver to keeper
+# Driver to agent
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """All have come."""
+    """All processes have connected."""
 
     pid: int
-    """The driver's."""
+    """The driver's process id."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartServer:
-    """Start a fork server; the descriptor of its end of the connection to the driver follows."""
+    """Start a fork server.
+
+    On the driver's node, the descriptor of the server's end of the connection to the driver follows.
+    """
 
     number: int
-    """So manieth of this keeper."""
+    """The number of the server among those of this agent."""
     spec: SessionSpec
     environment: Mapping[str, str | None]
-    """What plugins and conftests of the driver have changed; None: removed."""
+    """The environment variables that the driver's plugins and conftests have changed; None for a removed one."""
     token: str = ""
-    """A file that the driver has made: where another machine finds it, the two share a file system."""
+    """The path of a file that the driver has created: a node that finds it shares the driver's file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,6 @@ class KillServer:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Come to an end, when the driver has."""
+    """Exit with `status` once the driver has exited."""
 
     status: int

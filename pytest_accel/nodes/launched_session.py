@@ -1,4 +1,4 @@
-"""The driver's side of a session under a launcher: the other processes, and the fork servers that they keep."""
+"""The driver's side of a session under a launcher: the other launched processes, and the clients of their agents."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.nodes import agent, local_agent, machines
-from pytest_accel.nodes.agent_client import FarKeeper
+from pytest_accel.nodes.agent_client import TcpAgentClient
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.local_agent_client import Keeper
-from pytest_accel.nodes.machines import Far, Rendezvous
-from pytest_accel.nodes.remote_leases import FarSupply
-from pytest_accel.nodes.rendezvous import MeetingError, gather, join
+from pytest_accel.nodes.local_agent_client import LocalAgentClient
+from pytest_accel.nodes.machines import RemotePeer, Rendezvous
+from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.nodes.rendezvous import RendezvousError, gather, join
 
 _KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
-"""Those that have masks."""
-_STOPPED = 0.5
-"""Seconds in which it is heard that another process has ended, when the launcher has said that this one is to end."""
+"""The device kinds that have masks."""
+_LOSS_TIMEOUT = 0.5
+"""Seconds to wait, after SIGTERM from the launcher, for the news that another process has ended."""
 
 
 def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSession:
-    """Meet the other processes; gives rank 0 the session that it drives. The others come out of it as ``SystemExit``.
+    """Meet the other launched processes; return the session in rank 0, and raise ``SystemExit`` in all others.
 
-    `args` is pytest's own list of what it has still to read. ``pytest.UsageError`` where the processes do not agree.
+    The other processes run as agents until the driver ends. `args` is pytest's own list of the arguments that it has
+    not parsed yet. Raise ``pytest.UsageError`` if the processes differ in their arguments, folders or devices.
     """
     args[:] = without_local_rank(args)
-    where_to_meet = None
+    rendezvous = None
     if world.local_size != world.size:
         try:
-            where_to_meet = machines.rendezvous(os.environ, world)
-        except MeetingError as error:
+            rendezvous = machines.read_rendezvous(os.environ, world)
+        except RendezvousError as error:
             raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    node = machines.identity() if where_to_meet is not None else ""
+    node = machines.identity() if rendezvous is not None else ""
     hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
-        del os.environ[name]  # Of the worlds to come each has its own, and this process is none's.
+        del os.environ[name]  # This process is a rank of no world; each world sets its own values.
     try:
         if world.rank != 0:
-            raise SystemExit(_keep(world, hello, where_to_meet))
-        far: list[Far] = []
+            raise SystemExit(_run_agent(world, hello, rendezvous))
+        far: list[RemotePeer] = []
         near = list(range(1, world.size))
-        if where_to_meet is not None:
-            far, near = machines.receive(world, where_to_meet, hello)
+        if rendezvous is not None:
+            far, near = machines.receive(world, rendezvous, hello)
         session = OuterSession(world, hello, gather(world, expected=near), far)
-    except MeetingError as error:
+    except RendezvousError as error:
         raise pytest.UsageError(str(error)) from None
     difference = differences(world.launcher, [hello, *session.hellos])
     if difference is not None:
@@ -65,12 +66,12 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
     return session
 
 
-def _keep(world: Outer, hello: Hello, where_to_meet: Rendezvous | None) -> int:
-    if where_to_meet is not None:
-        met = machines.call(world, where_to_meet, hello)
+def _run_agent(world: Outer, hello: Hello, rendezvous: Rendezvous | None) -> int:
+    if rendezvous is not None:
+        met = machines.call(world, rendezvous, hello)
         if met is not None:
-            return agent.keep(*met)
-    return local_agent.keep(join(world, hello))
+            return agent.serve_driver(*met)
+    return local_agent.serve_driver(join(world, hello))
 
 
 def _masks() -> dict[str, str]:
@@ -79,12 +80,15 @@ def _masks() -> dict[str, str]:
 
 
 def differences(launcher: str, hellos: Sequence[Hello]) -> str | None:
-    """What keeps the processes from being one session; None: nothing. The first is rank 0's."""
+    """Return a message on the first difference that keeps the processes from forming one session, or None.
+
+    The first of `hellos` is rank 0's.
+    """
     first = hellos[0]
     for other in hellos[1:]:
         for what, show in _COMPARED.items():
-            far = other.node != first.node
-            if _about(first, show, far=far) != _about(other, show, far=far):
+            remote = other.node != first.node
+            if _compared(first, show, remote=remote) != _compared(other, show, remote=remote):
                 return (
                     f"the processes that {launcher} has started differ in their {what}: rank 0 has {show(first)}, rank "
                     f"{other.rank} has {show(other)}; give them the same, or --accel-launcher none"
@@ -104,63 +108,65 @@ def _masked(hello: Hello) -> str:
     return " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask"
 
 
-def _about(hello: Hello, show: Callable[[Hello], str], *, far: bool) -> object:
-    """What must be equal: of devices on another machine their number, since each machine has its own."""
-    if far and show is _COMPARED["visible devices"]:
+def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> object:
+    """Return the value that must be equal: for masks on another node only their lengths, since devices differ there."""
+    if remote and show is _COMPARED["visible devices"]:
         return {name: len(value.split(",")) for name, value in hello.masks.items()}
     return show(hello)
 
 
 class OuterSession:
-    """The driver's knowledge of the other processes."""
+    """The other launched processes, as rank 0 sees them, with a client for the agent of each."""
 
-    def __init__(self, world: Outer, own: Hello, found: Sequence[tuple[Hello, Connection]], far: Sequence[Far]) -> None:
-        """`own` is this process's; `found` are the others of this machine, `far` those of other machines."""
+    def __init__(
+        self, world: Outer, own: Hello, found: Sequence[tuple[Hello, Connection]], far: Sequence[RemotePeer]
+    ) -> None:
+        """`own` is the greeting of this process; `found` are the others on this node, `far` those on other nodes."""
         self.world = world
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in far)]
         self.layout = machines.layout_of(own, [hello.rank for hello, _ in found], far)
         self.on_lost: Callable[[str], None] | None = None
-        """Gets what is to be said of a process that has ended before its time, in a thread of this object's."""
+        """Called, in a thread of an agent's client, with a message on the processes that have ended too early."""
         self._before = dict(os.environ)
         self._ended = False
-        self._lost = threading.Event()
-        keepers: list[Keeper | FarKeeper] = [
-            *(Keeper(hello, connection, self._lose, self._changes) for hello, connection in found),
-            *(FarKeeper(one, self._name(one.hello.rank), self._lose, self._changes) for one in far),
+        self._loss = threading.Event()
+        clients: list[LocalAgentClient | TcpAgentClient] = [
+            *(LocalAgentClient(hello, connection, self._lose, self._changes) for hello, connection in found),
+            *(TcpAgentClient(one, self._name(one.hello.rank), self._lose, self._changes) for one in far),
         ]
-        self._keepers = sorted(keepers, key=lambda keeper: keeper.hello.rank)
+        self._clients = sorted(clients, key=lambda client: client.hello.rank)
 
     @property
     def servers(self) -> tuple[Spawn, ...]:
-        """The ways to start each rank's fork server."""
-        return (spawn_here, *(keeper.spawn for keeper in self._keepers))
+        """One function for each launched process that starts its fork server."""
+        return (spawn_here, *(client.spawn for client in self._clients))
 
     @property
-    def supplies(self) -> dict[int, FarSupply]:
-        """The devices of the other machines, by number; each machine's first keeper is asked."""
-        keepers = {keeper.hello.rank: keeper for keeper in self._keepers if isinstance(keeper, FarKeeper)}
+    def supplies(self) -> dict[int, RemoteLeases]:
+        """The devices of the other nodes, by node number; the first agent of each node leases them."""
+        clients = {client.hello.rank: client for client in self._clients if isinstance(client, TcpAgentClient)}
         firsts = {number: min(node.servers) for number, node in enumerate(self.layout.nodes)}
-        return {number: keepers[rank].supply for number, rank in firsts.items() if rank in keepers}
+        return {number: clients[rank].supply for number, rank in firsts.items() if rank in clients}
 
     @property
     def lost(self) -> str | None:
-        """What there is to say of processes that have ended before their time."""
-        gone = [keeper for keeper in self._keepers if keeper.lost]
-        silent = {keeper.hello.node: keeper.silent for keeper in gone if isinstance(keeper, FarKeeper)}
+        """A message on the processes and nodes that were lost; None if there are none."""
+        gone = [client for client in self._clients if client.lost]
+        silent = {client.hello.node: client.silent for client in gone if isinstance(client, TcpAgentClient)}
         named = [
-            f"rank {keeper.hello.rank} (pid {keeper.hello.pid}{self._on_node(keeper.hello.rank)})"
-            for keeper in gone
-            if not silent.get(keeper.hello.node)
+            f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
+            for client in gone
+            if not silent.get(client.hello.node)
         ]
         for node, why in silent.items():
             if why is not None:
-                ranks = [keeper.hello.rank for keeper in self._keepers if keeper.hello.node == node]
+                ranks = [client.hello.rank for client in self._clients if client.hello.node == node]
                 named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
         return f"{self.world.launcher} has lost {', '.join(named)}" if named else None
 
     @property
     def about(self) -> str:
-        """The launched processes in a few words."""
+        """A short description of the launched processes."""
         nodes = self.layout.nodes
         where = ", ".join(f"{node.name} ({ranks_text(node.servers)})" for node in nodes)
         return self.world.about if len(nodes) == 1 else f"{self.world.about} on {len(nodes)} nodes: {where}"
@@ -172,7 +178,7 @@ class OuterSession:
         return "" if rank in self.layout.near else f" on {self._name(rank)}"
 
     def heed_signals(self) -> None:
-        """Have the session end with what there is to tell, when the launcher ends it.
+        """Install a handler for SIGTERM that ends the session with a message on the cause.
 
         A launcher that sees one of its processes end sends SIGTERM to the others.
         """
@@ -181,24 +187,25 @@ class OuterSession:
 
     def _terminated(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._lost.wait(_STOPPED)
+        self._loss.wait(_LOSS_TIMEOUT)
         pytest.exit(self.lost or f"{self.world.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
 
     def end(self, status: int) -> None:
-        """Have the others end with `status`, after this process."""
+        """Have the other processes exit with `status`, after this one."""
         self._ended = True
         if signal.getsignal(signal.SIGTERM) == self._terminated:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for keeper in self._keepers:
-            keeper.end(status)
+        for client in self._clients:
+            client.end(status)
 
     def _lose(self) -> None:
         if self._ended:
             return
-        self._lost.set()
+        self._loss.set()
         if self.on_lost is not None and self.lost is not None:
             self.on_lost(self.lost)
 
     def _changes(self) -> dict[str, str | None]:
+        """Return the environment variables that changed since the start; None for a removed one."""
         names = {name for name in self._before.keys() | os.environ if self._before.get(name) != os.environ.get(name)}
         return {name: os.environ.get(name) for name in names if not name.startswith("PYTEST_CURRENT_TEST")}

@@ -1,4 +1,4 @@
-"""The hooks of rank 0 under a launcher: what it refuses, what it does when it loses a process, and its last word."""
+"""The pytest hooks of rank 0 under a launcher: they refuse xdist, react to lost processes, and end the agents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pytest_accel.nodes.launched_session import OuterSession
 
 
 class OuterHooks:
-    """In the driver only."""
+    """The hooks of a session under a launcher; registered in rank 0 only, which is the driver."""
 
     def __init__(self, config: pytest.Config, outer: OuterSession) -> None:
-        """``pytest.UsageError`` where xdist is to distribute the tests."""
+        """Raise ``pytest.UsageError`` if xdist is to distribute the tests."""
         self._outer = outer
         self._session: pytest.Session | None = None
         count = getattr(config.option, "numprocesses", None)
@@ -19,9 +19,9 @@ class OuterHooks:
             launcher = outer.world.launcher
             outer.end(int(pytest.ExitCode.USAGE_ERROR))
             raise pytest.UsageError(
-                f"-n {count or '(xdist)'} under {launcher}: take one of the two. {launcher} without -n runs each test "
-                f"in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the tests "
-                "over workers, whose ranks the plugin starts by itself"
+                f"-n {count or '(xdist)'} under {launcher}: use only one of the two. {launcher} without -n runs each "
+                f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the "
+                "tests over workers, whose ranks the plugin starts by itself"
             )
 
     @pytest.hookimpl(tryfirst=True)

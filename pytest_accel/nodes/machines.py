@@ -1,9 +1,9 @@
-"""How a launcher's processes on several machines find each other, and who of them is where.
+"""The rendezvous of a launcher's processes on several nodes, over TCP, and the layout that results.
 
-Rank 0 listens on a TCP port, and the others call it. torchrun's agents share a store
+Rank 0 listens on a TCP port, and the others connect to it. torchrun's agents share a store
 (``TORCHELASTIC_USE_AGENT_STORE``), in which rank 0 leaves its addresses and a random secret. Under other launchers the
-port is the one that the user has exported, and the secret is the user's (`shared_secret`). Both ends prove that they
-know it before either says more (`mutual_auth`). Nothing is encrypted.
+user exports the port and provides the secret (`shared_secret`). Both ends prove that they know the secret before they
+exchange anything else (`mutual_auth`). Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from pytest_accel.nodes import mutual_auth, shared_secret
 from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
 from pytest_accel.nodes.placement import Layout, Node
-from pytest_accel.nodes.rendezvous import PATIENCE, MeetingError, missing
+from pytest_accel.nodes.rendezvous import TIMEOUT, RendezvousError, missing
 
-_LOOK = 0.1
-_CALL_PATIENCE = 3.0
-_ANSWER_PATIENCE = 5.0
-"""Seconds that a greeting may take; then rank 0 is called once more."""
-_WRONG_PATIENCE = 5.0
-"""Seconds for which rank 0 is looked for while somebody else listens at its address."""
+_RETRY_INTERVAL = 0.1
+"""Seconds between two attempts to connect to rank 0."""
+_CALL_TIMEOUT = 3.0
+"""Seconds that one attempt to connect may take."""
+_ANSWER_TIMEOUT = 5.0
+"""Seconds that a greeting may take before the connection to rank 0 is retried."""
+_WRONG_TIMEOUT = 5.0
+"""Seconds for which to retry while a process with another secret listens at rank 0's address."""
 _ROUNDS = 5
+"""Number of time stamps that are exchanged to compare the clocks."""
 
 _STORE = """
 import sys
@@ -59,7 +62,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the processes meet."""
+    """The address at which the processes meet, and the secret."""
 
     address: str
     port: int
@@ -73,59 +76,62 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A connection between two machines whose ends have proved themselves."""
+class AuthenticatedLink:
+    """A connection between two nodes whose ends have authenticated each other."""
 
     socket: socket.socket
     key: bytes
-    """For the codes of its frames."""
+    """The key for the authentication codes of frames."""
 
 
 @dataclass(frozen=True, slots=True)
-class Far:
-    """A process on another machine, as the driver has met it."""
+class RemotePeer:
+    """A launched process on another node, as rank 0 has met it."""
 
     hello: Hello
-    link: Link
+    link: AuthenticatedLink
     address: str
-    """Its machine's."""
+    """The address of its node."""
     own_address: str
-    """This machine's, as it has been called."""
+    """The address of this node to which the process has connected."""
 
 
-def rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
-    """Read from what the launcher and the user have set; :class:`MeetingError` where something is missing."""
+def read_rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
+    """Return the rendezvous that the launcher's and the user's variables describe.
+
+    Raise :class:`RendezvousError` if a variable or the secret is missing.
+    """
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
-        raise MeetingError(
+        raise RendezvousError(
             f"{outer.launcher} has started {outer.size} processes, {outer.local_size} of them on this machine, and "
-            f"they do not know where to meet: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an "
+            f"they have no address to meet at: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an "
             "address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
-            "(--accel-launcher none: each process runs all tests by itself)"
+            "(with --accel-launcher none, each process runs all tests by itself)"
         )
     try:
         secret = shared_secret.read_secret(environ)
     except shared_secret.SecretError as error:
-        raise MeetingError(f"rank {outer.rank} on {platform.node()}: {error}") from None
+        raise RendezvousError(f"rank {outer.rank} on {platform.node()}: {error}") from None
     job = (outer.launcher, str(outer.size), address, port, *outer.job)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         return Rendezvous(address, int(port), secret or b"", key, job)
     if secret is None:
-        raise MeetingError(
+        raise RendezvousError(
             f"{outer.launcher} has started {outer.size} processes on several machines, and rank {outer.rank} on "
             f"{platform.node()} has no secret by which they know each other. Export {shared_secret.VARIABLE} with the "
             f"same value to all of them, or keep one in {shared_secret.FILE}, a file that only you can read and that "
-            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (--accel-launcher none: each process runs all tests "
-            "by itself)"
+            f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
+            "tests by itself)"
         )
     return Rendezvous(address, int(port), secret, None, job)
 
 
 def identity() -> str:
-    """What tells this machine, or container, from others.
+    """Return a text that identifies this machine or container.
 
-    Processes with one identity see the same file systems, process ids and network (namespaces(7)).
+    Processes with the same identity see the same file systems, process ids and network (namespaces(7)).
     """
     found = [platform.node()]
     with contextlib.suppress(OSError):
@@ -134,13 +140,16 @@ def identity() -> str:
     return " ".join(found)
 
 
-def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIENCE) -> tuple[list[Far], list[int]]:
-    """As rank 0: return the processes on other machines by rank, and the ranks on this machine, which connect again.
+def receive(
+    outer: Outer, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
+) -> tuple[list[RemotePeer], list[int]]:
+    """As rank 0, wait for the others; return the processes on other nodes in order of rank, and the ranks on this node.
 
-    :class:`MeetingError` names those who did not come in time.
+    The ranks on this node are disconnected: they connect again locally (`rendezvous.join`). Raise
+    :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
-    deadline = monotonic() + patience
-    far: dict[int, Far] = {}
+    deadline = monotonic() + timeout
+    far: dict[int, RemotePeer] = {}
     near: set[int] = set()
     wrong: dict[int, str] = {}
     with _listen(where, outer.size) as listener:
@@ -148,8 +157,8 @@ def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIE
         if where.key is not None:
             random = secrets.token_bytes(32)
             port = listener.getsockname()[1]
-            told = json.dumps({"addresses": _addresses(where), "port": port, "secret": random.hex()})
-            _ask_store(where, told, patience)
+            value = json.dumps({"addresses": _addresses(where), "port": port, "secret": random.hex()})
+            _ask_store(where, value, timeout)
             secret = _mixed(random, where.secret)
 
         def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
@@ -162,40 +171,46 @@ def receive(outer: Outer, where: Rendezvous, own: Hello, patience: float = PATIE
                 if met is None:
                     absent = [rank for rank in range(1, outer.size) if rank not in far and rank not in near]
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
-                    raise MeetingError("; ".join([str(missing(outer, absent, patience)), *notes]))
+                    raise RendezvousError("; ".join([str(missing(outer, absent, timeout)), *notes]))
                 call, (hello, peer) = met
-                if hello.rank in far:  # It has connected again, since the end of the greeting came too late.
+                if hello.rank in far:  # The process has retried, since the end of the greeting came too late.
                     far.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
                     near.add(hello.rank)
                     call.close()
                     continue
-                with contextlib.suppress(OSError):  # It has gone again.
+                with contextlib.suppress(OSError):  # The process has disconnected.
                     addresses = _plain(call.getpeername()[0]), _plain(call.getsockname()[0])
-                    far[hello.rank] = Far(hello, Link(call, mutual_auth.key_for(peer, "frames")), *addresses)
+                    far[hello.rank] = RemotePeer(
+                        hello, AuthenticatedLink(call, mutual_auth.key_for(peer, "frames")), *addresses
+                    )
     return [far[rank] for rank in sorted(far)], sorted(near)
 
 
-def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIENCE) -> tuple[Link, float] | None:
-    """As any other rank: the connection to rank 0, and what to add to this machine's clock for the one there.
+def call(
+    outer: Outer, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
+) -> tuple[AuthenticatedLink, float] | None:
+    """As another rank than 0, return the connection to rank 0, and the seconds by which its clock is ahead of this one.
 
-    None where rank 0 is on the same machine. :class:`MeetingError` if it does not come in time.
+    Return None if rank 0 is on the same node. Raise :class:`RendezvousError` if it cannot be reached within `timeout`
+    seconds.
     """
-    deadline = monotonic() + patience
+    deadline = monotonic() + timeout
     addresses, port, secret = [where.address], where.port, where.secret
     if where.key is not None:
-        told = json.loads(_ask_store(where, "", patience))
-        addresses, port, secret = told["addresses"], told["port"], _mixed(bytes.fromhex(told["secret"]), where.secret)
+        stored = json.loads(_ask_store(where, "", timeout))
+        addresses, port = stored["addresses"], stored["port"]
+        secret = _mixed(bytes.fromhex(stored["secret"]), where.secret)
     wrong_since: float | None = None
     refused = ""
-    while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_PATIENCE):
+    while monotonic() < deadline and (wrong_since is None or monotonic() < wrong_since + _WRONG_TIMEOUT):
         for address in addresses:
             try:
-                link = socket.create_connection((address, port), _CALL_PATIENCE)
+                link = socket.create_connection((address, port), _CALL_TIMEOUT)
             except OSError:
                 continue
             try:
-                until = min(deadline, monotonic() + _ANSWER_PATIENCE)
+                until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
                 far, clock, key = perform(link, _present(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
@@ -205,34 +220,35 @@ def call(outer: Outer, where: Rendezvous, hello: Hello, patience: float = PATIEN
                     refused = f"; the process that listens there {error}"
                 continue
             if far:
-                return Link(link, key), clock
+                return AuthenticatedLink(link, key), clock
             link.close()
             return None
-        time.sleep(_LOOK)
+        time.sleep(_RETRY_INTERVAL)
     if wrong_since is not None:
-        raise MeetingError(
+        raise RendezvousError(
             f"the process that listens for rank 0 at {' or '.join(addresses)}, port {port}, has another secret "
             f"({shared_secret.NAMES}) than rank {outer.rank} on {hello.host}, or belongs to another job"
         )
-    raise MeetingError(
+    raise RendezvousError(
         f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} on {hello.host} did not reach "
-        f"rank 0 at {' or '.join(addresses)}, port {port}, within {patience:g} s{refused}"
+        f"rank 0 at {' or '.join(addresses)}, port {port}, within {timeout:g} s{refused}"
     )
 
 
 def _mixed(random: bytes, users: bytes) -> bytes:
-    """Return what takes both secrets to know: who reaches the agents' store can read the one that is there."""
+    """Return a secret derived from both: the random one alone can be read by anyone who reaches the agents' store."""
     return hmac.digest(random, users, "sha256")
 
 
 def _greet(
     secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
 ) -> Handshake[tuple[Hello, Peer]]:
+    """Greet a caller, as rank 0; return its greeting and identity."""
     peer = yield from mutual_auth.admit_caller(secret, job, range(1, size), on_wrong_secret)
     messages = Messages(peer, caller=False)
     hello = hello_of((yield from messages.receive()))
     if hello.rank != peer.rank:
-        raise Refused(f"calls itself rank {hello.rank}, and has proved to be rank {peer.rank}")
+        raise Refused(f"claims to be rank {hello.rank}, but has authenticated as rank {peer.rank}")
     for _ in range(_ROUNDS):
         yield from messages.receive()
         yield messages.pack(monotonic())
@@ -241,7 +257,7 @@ def _greet(
 
 
 def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, bytes]]:
-    """Gives whether rank 0 is on another machine, what to add to this one's clock, and the key for frames."""
+    """Greet rank 0; return True if it is on another node, the seconds to add to this clock, and the key for frames."""
     peer = yield from mutual_auth.prove_caller(secret, job, hello.rank)
     messages = Messages(peer, caller=True)
     yield messages.pack(hello.as_json())
@@ -252,15 +268,15 @@ def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple
         there = yield from messages.receive()
         took = monotonic() - began
         if not isinstance(there, float):
-            raise Refused(f"tells a time that is none: {there!r}")
-        # It was asked somewhere between the two, so the shortest round says it best.
+            raise Refused(f"sent an invalid time: {there!r}")
+        # Rank 0 read its clock between sending and receiving, so the shortest round gives the smallest error.
         rounds.append((took, there - began - took / 2))
     far = yield from messages.receive()
     return bool(far), min(rounds)[1], mutual_auth.key_for(peer, "frames")
 
 
 def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
-    """Tell the user once, and go on waiting: anybody who reaches the port may claim this."""
+    """Print a note once for each rank, and do not fail: any process that reaches the port can claim to be the rank."""
     if rank not in wrong:
         wrong[rank] = address
         print(f"accel: {_wrong_text(rank, address)}; still waiting for rank {rank}", file=sys.stderr, flush=True)
@@ -279,43 +295,43 @@ def _listen(where: Rendezvous, backlog: int) -> socket.socket:
     try:
         return socket.create_server(("", port), backlog=backlog)
     except OSError as error:
-        why = os.strerror(error.errno or 0)  # Without what the library adds.
-        raise MeetingError(f"MASTER_PORT={port}: rank 0 cannot listen there ({why})") from None
+        why = os.strerror(error.errno or 0)  # The library's text repeats the address.
+        raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({why})") from None
 
 
-def _ask_store(where: Rendezvous, value: str, patience: float) -> str:
-    """Leave `value` in the agents' store, or get what was left, where it is empty.
+def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
+    """Set the value in the agents' store to `value`; if that is empty, wait for a value and return it.
 
-    In a process of its own, since the protocol is torch's, and this process is not to import that.
+    A separate process does this: the protocol is torch's, and this process must not import torch.
     """
     assert where.key is not None
-    command = [sys.executable, "-c", _STORE, where.address, str(where.port), where.key, str(patience)]
+    command = [sys.executable, "-c", _STORE, where.address, str(where.port), where.key, str(timeout)]
     done = subprocess.run(command, input=value, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise MeetingError(f"the store of torchrun's agents at {where.address}:{where.port} cannot be used: {last}")
+        raise RendezvousError(f"the store of torchrun's agents at {where.address}:{where.port} cannot be used: {last}")
     return done.stdout
 
 
 def _addresses(where: Rendezvous) -> list[str]:
-    """Those at which others may reach this machine: first the one from which the agents' store is reached."""
-    known = [one for interface in psutil.net_if_addrs().values() for one in interface]
-    found = [one.address for one in known if one.family in (socket.AF_INET, socket.AF_INET6)]
+    """Return the addresses at which others may reach this node, beginning with the one used to reach the store."""
+    entries = [one for interface in psutil.net_if_addrs().values() for one in interface]
+    found = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
     found = [address for address in found if not address.startswith(("127.", "fe80:")) and address != "::1"]
     target = where.address, where.port
-    with contextlib.suppress(OSError), socket.create_connection(target, _CALL_PATIENCE) as probe:
+    with contextlib.suppress(OSError), socket.create_connection(target, _CALL_TIMEOUT) as probe:
         found.insert(0, _plain(probe.getsockname()[0]))
     return list(dict.fromkeys(found))
 
 
 def _plain(address: str) -> str:
-    """An address as a person writes it, also of IPv4 on a socket for both."""
+    """Return `address` without the prefix of IPv4 addresses on a dual-stack socket."""
     return address.removeprefix("::ffff:")
 
 
-def layout_of(own: Hello, near: Sequence[int], far: Sequence[Far]) -> Layout:
-    """The machines: rank 0's first, then in the order of their lowest ranks."""
-    groups: dict[str, list[Far]] = {}
+def layout_of(own: Hello, near: Sequence[int], far: Sequence[RemotePeer]) -> Layout:
+    """Return the nodes of the session: rank 0's first, then in the order of their lowest ranks."""
+    groups: dict[str, list[RemotePeer]] = {}
     for one in far:
         groups.setdefault(one.hello.node, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]

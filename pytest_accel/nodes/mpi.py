@@ -1,8 +1,8 @@
-"""Worlds whose ranks are processes of an MPI job, for tests that want ``MPI.COMM_WORLD``.
+"""Worlds whose ranks are processes of an MPI job, for tests that use ``MPI.COMM_WORLD``.
 
-``mpirun`` starts as many fork servers as there are ranks, and each forks one: the rank has the job's environment, and
-what happens before a world's first test and after its last is the same as in every other. A process can initialise MPI
-once, so a job serves one world. Open MPI and MPICH give a job's processes their ranks in the variables named below.
+``mpirun`` starts one fork server for each rank, and each server forks one rank. So the rank has the job's environment,
+and a world starts and ends as any other. A process can initialise MPI only once, so a job serves one world. Open MPI
+and MPICH give a job's processes their ranks in the environment variables of `RANK_VARIABLES`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_fol
 from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Open MPI's, and that of Hydra: MPICH's and Intel MPI's process manager."""
-START_PATIENCE = 120.0
-"""Seconds that a job's processes may take to come."""
+"""The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
+START_TIMEOUT = 120.0
+"""Seconds that a job's processes may take to connect."""
 _LENGTH = struct.Struct("<I")
 _PROCESS = struct.Struct("<II")
 """Rank and process id."""
-_LOOK = 0.1
-_END_PATIENCE = 5.0
-"""Seconds that ``mpirun`` may take to end when its processes have."""
+_POLL_INTERVAL = 0.1
+"""Seconds between two checks whether ``mpirun`` has ended while its processes are awaited."""
+_END_TIMEOUT = 5.0
+"""Seconds that ``mpirun`` may take to exit after its processes have."""
 
 
 class MpiJob:
-    """The job of one world. Has the face of a :class:`Starter` for it; calls back with the owner's lock held."""
+    """The MPI job of one world, with the interface of a :class:`Starter`. Callbacks are called with `lock` held."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class MpiJob:
         on_end: Callable[[MpiJob], None],
         on_failure: Callable[[str], None],
     ) -> None:
-        """`numbers` are those of the job's fork servers, one for each rank.
+        """`numbers` are the numbers of the job's fork servers, one for each rank.
 
-        `on_failure` gets the traceback where a thread of the job has ended with an error, without the lock.
+        `on_failure` gets the traceback if a thread of the job ends with an error; it is called without the lock.
         """
         self.world = replace(world, servers=tuple(numbers))
         self._spec = spec
@@ -75,9 +76,9 @@ class MpiJob:
         self._on_failure = on_failure
         self._servers: Servers | None = None
         self._exited: set[int] = set()
-        """The ranks of whose end the owner has been told."""
+        """The ranks whose exit was reported to `on_event`."""
         self._over = threading.Event()
-        """Whether it is to end, or its fork servers have."""
+        """Set when the job is to end, or its fork servers have ended."""
         self._log = server_log_path(spec.directory, numbers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         ensure_own_folder(spec.directory)
@@ -102,25 +103,25 @@ class MpiJob:
             )
 
     def send(self, message: object) -> None:
-        """Raises nothing: where the job has ended, `on_end` says so."""
+        """Send `message` to the fork servers. No error if the job has ended: `on_end` reports that."""
         if self._servers is not None:
             self._servers.send(message)
         elif isinstance(message, KillWorld):
             self.end()
 
     def end(self) -> None:
-        """Have it end; `on_end` follows."""
+        """Terminate the job; `on_end` follows."""
         self._over.set()
         if self._servers is None:
             kill_tree(self._process.pid)
 
     def join(self) -> None:
-        """Wait for its end. Called without the lock."""
+        """Wait until the job has ended. The caller must not hold the lock."""
         self._thread.join()
 
     @property
     def log(self) -> str:
-        """The end of what ``mpirun`` has written."""
+        """The end of the output of ``mpirun``."""
         return tail(self._log)
 
     # The job's thread
@@ -144,7 +145,7 @@ class MpiJob:
         else:
             kill_tree(self._process.pid)
         try:
-            self._process.wait(_END_PATIENCE)
+            self._process.wait(_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             kill_tree(self._process.pid)
             self._process.wait()
@@ -157,13 +158,13 @@ class MpiJob:
             self._on_end(self)
 
     def _gather(self) -> dict[int, tuple[socket.socket, int]]:
-        """The calls of the job's processes and their process ids, by rank; fewer where the job has ended before."""
+        """Return the connection and process id of each rank's process; fewer if the job ends or the time is up."""
         calls: dict[int, tuple[socket.socket, int]] = {}
-        deadline = monotonic() + START_PATIENCE
+        deadline = monotonic() + START_TIMEOUT
         ranks = self.world.ranks
         with self._listener, Handshakes(self._listener, _receive_process, ranks) as handshakes:
             while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
-                met = handshakes.wait(monotonic() + _LOOK)
+                met = handshakes.wait(monotonic() + _POLL_INTERVAL)
                 if met is not None:
                     call, (rank, pid) = met
                     calls[rank] = call, pid
@@ -178,7 +179,7 @@ class MpiJob:
         self._servers.send(StartWorld(self.world))
 
     def _servers_ended(self) -> None:
-        """In a thread of theirs, with the lock: their ranks have ended with them."""
+        """Report the ranks as ended with their fork servers; called in a thread of the servers, with the lock held."""
         self._over.set()
         for rank in range(self.world.ranks):
             if rank not in self._exited:
@@ -192,11 +193,11 @@ class MpiJob:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A fork server that is ``mpirun``'s child."""
+    """A fork server that is a child process of ``mpirun``."""
 
     pid: int
     lost = False
-    """It is on this machine."""
+    """Always False, since the process is on this node."""
 
     def kill(self) -> None:
         with contextlib.suppress(psutil.Error):
@@ -205,16 +206,16 @@ class _Launched:
     def kill_tree(self) -> None:
         kill_tree(self.pid)
 
-    def wait(self, patience: float | None) -> bool:
+    def wait(self, timeout: float | None) -> bool:
         end = prctl.end_of(self.pid)
-        if end is not None:  # Known before mpirun has taken notice of it.
+        if end is not None:  # The descriptor shows the end before mpirun has reaped the process.
             try:
-                return bool(select.select([end], [], [], patience)[0])
+                return bool(select.select([end], [], [], timeout)[0])
             finally:
                 os.close(end)
         with contextlib.suppress(psutil.NoSuchProcess):
             try:
-                psutil.Process(self.pid).wait(patience)
+                psutil.Process(self.pid).wait(timeout)
             except psutil.TimeoutExpired:
                 return False
         return True
@@ -229,8 +230,8 @@ def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
 
 
 def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _Launched:
-    """Give a process of the job its end of the connection to the pool."""
-    with contextlib.suppress(OSError):  # It has ended, and so has the connection.
+    """Pass a process of the job its end of the connection to the pool."""
+    with contextlib.suppress(OSError):  # The process has ended; the pool notices that its connection is closed.
         data = pickle.dumps(spec)
         socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])
         call.sendall(data)
@@ -238,7 +239,7 @@ def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.soc
 
 
 def serve(path: str, controller: int) -> None:
-    """In a process that ``mpirun`` has started: be a fork server of the session of `controller`."""
+    """Run a fork server for the session of `controller`; called in a process that ``mpirun`` has started."""
     from pytest_accel.forkserver import server
 
     parent = os.getppid()

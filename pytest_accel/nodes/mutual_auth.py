@@ -1,11 +1,11 @@
-"""Mutual authentication of rank 0, which listens, and the other launched processes, which call it over TCP.
+"""Mutual authentication of rank 0, which listens, and the other launched processes, which connect to it over TCP.
 
-Both know a secret, and prove it by an HMAC of who they are (role and rank), the job, and a random number of each. The
-caller begins with its random number, and says nothing more until the listener has proved itself. So what one end has
-said can be used neither at another end, nor in the other role, nor once more. Messages of fixed size and JSON are all
-that is read until then; afterwards, each frame has a code made with a key of this connection (`core/frame_auth.py`).
+Both ends prove that they know a secret by an HMAC of their role and rank, the job, and a random number of each end. The
+caller sends its random number first, and nothing more until the listener has proved its knowledge. So a proof cannot be
+used with another peer, in the other role, or a second time. Until then, only messages of fixed size are read; then
+JSON messages and frames, each with a code made with a key of this connection (`core/frame_auth.py`).
 
-A secret must be one that nobody can guess: who talks to either end can try guesses at home.
+The secret must be impossible to guess: a process that has talked to either end can check guesses offline.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RANDOM = 32
 _CALL = struct.Struct(f"<8s{_RANDOM}s")
 _ANSWER = struct.Struct(f"<8s{_RANDOM}s32s")
 _PROOF = struct.Struct("<?I32s")
-"""A flag that says if the listener's proof was right, the caller's rank, and the caller's proof."""
+"""A flag that is True if the listener's proof was right, the caller's rank, and the caller's proof."""
 _NO_PROOF = bytes(32)
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 24
-"""Bytes of a message in the greeting, of one who has proved itself: command lines may be long."""
+"""Maximum size, in bytes, of a message of an authenticated peer in the greeting; command lines may be long."""
 
 
 class WrongSecret(Refused):
@@ -38,7 +38,7 @@ class WrongSecret(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end, which has proved itself."""
+    """The other end of an authenticated connection."""
 
     rank: int
     """The caller's rank."""
@@ -60,7 +60,7 @@ def admit_caller(
     yield _ANSWER.pack(_MAGIC, ours, _mac(secret, "listener", job, 0, theirs, ours))
     agrees, rank, proof = _PROOF.unpack((yield _PROOF.size))
     if rank not in ranks:
-        raise Refused(f"has a rank that is not there: {rank}")
+        raise Refused(f"claims a rank that does not exist: {rank}")
     if not agrees:
         on_wrong_secret(rank)
         raise WrongSecret
@@ -95,7 +95,7 @@ def key_for(peer: Peer, purpose: str) -> bytes:
 
 
 class Messages:
-    """JSON messages between two ends that have proved themselves, the rest of the greeting."""
+    """The JSON messages of the greeting after the two ends have authenticated each other."""
 
     def __init__(self, peer: Peer, *, caller: bool) -> None:
         key = key_for(peer, "greeting")
@@ -109,7 +109,7 @@ class Messages:
         return frame + self._sent.tag(frame)
 
     def receive(self) -> Handshake[object]:
-        """Wait for the other end's next message; :class:`ForgedFrame` where it is not that."""
+        """Wait for the other end's next message; raise :class:`ForgedFrame` if its authentication code is wrong."""
         head = yield _LENGTH.size
         (length,) = _LENGTH.unpack(head)
         if length > _LONGEST:

@@ -1,4 +1,4 @@
-"""On which machines the fork servers of a session are, and from which of them a world's ranks come: pure."""
+"""The placement of a world's ranks on the nodes and fork servers of a session: pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine."""
+    """One node (machine) of a session."""
 
     name: str
-    """As a person knows it."""
+    """The name for messages to the user."""
     address: str
-    """Where the others reach it."""
+    """The address at which other nodes reach it."""
     servers: tuple[int, ...]
     """The numbers of the fork servers on it."""
 
 
 class Seat(NamedTuple):
-    """Where a rank comes from."""
+    """The place of a rank: the node it runs on, and the fork server from which it is forked."""
 
     node: int
     server: int
@@ -28,19 +28,19 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All machines of a session, the driver's first."""
+    """All nodes of a session, the driver's first."""
 
     nodes: tuple[Node, ...]
 
     @property
     def size(self) -> int:
-        """How many fork servers there are, which is how many ranks a world may have."""
+        """The number of fork servers, which under a launcher is the maximum number of ranks of a world."""
         return sum(len(node.servers) for node in self.nodes)
 
     def shortage(self, ranks: int, nodes: int, launcher: str | None) -> str | None:
-        """Why there can be no world of so many `ranks` on `nodes` machines or more; None: there can.
+        """Return why no world of `ranks` ranks on at least `nodes` nodes is possible; None if it is.
 
-        `launcher` is what has started the processes; None: nothing has, and there are as many ranks as are wanted.
+        `launcher` is the launcher that has started the processes. If None, the number of ranks is not limited.
         """
         if launcher is not None and ranks > self.size:
             return f"needs {ranks} ranks; {launcher} has started {self.size}"
@@ -51,10 +51,11 @@ class Layout:
         return f"needs {nodes} nodes; {launcher} has started ranks on {len(self.nodes)}"
 
     def seats(self, ranks: int, nodes: int) -> tuple[Seat, ...]:
-        """The seats of a world for which there is no `shortage`, by rank.
+        """Return the seat of each rank of a world for which there is no `shortage`.
 
-        On as few machines as do, but `nodes` at least: the driver's first, unless larger ones make them fewer. Ranks
-        are dealt out evenly, and those of one machine have consecutive numbers.
+        The world is on as few nodes as possible, but at least `nodes`: the first nodes, beginning with the driver's,
+        unless larger ones make fewer nodes suffice. Ranks are distributed evenly over the nodes, and the ranks of one
+        node have consecutive numbers.
         """
         chosen = self._chosen(ranks, nodes)
         taken = dict.fromkeys(chosen, 0)
@@ -65,12 +66,12 @@ class Layout:
         return tuple(Seat(node, server) for node in chosen for server in self.nodes[node].servers[: taken[node]])
 
     def order(self, nodes: Iterable[int]) -> list[int]:
-        """Machines in an order that is the same in all sessions, whichever of them is the driver's."""
+        """Return `nodes` in an order that is the same in all sessions, whichever node has the driver."""
         return sorted(nodes, key=lambda node: (self.nodes[node].name, self.nodes[node].address))
 
     @property
     def near(self) -> tuple[int, ...]:
-        """The servers on the driver's machine."""
+        """The numbers of the fork servers on the driver's node."""
         return self.nodes[0].servers
 
     def _chosen(self, ranks: int, nodes: int) -> list[int]:
@@ -84,4 +85,4 @@ class Layout:
 
 
 HERE = Layout((Node("", "", (0,)),))
-"""A session that no launcher has started."""
+"""The layout of a session without a launcher."""

@@ -1,4 +1,4 @@
-"""The devices of another machine: a keeper leases them there, with that machine's locks, for this session's worlds."""
+"""Leases on devices of another node: an agent takes them there, with that node's locks, for this session's worlds."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 
-# Driver to keeper
+# Driver to agent
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What devices of a kind are there?"""
+class InventoryRequest:
+    """Ask for the inventory of a device kind."""
 
     kind: str
     settings: object
-    """The session's."""
+    """The session's settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LeaseRequest:
     number: int
-    """By which both sides know the request, and the lease that comes of it."""
+    """Identifies the request, and then the lease, on both sides."""
     kind: str
     need: DeviceNeed
     holder: Holder
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
-    """A lease, or a request that still waits."""
+class LeaseReturn:
+    """Return a lease, or withdraw a request that still waits."""
 
     number: int
     killed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
-    """Which processes of that machine use a lease."""
+class LeaseUsers:
+    """Tell which processes of the agent's node use a lease."""
 
     number: int
     pids: tuple[int, ...]
 
 
-# Keeper to driver
+# Agent to driver
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class InventoryReply:
     kind: str
     inventory: Inventory | None
     error: str = ""
-    """Why there is no inventory."""
+    """The reason if there is no inventory."""
 
 
 @dataclass(frozen=True, slots=True)
-class FarLease:
-    """The answer to a request."""
+class RemoteLease:
+    """A granted lease: the answer to a request."""
 
     number: int
     devices: tuple[Device, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LeaseFailed:
     number: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseWanted:
-    """Somebody waits for what a lease holds."""
+    """Another request waits for the devices of a lease."""
 
     number: int
 
@@ -99,37 +99,42 @@ class LeaseLost:
 
 
 class FarSupplyError(Exception):
-    """The devices of another machine cannot be had; the message says why."""
+    """The devices of another node are not available; the message says why."""
 
 
-class FarSupply:
-    """The driver's side. Callbacks come in a thread of its own, since the owner may wait for the bridge meanwhile."""
+class RemoteLeases:
+    """The driver's side: requests and leases on the devices of one other node.
+
+    Callbacks are called in a thread of this object, not in the thread that receives messages: the pool may hold its
+    lock while it waits for that thread.
+    """
 
     def __init__(self, name: str, send: Callable[[object], None]) -> None:
-        """`name` is the machine's; `send` takes what is for the keeper."""
+        """`name` is the node's name; `send` sends a message to the agent."""
         self.on_wanted: Callable[[int], None] = _ignore
-        """Gets the number of a lease for which somebody waits."""
+        """Called with the number of a lease for whose devices another request waits."""
         self.on_lost: Callable[[int, str], None] = _ignore
-        """Gets the number of a lease whose lock was lost, and how."""
+        """Called with the number of a lease whose lock was lost, and the reason."""
         self.on_failure: Callable[[str], None] = _ignore
-        """Gets the traceback of an error that has ended this object's thread."""
+        """Called with the traceback of an error that has ended this object's thread."""
         self.name = name
         self._send = send
         self._lock = threading.Lock()
         self._lost = False
         self._numbers = 0
-        self._waiting: dict[int, tuple[Callable[[FarLease], None], Callable[[Exception], None]]] = {}
-        self._seen: dict[str, Seen] = {}
-        self._looks: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        self._waiting: dict[int, tuple[Callable[[RemoteLease], None], Callable[[Exception], None]]] = {}
+        self._inventories: dict[str, InventoryReply] = {}
+        self._replies: queue.SimpleQueue[InventoryReply] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def inventory(self, kind: str, settings: object) -> Inventory:
-        """What is there of a kind, by the session's settings; :class:`FarSupplyError` where that is not known."""
-        if kind not in self._seen:
-            self._send(Look(kind, settings))
-            self._seen[kind] = Seen(kind, None, "it is lost") if self._lost else self._looks.get()
-        seen = self._seen[kind]
+        """Return the node's devices of `kind`; raise :class:`FarSupplyError` if they cannot be looked up."""
+        if kind not in self._inventories:
+            self._send(InventoryRequest(kind, settings))
+            lost = InventoryReply(kind, None, "the node is lost")
+            self._inventories[kind] = lost if self._lost else self._replies.get()
+        seen = self._inventories[kind]
         if seen.inventory is None:
             raise FarSupplyError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
         return seen.inventory
@@ -139,10 +144,10 @@ class FarSupply:
         kind: str,
         need: DeviceNeed,
         holder: Holder,
-        on_grant: Callable[[FarLease], None],
+        on_grant: Callable[[RemoteLease], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """As a :class:`Supply`'s."""
+        """Request a lease; see :meth:`Supply.submit`."""
         with self._lock:
             self._numbers += 1
             number = self._numbers
@@ -150,7 +155,7 @@ class FarSupply:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="accel-far-supply", daemon=True)
                 self._thread.start()
-        self._send(Ask(number, kind, need, holder))
+        self._send(LeaseRequest(number, kind, need, holder))
         if self._lost:
             self.lose()
         return number
@@ -159,29 +164,29 @@ class FarSupply:
         """Withdraw a request, if it still waits."""
         with self._lock:
             self._waiting.pop(request, None)
-        self._send(GiveBack(request, killed=False))
+        self._send(LeaseReturn(request, killed=False))
 
-    def give_back(self, kind: str, lease: FarLease, *, killed: bool) -> None:
-        """As a :class:`Supply`'s."""
-        self._send(GiveBack(lease.number, killed))
+    def give_back(self, kind: str, lease: RemoteLease, *, killed: bool) -> None:
+        """Return a lease that no process uses any more; see :meth:`Supply.give_back`."""
+        self._send(LeaseReturn(lease.number, killed))
 
-    def describe(self, lease: FarLease, pids: tuple[int, ...]) -> None:
-        """Processes of that machine use the lease."""
-        self._send(Describe(lease.number, pids))
+    def describe(self, lease: RemoteLease, pids: tuple[int, ...]) -> None:
+        """Tell the agent which processes of its node use the lease."""
+        self._send(LeaseUsers(lease.number, pids))
 
-    def take(self, message: object) -> bool:
-        """What the keeper says; whether it is for this object."""
-        if isinstance(message, Seen):
-            self._looks.put(message)
-        elif isinstance(message, (FarLease, Failed)):
+    def handle(self, message: object) -> bool:
+        """Handle a message of the agent; return False if it is not about leases."""
+        if isinstance(message, InventoryReply):
+            self._replies.put(message)
+        elif isinstance(message, (RemoteLease, LeaseFailed)):
             with self._lock:
                 waiting = self._waiting.pop(message.number, None)
-            if waiting is not None and isinstance(message, FarLease):
+            if waiting is not None and isinstance(message, RemoteLease):
                 self._calls.put(partial(waiting[0], message))
-            elif waiting is not None and isinstance(message, Failed):
+            elif waiting is not None and isinstance(message, LeaseFailed):
                 self._calls.put(partial(waiting[1], FarSupplyError(f"{message.text} (on {self.name})")))
-            elif isinstance(message, FarLease):
-                self._send(GiveBack(message.number, killed=False))  # It was withdrawn when it was on its way.
+            elif isinstance(message, RemoteLease):
+                self._send(LeaseReturn(message.number, killed=False))  # Granted before the withdrawal arrived.
         elif isinstance(message, LeaseWanted):
             self._calls.put(partial(self.on_wanted, message.number))
         elif isinstance(message, LeaseLost):
@@ -191,9 +196,9 @@ class FarSupply:
         return True
 
     def lose(self) -> None:
-        """The machine, or its keeper, is lost: nobody waits for it any more."""
+        """Fail all waiting requests, since the connection to the node or its agent is lost."""
         self._lost = True
-        self._looks.put(Seen("", None, "it is lost"))
+        self._replies.put(InventoryReply("", None, "the node is lost"))
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():
@@ -208,70 +213,70 @@ class FarSupply:
             self.on_failure(f"{what}:\n{format_exc()}")
 
 
-class Agent:
-    """The keeper's side. :meth:`take` is called in one thread."""
+class LeaseAgent:
+    """The agent's side: takes leases on its node for the driver. :meth:`handle` is called in one thread only."""
 
     def __init__(self, send: Callable[[object], None], make_machine: Callable[[Any], Machine]) -> None:
-        """`make_machine` looks at the machine as the session's settings say."""
+        """`make_machine` makes the :class:`Machine` of this node from the session's settings."""
         self._send = send
         self._make_machine = make_machine
         self._machine: Machine | None = None
         self._supply: Supply | None = None
         self._requests: dict[int, tuple[str, int]] = {}
-        """Kind and the broker's number."""
+        """The kind of each request, and its number at the broker."""
         self._leases: dict[int, tuple[str, Lease]] = {}
 
-    def take(self, message: object) -> None:
-        """What the driver wants of the machine's devices."""
-        if isinstance(message, Look):
+    def handle(self, message: object) -> None:
+        """Handle a message of the driver."""
+        if isinstance(message, InventoryRequest):
             self._look(message)
         elif self._machine is None or self._supply is None:
             return
-        elif isinstance(message, Ask):
+        elif isinstance(message, LeaseRequest):
             self._ask(message, self._supply, self._machine)
-        elif isinstance(message, GiveBack):
+        elif isinstance(message, LeaseReturn):
             kind, request = self._requests.pop(message.number, ("", 0))
             if message.number in self._leases:
                 kind, lease = self._leases.pop(message.number)
                 self._supply.give_back(kind, lease, killed=message.killed)
             elif kind:
                 self._supply.broker(kind).cancel(request)
-        elif isinstance(message, Describe) and message.number in self._leases:
+        elif isinstance(message, LeaseUsers) and message.number in self._leases:
             kind, lease = self._leases[message.number]
             processes = []
             for pid in message.pids:
-                with contextlib.suppress(psutil.Error):  # It has died already, and cannot be using a device.
+                with contextlib.suppress(psutil.Error):  # The process has ended and uses no device.
                     processes.append((pid, psutil.Process(pid).create_time()))
-            with contextlib.suppress(LockFolderError):  # As where the disk is full: the lock itself is held.
+            with contextlib.suppress(LockFolderError):  # For example a full disk; the lock itself is still held.
                 self._supply.broker(kind).describe(lease.id, processes=processes)
 
     def close(self) -> None:
-        """Give all leases back."""
+        """Return all leases."""
         if self._supply is not None:
             self._supply.close()
 
-    def _look(self, message: Look) -> None:
+    def _look(self, message: InventoryRequest) -> None:
         try:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
                 waits = getattr(message.settings, "busy", None) == "wait"
                 self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
-            self._send(Seen(message.kind, self._machine.of(message.kind)))
+            self._send(InventoryReply(message.kind, self._machine.of(message.kind)))
         except Exception as error:
-            self._send(Seen(message.kind, None, str(error)))
+            self._send(InventoryReply(message.kind, None, str(error)))
 
-    def _ask(self, message: Ask, supply: Supply, machine: Machine) -> None:
+    def _ask(self, message: LeaseRequest, supply: Supply, machine: Machine) -> None:
         by_id = {device.id: device for device in machine.of(message.kind).devices}
 
         def grant(lease: Lease) -> None:
             self._leases[message.number] = message.kind, lease
-            self._send(FarLease(message.number, tuple(by_id[name] for name in lease.devices)))
+            self._send(RemoteLease(message.number, tuple(by_id[name] for name in lease.devices)))
 
         def fail(error: Exception) -> None:
-            self._send(Failed(message.number, str(error)))
+            self._send(LeaseFailed(message.number, str(error)))
 
-        # The lock file tells other sessions of that machine which process there it is.
+        # The lock file must name a process of this node, for the other sessions here.
         holder = replace(message.holder, pid=os.getpid())
         try:
             request = supply.submit(message.kind, message.need, holder, grant, fail)

@@ -1,4 +1,4 @@
-"""Where a launcher's processes find each other, on one machine: a socket whose path user and job give."""
+"""The rendezvous of a launcher's processes on one node: a Unix socket whose path follows from user and job."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from pytest_accel.core.paths import user_folder
 from pytest_accel.leases.lock_dir import VARIABLE
 from pytest_accel.nodes.agent_messages import Hello, receive_hello
 
-PATIENCE = 60.0
-"""Seconds that whoever comes first waits for the others."""
-_LOOK = 0.02
+TIMEOUT = 60.0
+"""Seconds that a process waits for the others."""
+_RETRY_INTERVAL = 0.02
+"""Seconds between two attempts to connect to rank 0."""
 
 
-class MeetingError(Exception):
-    """The processes have not come together; the message says who did not come, or what they differ in."""
+class RendezvousError(Exception):
+    """The processes did not find each other; the message says why, and names missing ranks."""
 
 
-def meeting_path(outer: Outer) -> str:
-    """Return the path of rank 0's socket. Sessions with different lock folders never meet.
+def rendezvous_path(outer: Outer) -> str:
+    """Return the path of rank 0's socket; it differs for sessions with different lock folders.
 
-    :class:`MeetingError` where another user could listen there.
+    Raise :class:`RendezvousError` if the folder cannot be used, for example because another user could listen there.
     """
     try:
         folder = user_folder()
     except OSError as error:
-        raise MeetingError(
+        raise RendezvousError(
             f"{error.filename}, where the processes that {outer.launcher} has started would meet, cannot be used: "
             f"{error.strerror}"
         ) from None
@@ -44,24 +45,25 @@ def meeting_path(outer: Outer) -> str:
 
 
 def gather(
-    outer: Outer, patience: float = PATIENCE, expected: Collection[int] | None = None
+    outer: Outer, timeout: float = TIMEOUT, expected: Collection[int] | None = None
 ) -> list[tuple[Hello, Connection]]:
-    """As rank 0: the others, by rank. :class:`MeetingError` names those who did not come in time.
+    """As rank 0, wait for the others; return their greetings and connections, in order of rank.
 
-    `expected` are those of this machine; None: all.
+    `expected` are the ranks on this node; None means all. Raise :class:`RendezvousError`, which names the missing
+    ranks, after `timeout` seconds.
     """
     expected = range(1, outer.size) if expected is None else expected
     if not expected:
         return []
-    path = meeting_path(outer)
-    deadline = monotonic() + patience
+    path = rendezvous_path(outer)
+    deadline = monotonic() + timeout
     found: dict[int, tuple[Hello, Connection]] = {}
     with _listen(path, outer) as listener, Handshakes(listener, _receive_hello, outer.size) as handshakes:
         try:
             while len(found) < len(expected):
                 met = handshakes.wait(deadline)
                 if met is None:
-                    raise missing(outer, [rank for rank in expected if rank not in found], patience)
+                    raise missing(outer, [rank for rank in expected if rank not in found], timeout)
                 call, hello = met
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
@@ -77,43 +79,43 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     return receive_hello()
 
 
-def missing(outer: Outer, ranks: Sequence[int], patience: float) -> MeetingError:
-    """What is to be said when `ranks` did not come."""
-    return MeetingError(
-        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not come "
-        f"within {patience:g} s: each has to run pytest with this plugin (--accel-launcher none: each runs all tests "
-        "by itself)"
+def missing(outer: Outer, ranks: Sequence[int], timeout: float) -> RendezvousError:
+    """Return the error for `ranks` that did not connect within `timeout` seconds."""
+    return RendezvousError(
+        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not connect "
+        f"within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, each runs "
+        "all tests by itself)"
     )
 
 
-def join(outer: Outer, hello: Hello, patience: float = PATIENCE) -> Connection:
-    """As any other rank: the connection to rank 0. :class:`MeetingError` if it does not come in time."""
-    path = meeting_path(outer)
-    deadline = monotonic() + patience
+def join(outer: Outer, hello: Hello, timeout: float = TIMEOUT) -> Connection:
+    """As another rank than 0, connect to rank 0; raise :class:`RendezvousError` after `timeout` seconds."""
+    path = rendezvous_path(outer)
+    deadline = monotonic() + timeout
     while True:
         try:
             with unix_sockets.connect(path) as call:
                 call.sendall(hello.pack())
                 return Connection(call.detach())
         except PermissionError as error:
-            raise MeetingError(f"rank {outer.rank} cannot meet rank 0 at {path}: {error.strerror}") from None
+            raise RendezvousError(f"rank {outer.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
         except OSError:
             if monotonic() >= deadline:
-                raise MeetingError(
-                    f"{outer.launcher} has started {outer.size} processes, and rank 0 did not come to rank "
-                    f"{outer.rank} within {patience:g} s"
+                raise RendezvousError(
+                    f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} did not reach rank 0 "
+                    f"within {timeout:g} s"
                 ) from None
-        time.sleep(_LOOK)
+        time.sleep(_RETRY_INTERVAL)
 
 
 def _listen(path: str, outer: Outer) -> socket.socket:
     try:
         unix_sockets.connect(path).close()
     except PermissionError as error:
-        raise MeetingError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
+        raise RendezvousError(f"rank 0 cannot listen at {path}: {error.strerror}") from None
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # A process that was killed has left its socket.
+            os.unlink(path)  # The socket of a process that was killed.
     else:
-        raise MeetingError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
+        raise RendezvousError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
     return unix_sockets.listen(path, outer.size)

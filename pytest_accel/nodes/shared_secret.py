@@ -1,4 +1,4 @@
-"""The secret that a user gives to the launched processes of several machines."""
+"""The secret that a user provides for the launched processes on several nodes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ FILE = "~/.pytest-accel-secret"
 NAMES = f"{VARIABLE} or {FILE}"
 HOW_TO_MAKE_ONE = f"(umask 077; python3 -c 'import secrets; print(secrets.token_hex())' > {FILE})"
 _SHORTEST = 16
-"""Characters: a process that is met at an address can be asked for a proof, and guesses be tried on it."""
+"""Minimum number of characters: any process can ask for a proof over the network, and check guesses with it."""
 _LONGEST = 4096
+"""Maximum number of bytes read from the file."""
 
 
 class SecretError(Exception):
-    """The secret cannot be used; the message says why, and what to do."""
+    """The secret is not usable; the message says why, and what to do."""
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret: the value of :data:`VARIABLE`, else the content of :data:`FILE`; None without both.
+    """Return the secret: the value of :data:`VARIABLE`, else the content of :data:`FILE`; None if there is neither.
 
-    :class:`SecretError` where it is too short, or where other users can read it.
+    Raise :class:`SecretError` if it is too short, or if other users can read it.
     """
     text, origin = environ.get(VARIABLE, ""), VARIABLE
     if not text:
@@ -41,9 +42,9 @@ def read_secret(environ: Mapping[str, str]) -> bytes | None:
 
 def _read_file(path: str) -> str | None:
     if not os.path.isabs(path):
-        return None  # There is no home.
+        return None  # There is no home directory.
     try:
-        # O_NONBLOCK: a pipe of this name must not hold the process up.
+        # O_NONBLOCK: opening a named pipe must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -1,13 +1,13 @@
-"""Many streams of bytes, and messages, over one TCP connection between two machines.
+"""A multiplexer: many byte streams, and messages, over one TCP connection between two nodes.
 
-A stream is a connected socket at each end, whose bytes the bridge carries. What it holds for a reader that is slow is
-not bounded: all that comes to a driver is cut by those who send it, and one stream must not hold up the others.
+A stream is a connected socket at each end; the multiplexer carries its bytes. Its buffer for a slow reader is not
+bounded, since one stream must not block the others; senders truncate everything that they send to a driver.
 
-Each frame has an authentication code (`frame_auth`), which is checked before anything is done with the frame. One that
-is wrong ends the connection.
+Each frame has an authentication code (`frame_auth`), which is checked before the frame is used. A wrong code ends the
+connection.
 
-That a machine has been cut off is found by the kernel (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT): a process that computes
-for a minute without letting go of the interpreter is not taken for lost.
+The kernel detects that the other node is unreachable (tcp(7): SO_KEEPALIVE, TCP_USER_TIMEOUT). So a process that holds
+the GIL for a minute does not count as lost.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
 
 SILENCE = 10.0
-"""Seconds after which a machine that does not answer any more counts as lost."""
+"""Seconds after which a node that does not answer counts as lost."""
 _PROBE = 2
-"""Seconds between two questions to a machine that says nothing."""
+"""Seconds between two keepalive probes to a silent node."""
 _HEAD = struct.Struct("<BII")
 _OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
 """Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
 _CHUNK = 1 << 16
-"""Bytes that a frame carries at most, so that a forged length is found at once."""
+"""Maximum number of bytes in a frame, so that a forged length is detected at once."""
 _LONGEST_NAME = 200
 
 
-class Opened(NamedTuple):
-    """What a stream is to lead to."""
+class StreamTarget(NamedTuple):
+    """The socket that a stream is connected to."""
 
     socket: socket.socket
     end: int | None = None
-    """A descriptor that is readable once the process at the other end of the socket has ended."""
+    """A descriptor that becomes readable when the process at the other end of the socket ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +60,11 @@ class _Stream:
     end: int | None
     out: bytearray = field(default_factory=bytearray)
     closing: bool = False
-    """Whether it ends when `out` is empty."""
+    """True if the stream ends once `out` is empty."""
 
 
-class Bridge:
-    """One end of it. :meth:`run` does the work in one thread; the other methods may be called in any."""
+class TcpMux:
+    """One end of the connection. :meth:`run` does the work in one thread; other methods may be called in any thread."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class Bridge:
         *,
         key: bytes,
         first: int,
-        open_stream: Callable[[str], Opened],
+        open_stream: Callable[[str], StreamTarget],
         take: Callable[[Any], None],
     ) -> None:
-        """`key` is one that only the two ends have. `first` is 0 at one end and 1 at the other.
+        """`key` is a secret that only the two ends have. `first` is 0 at one end and 1 at the other.
 
-        `open_stream` makes what the other end asks for by name; it raises OSError where there is no such thing. `take`
-        gets the messages.
+        `open_stream` returns the target of a stream that the other end opens by name; it raises OSError if there is
+        none. `take` handles messages.
         """
         self.broken = False
-        """True if the connection ended because a frame failed authentication, or by an error at this end."""
+        """True if the connection ended because a frame failed authentication, or because of an error at this end."""
         self._link = link
         self._sent = FrameAuth(key, first)
         self._received = FrameAuth(key, 1 - first)
@@ -105,21 +105,21 @@ class Bridge:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         link.setblocking(False)
-        heed_silence(link)
+        set_keepalive(link)
         self._selector.register(link, selectors.EVENT_READ, self._on_link)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
 
     def send(self, message: object) -> None:
-        """Have the other end take `message`; nothing happens where that is gone."""
+        """Send `message` to the other end; no-op if the connection has ended."""
         self._post(partial(self._put_message, pickle.dumps(message)))
 
     def join(self, end: socket.socket, name: str) -> None:
-        """Make a stream of `end`, which is the bridge's to close, and of what `name` is at the other end."""
+        """Open a stream from `end` to the target `name` at the other end. This object closes `end`."""
         if not self._post(partial(self._join, end, name)):
             end.close()
 
     def listen(self, path: str) -> None:
-        """Make each connection to `path` a stream: what it leads to is the first line that comes over it."""
+        """Open a stream for each connection to the socket at `path`; the first line it sends is the target's name."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = unix_sockets.listen(path, 64)
@@ -128,7 +128,7 @@ class Bridge:
             listener.close()
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Call once, in the bridge's thread, when `descriptor` is readable; it is closed then."""
+        """Close `descriptor` and call `call`, in the thread of :meth:`run`, once `descriptor` becomes readable."""
 
         def on_ready(mask: int) -> None:
             self._selector.unregister(descriptor)
@@ -137,29 +137,31 @@ class Bridge:
 
         self._post(lambda: self._selector.register(descriptor, selectors.EVENT_READ, on_ready))
 
-    def settle(self, patience: float) -> None:
-        """Wait until what was to be sent is on its way."""
+    def settle(self, timeout: float) -> None:
+        """Wait, at most `timeout` seconds, until earlier messages have been passed to the connection."""
         settled = threading.Event()
         if self._post(settled.set):
-            settled.wait(patience)
+            settled.wait(timeout)
 
     def expire(self, seconds: float) -> None:
-        """Have :meth:`run` come back so many seconds from now, if the other end is not gone before."""
+        """Have :meth:`run` return after `seconds`, if the connection has not ended before."""
         self._deadline = monotonic() + seconds
         self._post(lambda: None)
 
     def run(self) -> str | None:
-        """Carry until the other end is gone; gives why, or None where it has closed the connection in good order.
+        """Carry data until the connection ends; return the reason, or None if the other end has closed it normally.
 
-        The reason may be an error at this end, with its traceback: others wait for this thread, so it must not end
+        The reason may be an error at this end, with its traceback: other threads depend on this one, so it must not end
         without a report.
         """
         try:
             while self._deadline is None or monotonic() < self._deadline:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
                 for key, mask in self._selector.select(left):
-                    now = self._selector.get_map().get(key.fd)
-                    if now is not None and now.fileobj is key.fileobj:  # Else one before it has closed it.
+                    current = self._selector.get_map().get(key.fd)
+                    if (
+                        current is not None and current.fileobj is key.fileobj
+                    ):  # Otherwise an earlier handler closed it.
                         key.data(mask)
             return None
         except EOFError:
@@ -169,7 +171,7 @@ class Bridge:
             return str(error)
         except OSError as error:
             if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN):
-                return f"nothing was heard of it for {SILENCE:g} s"
+                return f"it did not answer for {SILENCE:g} s"
             return str(error)
         except Exception:
             self.broken = True
@@ -178,7 +180,7 @@ class Bridge:
             self._end()
 
     def leave_to_parent(self) -> None:
-        """In a process that was forked from this one: let go of the connection."""
+        """Close this copy of the connection in a process that was forked from this one."""
         self._link.close()
 
     # In the thread of `run`
@@ -248,7 +250,7 @@ class Bridge:
                 message = pickle.loads(self._parts + data)
                 self._parts.clear()
                 self._take(message)
-            except (EOFError, OSError) as error:  # Not the connection's.
+            except (EOFError, OSError) as error:  # `run` would take these for errors of the connection.
                 raise RuntimeError("a message could not be handled") from error
         elif kind == _OPEN:
             try:
@@ -257,7 +259,7 @@ class Bridge:
                 self._put(_CLOSE, number, b"")
             else:
                 self._add(number, opened)
-        elif number in self._streams:  # Else it has been closed at this end meanwhile.
+        elif number in self._streams:  # Otherwise it has been closed at this end.
             stream = self._streams[number]
             if kind == _DATA:
                 stream.out += data
@@ -286,9 +288,9 @@ class Bridge:
     def _join(self, end: socket.socket, name: str) -> None:
         number = next(self._numbers)
         self._put(_OPEN, number, name.encode())
-        self._add(number, Opened(end))
+        self._add(number, StreamTarget(end))
 
-    def _add(self, number: int, opened: Opened) -> None:
+    def _add(self, number: int, opened: StreamTarget) -> None:
         stream = self._streams[number] = _Stream(number, *opened)
         stream.socket.setblocking(False)
         self._selector.register(stream.socket, selectors.EVENT_READ, partial(self._on_stream, stream))
@@ -302,7 +304,7 @@ class Bridge:
             self._carry(stream)
 
     def _carry(self, stream: _Stream) -> bool:
-        """Send on a piece of what has come; whether there was one."""
+        """Forward a piece of what `stream` has received; return True if there was data."""
         try:
             data = stream.socket.recv(_CHUNK)
         except BlockingIOError:
@@ -317,7 +319,10 @@ class Bridge:
         return bool(data)
 
     def _on_end(self, stream: _Stream, mask: int) -> None:
-        """Something that the process has forked may hold the socket open, and nothing more is to come from itself."""
+        """Forward the rest and close the stream, since its process has ended.
+
+        A child of the process may still hold the socket open, so there may be no end of file.
+        """
         while self._carry(stream):
             pass
         if stream.number in self._streams:
@@ -330,7 +335,7 @@ class Bridge:
                 del stream.out[: stream.socket.send(stream.out)]
         except BlockingIOError:
             pass
-        except OSError:  # Nobody reads: what has been written there may still be on its way here.
+        except OSError:  # The reader has closed the socket. Keep the stream: data from it may still arrive.
             stream.out.clear()
         if stream.closing and not stream.out:
             self._drop(stream)
@@ -362,20 +367,20 @@ class Bridge:
     def _on_name(self, call: socket.socket, text: bytearray, mask: int) -> None:
         try:
             while not text.endswith(b"\n") and len(text) < _LONGEST_NAME:
-                piece = call.recv(1)  # What stands behind the line belongs to the stream.
+                piece = call.recv(1)  # Byte by byte, since what follows the line belongs to the stream.
                 if not piece:
                     raise EOFError
                 text += piece
         except BlockingIOError:
             return
         except (EOFError, OSError):
-            self._let_go(call)
+            self._forget_caller(call)
             call.close()
             return
-        self._let_go(call)
+        self._forget_caller(call)
         self._join(call, text.decode().strip())
 
-    def _let_go(self, call: socket.socket) -> None:
+    def _forget_caller(self, call: socket.socket) -> None:
         self._callers.remove(call)
         self._selector.unregister(call)
 
@@ -384,10 +389,10 @@ def _events(out: bytearray) -> int:
     return selectors.EVENT_READ | selectors.EVENT_WRITE if out else selectors.EVENT_READ
 
 
-def heed_silence(link: socket.socket) -> None:
-    """Have the kernel find out that the other machine has been cut off, after :data:`SILENCE` seconds at most.
+def set_keepalive(link: socket.socket) -> None:
+    """Have the kernel end the connection when the other node is silent for :data:`SILENCE` seconds.
 
-    On systems without ``TCP_USER_TIMEOUT`` it takes longer while something is being sent; that was not tried.
+    On systems without ``TCP_USER_TIMEOUT`` this takes longer while data is being sent (not tested).
     """
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,1 +1,1 @@
-"""Worlds and leases of a session, and the client by which xdist workers reach them."""
+"""The pool: the worlds and leases of a session, and the clients through which drivers reach it."""

@@ -1,7 +1,7 @@
-"""Devices of several machines for one world.
+"""Requests for the devices of several nodes for one world.
 
-They are asked for one machine after the other, in an order that all sessions share: so of two sessions that want the
-same machines, the one that has the first gets the others too, and they do not wait for each other.
+The devices are requested one node after the other, in an order that is the same in all sessions. This prevents
+deadlocks: of two sessions that need the same nodes, the one that gets the first node also gets the others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
 
 
-class Source(Protocol):
-    """The devices of one machine."""
+class DeviceSource(Protocol):
+    """The devices of one node."""
 
     def submit(
         self,
@@ -28,112 +28,113 @@ class Source(Protocol):
         on_grant: Callable[[Any], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """Ask for a lease, as at a :class:`Supply`; the request's number."""
+        """Request a lease, as with :meth:`Supply.submit`; return the number of the request."""
 
     def cancel(self, kind: str, request: int) -> None:
         """Withdraw a request, if it still waits."""
 
     def give_back(self, kind: str, lease: Any, *, killed: bool) -> None:
-        """The processes that used a lease are gone, or there were none."""
+        """Return a lease that no process uses any more; `killed` if the processes that used it were killed."""
 
 
-class Near:
-    """Those of the driver's machine."""
+class LocalSource:
+    """The devices of the controller's own node, from its :class:`Supply`."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
         self.submit = supply.submit
 
     def cancel(self, kind: str, request: int) -> None:
-        """As :class:`Source` says."""
+        """Withdraw a request, if it still waits."""
         self._supply.broker(kind).cancel(request)
 
     def give_back(self, kind: str, lease: Lease, *, killed: bool) -> None:
-        """As :class:`Source` says."""
+        """Return a lease that no process uses any more; `killed` if the processes that used it were killed."""
         self._supply.give_back(kind, lease, killed=killed)
 
 
-class Part(NamedTuple):
-    """What is wanted of one machine."""
+class NodeNeed(NamedTuple):
+    """The devices that a request needs of one node."""
 
     node: int
-    source: Source
+    source: DeviceSource
     need: DeviceNeed
 
 
-class Gang:
-    """A request for the devices of several machines."""
+class MultiNodeRequest:
+    """A request for the devices of several nodes: granted as a whole, or not at all."""
 
     def __init__(
         self,
         lock: threading.RLock,
         kind: str,
-        parts: Sequence[Part],
+        node_needs: Sequence[NodeNeed],
         holder: Holder,
         on_grant: Callable[[dict[int, Any]], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`parts` are in the order of which this module speaks. `on_grant` gets the leases by machine.
+        """Take `node_needs` in the order of the requests, see the module's docstring; :meth:`submit` begins.
 
-        `lock` is the owner's, and held whenever something is called here or there.
+        `on_grant` gets the leases by node number. `lock` is the pool's lock: callers of the methods hold it, and the
+        callbacks are called with it held.
         """
         self._lock = lock
         self._kind = kind
-        self._parts = parts
+        self._node_needs = node_needs
         self._holder = holder
         self._on_grant = on_grant
         self._on_failure = on_failure
         self._leases: dict[int, Any] = {}
-        self._waiting: tuple[Source, int] | None = None
-        self._over = False
+        self._waiting: tuple[DeviceSource, int] | None = None
+        self._done = False
 
-    def ask(self) -> None:
-        """For the devices of the next machine."""
-        if len(self._leases) == len(self._parts):
-            self._over = True
+    def submit(self) -> None:
+        """Request the devices of the next node, or report the grant if all nodes have granted theirs."""
+        if len(self._leases) == len(self._node_needs):
+            self._done = True
             self._on_grant(self._leases)
             return
-        have = len(self._leases)
-        part = self._parts[have]
-        granted = partial(self._granted, part)
+        granted_before = len(self._leases)
+        entry = self._node_needs[granted_before]
+        granted = partial(self._granted, entry)
         try:
-            request = part.source.submit(self._kind, part.need, self._holder, granted, self._failed)
-        except Exception as error:  # Else the leases of the other machines would stay taken.
+            request = entry.source.submit(self._kind, entry.need, self._holder, granted, self._failed)
+        except Exception as error:  # Without this, the leases of the other nodes would never be returned.
             self._failed(error)
             return
-        if len(self._leases) == have:  # Else it has been granted at once.
-            self._waiting = part.source, request
+        if len(self._leases) == granted_before:  # Otherwise `submit` has already called `granted`.
+            self._waiting = entry.source, request
 
     @property
     def waiting(self) -> tuple[int, DeviceNeed, int | None]:
-        """The machine whose devices it waits for, what it needs of them, and the request's number (None: none yet)."""
-        part = self._parts[min(len(self._leases), len(self._parts) - 1)]
-        return part.node, part.need, None if self._waiting is None else self._waiting[1]
+        """The node whose devices are awaited, the need, and the request's number (None if it has none yet)."""
+        entry = self._node_needs[min(len(self._leases), len(self._node_needs) - 1)]
+        return entry.node, entry.need, None if self._waiting is None else self._waiting[1]
 
     def cancel(self) -> None:
-        """Nobody wants them any more: give back what there is."""
-        if self._over:
+        """Withdraw the request and return the leases granted so far. No-op after the grant or a failure."""
+        if self._done:
             return
-        self._over = True
+        self._done = True
         if self._waiting is not None:
             source, request = self._waiting
             source.cancel(self._kind, request)
-        for part in self._parts:
-            if part.node in self._leases:
-                part.source.give_back(self._kind, self._leases[part.node], killed=False)
+        for entry in self._node_needs:
+            if entry.node in self._leases:
+                entry.source.give_back(self._kind, self._leases[entry.node], killed=False)
 
-    def _granted(self, part: Part, lease: Any) -> None:
+    def _granted(self, entry: NodeNeed, lease: Any) -> None:
         with self._lock:
-            if self._over:
-                part.source.give_back(self._kind, lease, killed=False)
+            if self._done:
+                entry.source.give_back(self._kind, lease, killed=False)
                 return
-            self._leases[part.node] = lease
+            self._leases[entry.node] = lease
             self._waiting = None
-            self.ask()
+            self.submit()
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
-            if not self._over:
+            if not self._done:
                 self._waiting = None
                 self.cancel()
                 self._on_failure(error)

@@ -1,4 +1,4 @@
-"""The one place in a session that owns leases and worlds. Lives in the controller."""
+"""The pool: the only owner of a session's leases and worlds. It lives in the controller."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import FarLease, FarSupply, FarSupplyError
-from pytest_accel.pool.multinode_lease import Gang, Near, Part, Source
+from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLease, RemoteLeases
+from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
 from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
-from pytest_accel.pool.world_manager import Fleet
+from pytest_accel.pool.world_manager import WorldManager
 
 LINGER = 30.0
-"""Seconds that a world without a test keeps its devices when nobody asks for them."""
+"""Seconds after which an idle world is retired, so that other sessions can use its devices."""
 _IDLE_RANKS = 16
-"""Warm ranks that are kept without a test, or twice the CPU slots, whichever is more."""
+"""Number of idle ranks to keep warm; twice the number of CPU slots if that is more."""
 
 
 class Pool:
-    """Leases and worlds of one session. Thread-safe; nothing waits, answers come through callbacks."""
+    """The leases and worlds of one session.
+
+    Thread-safe. Requests never block: callbacks deliver the answers. Only :meth:`close` waits.
+    """
 
     def __init__(
         self,
@@ -51,13 +54,14 @@ class Pool:
         waits_for_busy: bool = False,
         servers: Sequence[Spawn] = (spawn_here,),
         layout: Layout = HERE,
-        far: Mapping[int, FarSupply] = MappingProxyType({}),
+        far: Mapping[int, RemoteLeases] = MappingProxyType({}),
     ) -> None:
-        """`slots` bounds the ranks that run on the CPU at once, except that a larger world runs alone.
+        """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        ``on_wanted(driver, world)`` is called when somebody waits for what a world at work holds. `waits_for_busy` is
-        ``--accel-busy wait``. `servers` start the fork servers of which ranks come, and `layout` says where those are.
-        `far` are the devices of the machines there that are not this one, by number.
+        ``on_wanted(driver, world)`` is called when a request waits for the devices or slots of a world that runs a
+        test. `waits_for_busy` is True for ``--accel-busy wait``. `servers` start the fork servers from which ranks are
+        forked, and `layout` says on which nodes these are. `far` has the devices of all nodes but this one, by node
+        number.
         """
         self._machine = machine
         self._slots = slots
@@ -65,50 +69,50 @@ class Pool:
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
         self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._fleet = Fleet(spec, self._lock, self, servers)
+        self._manager = WorldManager(spec, self._lock, self, servers)
         self._layout = layout
         self._far = far
         for node, source in far.items():
             source.on_wanted = partial(self._far_lease_wanted, node)
             source.on_lost = partial(self._far_lease_lost, node)
-            source.on_failure = self._fleet.fail
+            source.on_failure = self._manager.fail
         self._tickets: dict[int, Ticket] = {}
         self._wanted_leases: set[tuple[str | None, int]] = set()
         self._lost_leases: dict[tuple[str | int | None, int], str] = {}
-        """Leases, by kind or machine and number, whose lock was lost before they had a world; and how."""
-        self._numbers = 0
+        """Leases whose lock was lost before they had a world, with the reason; the key is kind or node, and number."""
+        self._last_number = 0
 
-    # For drivers
+    # Called by drivers
 
     def warm(self) -> None:
-        """Start the fork server, so that it imports while the tests are collected."""
-        with self._lock, contextlib.suppress(OSError):  # A test that needs it fails with the reason.
-            self._fleet.warm()
+        """Start the fork server, so that it preloads modules while tests are collected."""
+        with self._lock, contextlib.suppress(OSError):  # The first test that needs the server reports the error.
+            self._manager.warm()
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the fork server import `modules`, if it has no ranks yet and stays fit to fork."""
+        """Have the fork server import `modules`, unless it has forked ranks or an import would make forking unsafe."""
         with self._lock:
-            self._fleet.preload(modules)
+            self._manager.preload(modules)
 
     def import_nothing_ahead(self, why: str) -> None:
-        """Have ranks forked from a server that has imported nothing but torch and pytest; `why` is told with ``-v``."""
+        """Have ranks forked from a server that has imported only torch and pytest; ``-v`` shows `why`."""
         with self._lock:
-            self._fleet.import_nothing_ahead(why)
+            self._manager.import_nothing_ahead(why)
 
     def keep_out(self, modules: tuple[str, ...]) -> None:
-        """Have ranks forked from a server that has not imported any of `modules` ahead."""
+        """Have ranks forked from a server that has not preloaded any of `modules`."""
         with self._lock:
-            self._fleet.keep_out(modules)
+            self._manager.keep_out(modules)
 
     def acquire(
         self, shape: WorldShape, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
     ) -> int:
-        """Ask for a world of `shape`; gives a ticket for :meth:`cancel`. `answer` may be called before this returns."""
+        """Request a world of `shape`; return the id of the ticket. `answer` may be called before this returns."""
         with self._lock:
-            self._numbers += 1
-            ticket = Ticket(self._numbers, shape, holder, answer, driver)
-            if self._fleet.broken is not None:
-                self._answer(ticket, PoolError(self._fleet.broken))
+            self._last_number += 1
+            ticket = Ticket(self._last_number, shape, holder, answer, driver)
+            if self._manager.broken is not None:
+                self._answer(ticket, PoolError(self._manager.broken))
                 return ticket.id
             try:
                 self._request(ticket)
@@ -118,22 +122,22 @@ class Pool:
             return ticket.id
 
     def cancel(self, ticket_id: int) -> None:
-        """Nobody waits for this ticket any more."""
+        """Withdraw the request of a ticket, without an answer."""
         with self._lock:
             ticket = self._tickets.pop(ticket_id, None)
             if ticket is None:
                 return
             ticket.cancelled = True
-            if ticket.gang is not None:
-                ticket.gang.cancel()
+            if ticket.multinode is not None:
+                ticket.multinode.cancel()
             if ticket.request is not None:
                 self._supply.broker(ticket.broker).cancel(ticket.request)
 
     def withdraw(self, ticket_id: int, why: str) -> None:
-        """Answer with an error if the ticket still waits for devices; one that has them gets its world."""
+        """Answer with an error if the ticket still waits for devices; a ticket that has them still gets its world."""
         with self._lock:
             ticket = self._tickets.get(ticket_id)
-            if ticket is not None and ticket.gang is not None:
+            if ticket is not None and ticket.multinode is not None:
                 self.cancel(ticket.id)
                 self._answer(ticket, PoolError(why))
             if ticket is None or ticket.request is None:
@@ -145,14 +149,14 @@ class Pool:
             self._answer(ticket, PoolError("\n".join([why, *obstacles])))
 
     def waiting(self, ticket_id: int) -> str | None:
-        """Return which test waits for what, and who has it, in one line; None if the ticket waits for no lease."""
+        """Return a line with the test, what it waits for and who holds that; None if the ticket waits for no lease."""
         with self._lock:
             ticket = self._tickets.get(ticket_id)
             if ticket is None:
                 return None
             need, node = ticket.shape.need, 0
-            if ticket.gang is not None:
-                node, need, request = ticket.gang.waiting
+            if ticket.multinode is not None:
+                node, need, request = ticket.multinode.waiting
             else:
                 request = ticket.request
             if request is None:
@@ -169,7 +173,7 @@ class Pool:
             return None if obstacles is None else ": ".join(filter(None, (waits, "; ".join(obstacles))))
 
     def withdraw_waiting(self) -> list[str]:
-        """Return what :meth:`waiting` says of each ticket that waits, and withdraw it."""
+        """Cancel all tickets that wait for a lease; return the line of :meth:`waiting` for each."""
         with self._lock:
             lines = []
             for number in list(self._tickets):
@@ -179,134 +183,139 @@ class Pool:
             return lines
 
     def fail(self, why: str) -> None:
-        """Answer whoever waits, and all later requests, with an error, and end all worlds.
+        """Terminate all worlds, and answer all waiting and later requests with an error.
 
-        A thread of the session has ended; `why` says how.
+        Called when a thread of the session has ended; `why` has its traceback.
         """
-        self._fleet.fail(why)
+        self._manager.fail(why)
 
     def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
-        """A driver gives its world back; `harm` says why it must end at once, `worn` that it must not run another test.
+        """Return a world that a driver has used.
 
-        With both it can end in good order. `noticed` are the ranks whose death the driver has reported in a test. One
-        that died unnoticed is a complaint: somewhere a test killed it, and passed.
+        `harm` says why the world must be killed. `worn` retires the world: it must not run another test, but its
+        session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
+        retired, since a killed rank loses its data.
+
+        `noticed` are the ranks whose death the driver has reported in a test. Any other dead rank is reported as a
+        complaint: a test killed it and passed.
         """
         with self._lock:
-            world = self._fleet.worlds.get(number)
+            world = self._manager.worlds.get(number)
             if world is None or world.state != "leased":
                 return
             for rank, status in world.exits.items():
                 if rank not in noticed:
-                    self._fleet.complain(world, rank, status, "died after its last test had passed")
+                    self._manager.complain(world, rank, status, "died after its last test had passed")
             world.ticket = None
             if world.exits or (harm is not None and not (worn and self._measured)):
-                self._fleet.kill(world)
-            elif world.shape.fresh or worn or self._fleet.closing:
-                self._fleet.retire(world)
+                self._manager.kill(world)
+            elif world.shape.fresh or worn or self._manager.closing:
+                self._manager.retire(world)
                 if harm is not None:
-                    world.state = "killed"  # How its sessions end after that is no complaint.
+                    world.state = "killed"  # Errors while its sessions end are not complaints.
             else:
                 world.state, world.idle_since = "idle", monotonic()
-            # Now that it may be found idle: who waits for slots is answered within.
+            # Only after the world is idle: releasing slots may grant waiting requests synchronously.
             self._release_slots(world)
             if world.state == "idle":
                 if world.lease is None:
                     world.wanted = False
                 elif world.wanted and not self._pass_on(world):
-                    self._fleet.retire(world)
-                self._keep_few_idle()
+                    self._manager.retire(world)
+                self._retire_surplus()
 
     def look_at_interrupted(self, number: int | None = None, test: str = "") -> None:
-        """Note where the ranks are of world `number`, which runs `test`, or of all worlds that run one."""
+        """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
         with self._lock:
-            for world in list(self._fleet.worlds.values()):
+            for world in list(self._manager.worlds.values()):
                 if world.state == "leased" and number in (None, world.spec.world):
-                    self._fleet.look_at_interrupted(world, test)
+                    self._manager.look_at_interrupted(world, test)
 
-    def watch_exit(self, number: int, rank: int, tell: Callable[[int | None], None]) -> None:
-        """`tell` gets the rank's exit status when it has one; None where it cannot be known."""
+    def watch_exit(self, number: int, rank: int, on_exit: Callable[[int | None], None]) -> None:
+        """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
         with self._lock:
-            self._fleet.watch_exit(number, rank, tell)
+            self._manager.watch_exit(number, rank, on_exit)
 
     def driver_lost(self, driver: object) -> None:
-        """A driver process has ended: what it waited for is withdrawn, what it held is ended."""
+        """Cancel the requests of a driver whose process has ended, and terminate its worlds."""
         with self._lock:
             for ticket in [ticket for ticket in self._tickets.values() if ticket.driver == driver]:
                 self.cancel(ticket.id)
-            for world in list(self._fleet.worlds.values()):
+            for world in list(self._manager.worlds.values()):
                 if world.ticket is not None and world.ticket.driver == driver:
                     world.ticket.cancelled = True
                     if world.state == "leased":
                         self.release(world.spec.world, "its driver ended", frozenset(world.exits))
 
     def close(self, *, politely: bool) -> None:
-        """End all worlds and the fork server; waits until every process is gone.
+        """Terminate all worlds and the fork server, and wait until every process has ended.
 
-        `politely`: session fixtures are torn down first, and what they raise is among the complaints.
+        With `politely`, session fixtures are torn down first; their errors become complaints.
         """
         with self._lock:
             for ticket in list(self._tickets.values()):
                 self.cancel(ticket.id)
-            self._fleet.end_worlds(politely=politely)
-        self._fleet.stop_server()
+            self._manager.end_worlds(politely=politely)
+        self._manager.stop_server()
         with self._lock:
             self._supply.close()
 
     @property
     def complaints(self) -> list[str]:
-        """What went wrong outside of any test, such as an error in a session fixture's end."""
-        return self._fleet.complaints
+        """Errors that belong to no test, such as one in the teardown of a session fixture."""
+        return self._manager.complaints
 
     @property
     def interrupted(self) -> list[Interrupted]:
         """The tests that ran when the session was interrupted."""
-        return self._fleet.interrupted
+        return self._manager.interrupted
 
     @property
     def notes(self) -> list[str]:
-        """What a person who asked for ``-v`` wants to know."""
-        return self._fleet.notes
+        """Lines to show with ``-v``."""
+        return self._manager.notes
 
     # Leases
 
     def _lease_wanted(self, kind: str | None, lease: int) -> None:
-        """`kind` None: `lease` is one on CPU slots."""
+        """Retire the idle world that holds `lease`, or tell the driver that uses it; `kind` is None for CPU slots."""
         with self._lock:
-            self._wanted_leases.add((kind, lease))  # Its world may not have been made yet.
-            for world in list(self._fleet.worlds.values()):
+            self._wanted_leases.add((kind, lease))  # The world of this lease may not exist yet.
+            for world in list(self._manager.worlds.values()):
                 held = world.slots if kind is None else world.lease if world.shape.kind == kind else None
                 if held is None or held.id != lease:
                     continue
                 world.wanted = True
                 if world.state == "idle":
-                    self._fleet.retire(world)
+                    self._manager.retire(world)
                 elif world.state == "leased" and world.ticket is not None:
                     self._on_wanted(world.ticket.driver, world.spec.world)
 
     def _lease_lost(self, kind: str | None, lease: int, why: str) -> None:
         with self._lock:
-            for world in list(self._fleet.worlds.values()):
+            for world in list(self._manager.worlds.values()):
                 if world.shape.kind == kind and world.lease is not None and world.lease.id == lease:
-                    self._fleet.revoke(world, why)
+                    self._manager.revoke(world, why)
                     return
             self._lost_leases[kind, lease] = why
 
     def _far_lease_lost(self, node: int, number: int, why: str) -> None:
         with self._lock:
-            for world in list(self._fleet.worlds.values()):
-                if node in world.far and world.far[node].number == number:
-                    self._fleet.revoke(world, why)
+            for world in list(self._manager.worlds.values()):
+                if node in world.remote_leases and world.remote_leases[node].number == number:
+                    self._manager.revoke(world, why)
                     return
             self._lost_leases[node, number] = why
 
     def _far_lease_wanted(self, node: int, number: int) -> None:
         with self._lock:
-            for world in list(self._fleet.worlds.values()):
-                if node in world.far and world.far[node].number == number and world.lease is not None:
+            for world in list(self._manager.worlds.values()):
+                remote = world.remote_leases.get(node)
+                if remote is not None and remote.number == number and world.lease is not None:
                     self._lease_wanted(world.shape.kind, world.lease.id)
 
     def _request(self, ticket: Ticket) -> None:
-        """A warm world for `ticket`, or a place in the queue for what a new one needs."""
+        """Answer `ticket` with a warm world, or queue a request for the lease that a new world needs."""
         shape, holder = ticket.shape, ticket.holder
         self._tickets[ticket.id] = ticket
         granted = partial(self._granted, ticket)
@@ -315,55 +324,55 @@ class Pool:
             ticket.request = self._supply.broker(None).submit((), 0, holder, granted, slots=slots)
             return
         broker = self._supply.broker(shape.kind)
-        world = self._fleet.idle(shape)
+        world = self._manager.idle(shape)
         if world is not None and world.lease is not None:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
         needs = shape.needs([seat.node for seat in self._layout.seats(shape.ranks, shape.nodes)] if self._far else [0])
         if len(needs) > 1:
-            self._request_of_several(ticket, needs)
+            self._request_multinode(ticket, needs)
             return
-        lost = self._supply.lost(shape.kind, shape.need)
-        if lost is not None:
-            self._answer(ticket, PoolError(lost))
+        unavailable = self._supply.lost(shape.kind, shape.need)
+        if unavailable is not None:
+            self._answer(ticket, PoolError(unavailable))
             return
         ticket.request = self._supply.submit(shape.kind, shape.need, holder, granted, partial(self._fail, ticket))
 
-    def _request_of_several(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
-        sources: dict[int, Source] = {0: Near(self._supply), **self._far}
-        parts = [Part(node, sources[node], needs[node]) for node in self._layout.order(needs)]
-        granted, failed = partial(self._granted_of_several, ticket), partial(self._fail, ticket)
-        ticket.gang = Gang(self._lock, ticket.shape.kind, parts, ticket.holder, granted, failed)
-        ticket.gang.ask()
+    def _request_multinode(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
+        sources: dict[int, DeviceSource] = {0: LocalSource(self._supply), **self._far}
+        node_needs = [NodeNeed(node, sources[node], needs[node]) for node in self._layout.order(needs)]
+        granted, failed = partial(self._granted_multinode, ticket), partial(self._fail, ticket)
+        ticket.multinode = MultiNodeRequest(self._lock, ticket.shape.kind, node_needs, ticket.holder, granted, failed)
+        ticket.multinode.submit()
 
-    def _granted_of_several(self, ticket: Ticket, leases: dict[int, Any]) -> None:
-        ticket.gang = None
-        near = leases.pop(0)
+    def _granted_multinode(self, ticket: Ticket, leases: dict[int, Any]) -> None:
+        ticket.multinode = None
+        local = leases.pop(0)
         try:
-            self._start(ticket, near, None, leases)
+            self._start(ticket, local, None, leases)
         except Exception as error:
             self._fail(ticket, error)
-            self._supply.give_back(ticket.shape.kind, near, killed=False)
+            self._supply.give_back(ticket.shape.kind, local, killed=False)
             for node, lease in leases.items():
                 self._far[node].give_back(ticket.shape.kind, lease, killed=False)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
-            if ticket.cancelled or self._fleet.closing:
+            if ticket.cancelled or self._manager.closing:
                 self._supply.broker(ticket.broker).release(lease.id)
                 return
             try:
                 self._use(ticket, lease)
-            except Exception as error:  # In a thread of the broker it would be nobody's, and the driver would wait.
-                self._fail(ticket, error)  # First: what follows from the release may raise as well.
+            except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
+                self._fail(ticket, error)  # Before the release, which may raise as well.
                 self._supply.broker(ticket.broker).release(lease.id)
 
     def _use(self, ticket: Ticket, lease: Lease) -> None:
         if ticket.shape.need is not None:
             self._start(ticket, lease, None)
             return
-        world = self._fleet.idle(ticket.shape)
+        world = self._manager.idle(ticket.shape)
         if world is None:
             self._start(ticket, None, lease)
         else:
@@ -375,14 +384,14 @@ class Pool:
     def _hand_over(self, world: PooledWorld, ticket: Ticket) -> None:
         warm = world.state != "starting"
         world.state, world.ticket = "leased", ticket
-        self._answer(ticket, Grant(world.spec, world.pids, self._fleet.directory, warm))
-        if world.wanted:  # Said while it was being started, and said only once.
+        self._answer(ticket, Grant(world.spec, world.pids, self._manager.directory, warm))
+        if world.wanted:  # The broker said so, only once, while the world was being started.
             self._on_wanted(ticket.driver, world.spec.world)
 
     def _pass_on(self, world: PooledWorld) -> bool:
-        """Hand a world that others wait for to the one whose turn it is, if that one wants a world like it."""
+        """Hand a wanted world to the next ticket in the queue if that asks for the same shape; return True if done."""
         assert world.lease is not None
-        # Not idle: whoever still waits is told of within, and must not end it.
+        # Not idle: the broker may report the lease as wanted meanwhile, which would retire an idle world.
         world.state, world.wanted = "leased", False
         for ticket in self._tickets.values():
             if ticket.shape == world.shape and ticket.request is not None:
@@ -405,28 +414,29 @@ class Pool:
         ticket: Ticket,
         lease: Lease | None,
         slots: Lease | None,
-        far: Mapping[int, FarLease] = MappingProxyType({}),
+        far: Mapping[int, RemoteLease] = MappingProxyType({}),
     ) -> None:
         shape = ticket.shape
-        held: list[tuple[str | int | None, int]] = [(node, one.number) for node, one in far.items()]
-        held += [(shape.kind, lease.id)] if lease is not None else []
-        for one in held:
-            if one in self._lost_leases:
-                raise LockFolderError(self._lost_leases[one])
+        keys: list[tuple[str | int | None, int]] = [(node, remote.number) for node, remote in far.items()]
+        keys += [(shape.kind, lease.id)] if lease is not None else []
+        for key in keys:
+            if key in self._lost_leases:
+                raise LockFolderError(self._lost_leases[key])
         ids = lease.devices if lease else ()
         by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if ids else {}
-        self._numbers += 1
+        self._last_number += 1
         argument = self._machine.argument(shape.kind)
         devices = [by_id[name] for name in ids]
         devices += [device for node in sorted(far) for device in far[node].devices]
-        spec = shape.spec(self._numbers, tuple(devices), argument)
+        spec = shape.spec(self._last_number, tuple(devices), argument)
         if self._layout.size > 1:
-            spec = self._seated(spec, shape)
+            spec = self._placed(spec, shape)
         world = PooledWorld(spec, shape, "starting", ticket, lease, dict(far), slots, idle_since=monotonic())
         world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
-        self._fleet.start(world)
+        self._manager.start(world)
 
-    def _seated(self, spec: WorldSpec, shape: WorldShape) -> WorldSpec:
+    def _placed(self, spec: WorldSpec, shape: WorldShape) -> WorldSpec:
+        """Return `spec` with the fork server, node and address of each rank."""
         if not shape.grouped:
             return replace(spec, servers=(shape.server,))
         seats = self._layout.seats(shape.ranks, shape.nodes)
@@ -439,60 +449,60 @@ class Pool:
         if slots is not None:
             self._supply.broker(None).release(slots.id)
 
-    def _keep_few_idle(self) -> None:
-        for world in surplus(self._fleet.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            self._fleet.retire(world)
+    def _retire_surplus(self) -> None:
+        for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
+            self._manager.retire(world)
 
-    # What the fleet tells
+    # Called by the world manager
 
     def on_started(self, world: PooledWorld) -> None:
-        """Its processes are there: it is the ticket's that it was started for."""
+        """Hand the world, whose processes have started, to its ticket."""
         ticket = world.ticket
         if ticket is None or ticket.cancelled:
-            self._fleet.kill(world)
+            self._manager.kill(world)
             return
         if world.lease is not None:
             try:
                 self._describe(world, world.lease)
             except LockFolderError as error:
-                self._fleet.kill(world)
+                self._manager.kill(world)
                 self._fail(ticket, error)
                 return
         self._hand_over(world, ticket)
 
     def _describe(self, world: PooledWorld, lease: Lease) -> None:
-        """Say on each machine which processes use its devices."""
+        """Tell other sessions, on each node, which processes use its devices."""
         by_node: dict[int, list[int]] = {}
         for rank, pid in enumerate(world.pids):
             by_node.setdefault(world.spec.node_of(rank), []).append(pid)
         processes = [(pid, created) for pid in by_node[0] if (created := _created(pid)) is not None]
         self._supply.broker(world.shape.kind).describe(lease.id, processes=processes)
-        for node, there in world.far.items():
-            self._far[node].describe(there, tuple(by_node[node]))
+        for node, remote in world.remote_leases.items():
+            self._far[node].describe(remote, tuple(by_node[node]))
 
     def on_not_started(self, world: PooledWorld, why: str) -> None:
-        """Its ticket gets the reason in its place."""
+        """Answer the world's ticket with the reason."""
         if world.ticket is not None:
             self._answer(world.ticket, PoolError(why))
 
     def on_lost(self, world: PooledWorld) -> None:
-        """Its ticket gets another, once."""
+        """Request another world for the ticket; answer with an error if this was the second attempt."""
         ticket = world.ticket
         if ticket is None or ticket.cancelled:
             return
         if ticket.retried:
-            text = f"the fork server ended twice while starting a world\n{self._fleet.server_log()}"
+            text = f"the fork server ended twice while starting a world\n{self._manager.server_log()}"
             self._answer(ticket, PoolError(text))
         else:
             ticket.retried = True
             self._request(ticket)
 
     def on_gone(self, world: PooledWorld) -> None:
-        """What it held goes to those who wait."""
+        """Return the leases of the world, whose processes have all ended."""
         self._release_slots(world)
         if world.lease is not None:
             self._supply.give_back(world.shape.kind, world.lease, killed=world.state == "killed")
-        for node, lease in world.far.items():
+        for node, lease in world.remote_leases.items():
             self._far[node].give_back(world.shape.kind, lease, killed=world.state == "killed")
 
     def on_failure(self, why: str) -> None:
@@ -504,21 +514,21 @@ class Pool:
                 self._answer(ticket, PoolError(why))
 
     def on_tick(self) -> None:
-        """Devices that nobody uses are given back, and who waits for some that were set aside is told."""
+        """Refuse requests for devices that were set aside, and retire worlds that have been idle for `LINGER`."""
         for ticket in [ticket for ticket in self._tickets.values() if ticket.request is not None]:
             need = ticket.shape.need
-            lost = self._supply.lost(ticket.shape.kind, need) if need is not None else None
-            if lost is not None:
+            unavailable = self._supply.lost(ticket.shape.kind, need) if need is not None else None
+            if unavailable is not None:
                 self.cancel(ticket.id)
-                self._answer(ticket, PoolError(lost))
+                self._answer(ticket, PoolError(unavailable))
         now = monotonic()
-        for world in list(self._fleet.worlds.values()):
+        for world in list(self._manager.worlds.values()):
             if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
-                self._fleet.retire(world)
+                self._manager.retire(world)
 
 
 def _created(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()
     except (psutil.Error, OSError):
-        return None  # It has died already, and cannot be using a device; or this process has no file descriptor left.
+        return None  # The process has ended and uses no device; or this process has run out of file descriptors.

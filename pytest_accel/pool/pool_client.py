@@ -1,4 +1,4 @@
-"""How a driver reaches the pool: directly in the controller, over an execnet channel in an xdist worker."""
+"""The driver's access to the pool: directly in the controller, over an execnet channel in an xdist worker."""
 
 from __future__ import annotations
 
@@ -18,50 +18,53 @@ from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.records import Grant, PoolError
 
 WAITING_SHOWN_AFTER = 5.0
-"""Seconds for which a test waits before its user is told for what: shorter waits are ordinary."""
+"""Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
 WAITING_SHOWN_AGAIN = 60.0
-"""Seconds until the user is told again."""
+"""Seconds until the line is shown again."""
 
 
 class Port(Protocol):
-    """What a driver asks of the pool. :meth:`acquire` and :meth:`exit_status` wait, the rest does not."""
+    """The pool's methods for a driver. :meth:`acquire` and :meth:`exit_status` block, the others do not."""
 
     def warm(self) -> None:
-        """Tests that will need ranks are being collected."""
+        """Start the fork server, since tests that need ranks are being collected."""
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Collection has imported `modules`."""
+        """Have the fork server import `modules`, which collection has imported."""
 
     def import_nothing_ahead(self, why: str) -> None:
-        """Tell the pool that a finder may change what is imported; see :meth:`Pool.import_nothing_ahead`."""
+        """Tell the pool that an import finder may change modules; see :meth:`Pool.import_nothing_ahead`."""
 
     def keep_out(self, modules: tuple[str, ...]) -> None:
-        """Tell the pool which modules a finder has changed; see :meth:`Pool.keep_out`."""
+        """Tell the pool which modules an import finder has changed; see :meth:`Pool.keep_out`."""
 
-    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
-        """A world of `shape`, whose devices may take `patience` seconds; :class:`PoolError` says why there is none."""
+    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
+        """Wait for a world of `shape` and return it; wait for its devices at most `timeout` seconds.
+
+        Raise :class:`PoolError` if the pool cannot provide the world.
+        """
 
     def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
-        """Give a world back; see :meth:`Pool.release`."""
+        """Return a world to the pool; see :meth:`Pool.release`."""
 
-    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
-        """How a dead rank ended; None where that is not known in time."""
+    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
+        """Return the exit status of a dead rank, or None if it is unknown after `timeout` seconds."""
 
     def wanted(self, world: int) -> bool:
-        """Whether somebody waits for what `world` holds."""
+        """Return True if another request waits for the devices or slots of `world`."""
 
     def look_at_interrupted(self, world: int, test: str) -> None:
         """Report an interrupt while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
 
     def show(self, line: str) -> None:
-        """Write a line for the person at the session's terminal."""
+        """Write a line to the session's terminal."""
 
     def usage_error(self, text: str) -> None:
-        """The tests ask for what cannot be: the session ends with `text`."""
+        """End the session with `text`, because a test requests something impossible."""
 
 
-class _Waits:
-    """What both ports share: waiting for answers, and the worlds that somebody waits for."""
+class _WantedWorlds:
+    """The worlds whose devices or slots another request waits for; the base class of both ports."""
 
     def __init__(self) -> None:
         self._wanted: set[int] = set()
@@ -75,17 +78,17 @@ class _Waits:
 
 def _receive(
     answers: queue.SimpleQueue[Any],
-    patience: float | None,
+    timeout: float | None,
     show: Callable[[float], None],
     withdraw: Callable[[str], None],
     give_up: Callable[[], None],
 ) -> Grant:
-    """Wait for the answer to a request for a world; `patience` is for the devices only, not for the start of the ranks.
+    """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not the start of the ranks.
 
-    ``show(seconds)`` is called when the request has waited for so long that its user should know.
+    ``show(seconds)`` is called when a long wait should be shown to the user.
     """
     began = monotonic()
-    show_at, limit = WAITING_SHOWN_AFTER, math.inf if patience is None else patience
+    show_at, limit = WAITING_SHOWN_AFTER, math.inf if timeout is None else timeout
     try:
         while True:
             with contextlib.suppress(queue.Empty):
@@ -93,13 +96,13 @@ def _receive(
                 break
             waited = monotonic() - began
             if waited >= limit:
-                withdraw(f"no devices came free within {patience:g} s (--accel-wait)")
+                withdraw(f"no devices came free within {timeout:g} s (--accel-wait)")
                 limit = math.inf
             elif waited >= show_at:
                 show(waited)
                 show_at = waited + WAITING_SHOWN_AGAIN
     except KeyboardInterrupt:
-        raise  # The session ends, and its controller withdraws the request when it has shown what it waits for.
+        raise  # The session ends; the controller withdraws the request after showing what it waited for.
     except BaseException:
         give_up()
         raise
@@ -110,15 +113,15 @@ def _receive(
 
 
 def waiting_line(waiting: str, seconds: float | None = None) -> str:
-    """Return the line that tells the user of a test that waits; `waiting` is what :meth:`Pool.waiting` says of it."""
+    """Return the line that shows a waiting test to the user; `waiting` is the result of :meth:`Pool.waiting`."""
     return f"accel: {waiting}" + ("" if seconds is None else f" (for {seconds:.0f} s now)")
 
 
-class LocalPort(_Waits):
-    """The pool is in this process."""
+class LocalPort(_WantedWorlds):
+    """A port to a pool in this process."""
 
     def __init__(self, pool: Pool, show: Callable[[str], None]) -> None:
-        """`show` writes a line for the user."""
+        """`show` writes a line to the terminal."""
         super().__init__()
         self._pool = pool
         self.show = show
@@ -129,7 +132,7 @@ class LocalPort(_Waits):
         self.keep_out = pool.keep_out
         self.release = pool.release
 
-    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
+    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ticket = self._pool.acquire(shape, holder, self, answers.put)
 
@@ -138,14 +141,14 @@ class LocalPort(_Waits):
                 self.show(waiting_line(waiting, seconds))
 
         return _receive(
-            answers, patience, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
+            answers, timeout, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
         )
 
-    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
+    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
         answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._pool.watch_exit(world, rank, answers.put)
         try:
-            return answers.get(timeout=patience)
+            return answers.get(timeout=timeout)
         except queue.Empty:
             return None
 
@@ -156,22 +159,22 @@ class LocalPort(_Waits):
 
 
 class Channel(Protocol):
-    """The part of `execnet.Channel` that is used."""
+    """The methods of `execnet.Channel` that are used here."""
 
     def send(self, item: object) -> None: ...
 
     def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None: ...
 
 
-class RemotePort(_Waits):
-    """The pool is in xdist's controller, at the other end of `channel`."""
+class RemotePort(_WantedWorlds):
+    """A port in an xdist worker to the pool in the controller, at the other end of `channel`."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
-        self._last = 0
+        self._last_number = 0
         channel.setcallback(self._receive, endmarker=None)
 
     def warm(self) -> None:
@@ -186,12 +189,12 @@ class RemotePort(_Waits):
     def keep_out(self, modules: tuple[str, ...]) -> None:
         self._send("keep out", modules)
 
-    def acquire(self, shape: WorldShape, holder: Holder, patience: float | None) -> Grant:
+    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
         number, answers = self._expect()
         self._send("acquire", number, shape, holder)
         return _receive(
             answers,
-            patience,
+            timeout,
             lambda seconds: self._send("show", number, seconds),
             lambda why: self._send("withdraw", number, why),
             lambda: self._send("cancel", number),
@@ -201,11 +204,11 @@ class RemotePort(_Waits):
         self._wanted.discard(world)
         self._send("release", world, harm, noticed, worn)
 
-    def exit_status(self, world: int, rank: int, patience: float) -> int | None:
+    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
         number, answers = self._expect()
         self._send("exit", number, world, rank)
         try:
-            status = answers.get(timeout=patience)
+            status = answers.get(timeout=timeout)
         except queue.Empty:
             return None
         return status if isinstance(status, int) else None
@@ -220,10 +223,11 @@ class RemotePort(_Waits):
         self._send("usage", text)
 
     def _expect(self) -> tuple[int, queue.SimpleQueue[Any]]:
+        """Return the number of a new request, and the queue that gets its answer."""
         with self._lock:
-            self._last += 1
-            answers = self._answers[self._last] = queue.SimpleQueue()
-            return self._last, answers
+            self._last_number += 1
+            answers = self._answers[self._last_number] = queue.SimpleQueue()
+            return self._last_number, answers
 
     def _send(self, *message: object) -> None:
         self._channel.send(pickle.dumps(message))
@@ -233,8 +237,8 @@ class RemotePort(_Waits):
             self._fail("the main pytest process has ended")
             return
         try:
-            self._take(data)
-        except BaseException:  # execnet would close the channel, and say nothing.
+            self._handle(data)
+        except BaseException:  # execnet would close the channel without a message.
             self._fail(f"an answer of the main pytest process could not be handled:\n{traceback.format_exc()}")
             raise
 
@@ -242,7 +246,7 @@ class RemotePort(_Waits):
         for answers in list(self._answers.values()):
             answers.put(PoolError(why))
 
-    def _take(self, data: bytes) -> None:
+    def _handle(self, data: bytes) -> None:
         kind, *values = pickle.loads(data)
         if kind == "wanted":
             self.on_wanted(values[0])
@@ -253,7 +257,10 @@ class RemotePort(_Waits):
 
 
 class PoolService:
-    """The controller's end of one worker's channel. Its callbacks run in execnet's receiver thread: they are short."""
+    """The controller's end of one xdist worker's channel.
+
+    The callbacks run in execnet's receiver thread, so they must be short.
+    """
 
     def __init__(
         self,
@@ -262,11 +269,11 @@ class PoolService:
         on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
-        """`pool` makes the pool when it is first called, which is when a worker first needs it.
+        """`pool` returns the pool, creating it at the first call, which is when a worker first needs it.
 
-        `show` writes a line for the user.
+        `show` writes a line to the terminal.
         """
-        self._make = pool
+        self._get_pool = pool
         self._channel = channel
         self._on_usage_error = on_usage_error
         self._show = show
@@ -277,13 +284,13 @@ class PoolService:
     @property
     def _pool(self) -> Pool:
         self._used = True
-        return self._make()
+        return self._get_pool()
 
     def on_wanted(self, world: int) -> None:
         self._send("wanted", world)
 
     def _send(self, *message: object) -> None:
-        with contextlib.suppress(OSError):  # The worker is gone; the end marker follows.
+        with contextlib.suppress(OSError):  # The worker has ended; the end marker follows.
             self._channel.send(pickle.dumps(message))
 
     def _receive(self, data: bytes | None) -> None:
@@ -295,11 +302,11 @@ class PoolService:
         with self._failing():
             kind, *values = pickle.loads(data)
             with self._failing(values[0] if kind in ("acquire", "exit") else None):
-                self._take(kind, values)
+                self._handle(kind, values)
 
     @contextlib.contextmanager
     def _failing(self, number: int | None = None) -> Iterator[None]:
-        """Have an error fail what waits: the worker's request `number`, and all others. execnet would say nothing."""
+        """On error, answer the worker's request `number` with it and fail the pool; execnet would hide the error."""
         try:
             yield
         except BaseException:
@@ -308,7 +315,7 @@ class PoolService:
                 self._answer(number, PoolError(why))
             self._pool.fail(why)
 
-    def _take(self, kind: str, values: list[Any]) -> None:
+    def _handle(self, kind: str, values: list[Any]) -> None:
         if kind == "acquire":
             number, shape, holder = values
             self._tickets[number] = self._pool.acquire(shape, holder, self, lambda answer: self._answer(number, answer))
@@ -323,7 +330,7 @@ class PoolService:
         elif kind == "release":
             self._pool.release(*values)
         elif kind == "interrupted":
-            self._pool.look_at_interrupted(*values)  # Not short, but the session ends.
+            self._pool.look_at_interrupted(*values)  # Slow, but the session is ending.
         elif kind == "line":
             self._show(values[0])
         elif kind == "exit":

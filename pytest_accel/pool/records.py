@@ -1,4 +1,4 @@
-"""What the pool knows of the worlds that it has, and of the drivers that wait for one."""
+"""The records of the pool: one for each world and one for each driver that waits for a world."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
-from pytest_accel.nodes.remote_leases import FarLease
-from pytest_accel.pool.multinode_lease import Gang
+from pytest_accel.nodes.remote_leases import RemoteLease
+from pytest_accel.pool.multinode_lease import MultiNodeRequest
 
 
 class PoolError(Exception):
-    """A world could not be had; the message says why."""
+    """The pool cannot provide a world; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A world, as its driver gets it."""
+    """The pool's answer to a driver that gets a world."""
 
     spec: WorldSpec
     pids: tuple[int, ...]
     directory: str
     warm: bool
-    """Whether somebody has had it before."""
+    """True if a driver has had the world before."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A driver that waits for a world, or has it."""
+    """A driver's request for a world; it lives on as part of the world until the driver returns it."""
 
     id: int
     shape: WorldShape
@@ -39,66 +39,66 @@ class Ticket:
     answer: Callable[[Grant | PoolError], None]
     driver: object
     request: int | None = None
-    """Its number at the broker, while it waits there."""
-    gang: Gang | None = None
-    """What it waits for in place of a `request`, where its world needs devices of several machines."""
+    """The request's number at the broker, while it waits there."""
+    multinode: MultiNodeRequest | None = None
+    """Replaces `request` while a world waits for devices of several nodes."""
     cancelled: bool = False
     retried: bool = False
-    """Whether the fork server has already ended once while starting its world."""
+    """True if the fork server has ended once while starting the world for this ticket."""
 
     @property
     def broker(self) -> str | None:
-        """The kind whose broker it waits at; None: that of the CPU slots."""
+        """The device kind of the broker that gets the request; None for the broker of the CPU slots."""
         return None if self.shape.need is None else self.shape.kind
 
 
 @dataclass(slots=True, eq=False)
 class PooledWorld:
-    """A world that has processes, or is about to."""
+    """A world whose processes exist or are being started."""
 
     spec: WorldSpec
     shape: WorldShape
     state: Literal["starting", "leased", "idle", "retiring", "killed"]
     ticket: Ticket | None = None
     lease: Lease | None = None
-    """The lease on its devices, which lasts as long as its processes do."""
-    far: dict[int, FarLease] = field(default_factory=dict)
-    """As `lease`, of other machines."""
+    """The lease on devices of the controller's node; held as long as the world has processes."""
+    remote_leases: dict[int, RemoteLease] = field(default_factory=dict)
+    """The leases on devices of other nodes, by node number; held as long as `lease`."""
     slots: Lease | None = None
-    """The lease on CPU slots, which lasts as long as a test runs in it."""
+    """The lease on CPU slots; held as long as the world runs a test."""
     pids: tuple[int, ...] = ()
     exits: dict[int, int] = field(default_factory=dict)
-    """Exit status by rank, of those that have ended."""
-    killed_as: int | None = None
-    """What to give as the exit status of each rank in place of its own, since this session killed the world for it."""
-    watchers: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
-    """Who wants to know how a rank ends."""
+    """The exit status of each rank that has ended."""
+    forced_status: int | None = None
+    """If set, reported as the exit status of each rank instead of its own: the reason why the pool killed the world."""
+    exit_callbacks: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
+    """Pairs of a rank and a callback that gets its exit status."""
     idle_since: float = 0.0
-    """When it was last left without a test: at its start, or when a driver gave it back."""
+    """Time of creation, or of the last return by a driver (`clock.monotonic`)."""
     wanted: bool = False
-    """Whether somebody waits for what it holds."""
-    retired: float = 0.0
-    """When its sessions were told to end."""
+    """True if another request waits for the world's devices or slots."""
+    retired_at: float = 0.0
+    """Time at which the ranks were told to end their sessions (`clock.monotonic`)."""
     stacks: dict[int, str] | None = None
-    """Of the ranks whose sessions were about to be killed; None: it has not come to that."""
+    """Stacks of the ranks, taken shortly before a retiring world is killed; None if they were not taken."""
 
     @property
     def ended(self) -> bool:
-        """Whether every process is gone."""
+        """True if every process of the world has ended."""
         return len(self.exits) == self.spec.ranks
 
 
 def surplus(worlds: Iterable[PooledWorld], ranks: int) -> list[PooledWorld]:
-    """The worlds without a test, longest idle first, that must go for at most `ranks` warm ranks to stay.
+    """Return the idle worlds to retire, longest idle first, so that at most `ranks` idle ranks stay.
 
-    The last one to become idle stays, however large it is.
+    The world that became idle last stays, however many ranks it has.
     """
     idle = sorted((world for world in worlds if world.state == "idle"), key=lambda world: world.idle_since)
     excess = sum(world.spec.ranks for world in idle) - ranks
-    going = []
+    to_retire = []
     for world in idle[:-1]:
         if excess <= 0:
             break
         excess -= world.spec.ranks
-        going.append(world)
-    return going
+        to_retire.append(world)
+    return to_retire

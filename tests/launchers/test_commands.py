@@ -117,13 +117,13 @@ def test_deepspeed_shows_no_gpu_to_ranks_on_the_cpu() -> None:
 def test_deepspeed_reads_the_masks_of_other_kinds() -> None:
     xpu = replace(ON_GPUS, kind="xpu", mask_variables=("ZE_AFFINITY_MASK",), environ={"ZE_AFFINITY_MASK": "0,2"})
     assert plan("deepspeed", xpu).environ == {"ZE_AFFINITY_MASK": "0,2"}
-    with pytest.raises(ValueError, match=r"ZE_AFFINITY_MASK='0\.1,2': DeepSpeed takes integers"):
+    with pytest.raises(ValueError, match=r"ZE_AFFINITY_MASK='0\.1,2': DeepSpeed accepts only integers"):
         plan("deepspeed", replace(xpu, environ={"ZE_AFFINITY_MASK": "0.1,2"}))
 
 
 def test_deepspeed_cannot_name_mig_instances() -> None:
     parts = tuple(replace(gpu, id=f"MIG-{gpu.index}", parent=gpu.id) for gpu in GPUS)
-    with pytest.raises(ValueError, match="which MIG-3, MIG-1 has none of: use torchrun"):
+    with pytest.raises(ValueError, match=r"MIG instances have none \(MIG-3, MIG-1\): use torchrun"):
         plan("deepspeed", devices=parts)
 
 

@@ -175,7 +175,7 @@ def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, ma
 
 def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Script, mark: str) -> None:
     path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
-    with pytest.raises(LaunchError, match="python: the process that watches over the launch was killed") as caught:
+    with pytest.raises(LaunchError, match="python: the process that supervises the launch was killed") as caught:
         launch(path, launcher="python")
     assert caught.value.result.stdout == "here\n"
     psutil.wait_procs(marked(mark), timeout=60)
@@ -185,7 +185,7 @@ def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Scrip
 def test_no_output_where_some_was_asked_for(launch: Launch, script: Script) -> None:
     path = script("pass")
     assert launch(path, launcher="python").stdout == ""
-    with pytest.raises(NoOutput, match=r"^python ended well, but no rank wrote anything \(output=True\)\n"):
+    with pytest.raises(NoOutput, match=r"^python succeeded, but no rank wrote anything \(output=True\)\n"):
         launch(path, launcher="python", output=True)
 
 
@@ -218,5 +218,5 @@ def test_arguments_that_are_not_allowed(
 
 def test_a_script_that_is_not_there(launch: Launch) -> None:
     here = Path(__file__).parent
-    with pytest.raises(FileNotFoundError, match=rf"there is no file {here}/none.py nor {Path.cwd()}/none.py"):
+    with pytest.raises(FileNotFoundError, match=rf"no such file: {here}/none.py or {Path.cwd()}/none.py"):
         launch("none.py", launcher="python")

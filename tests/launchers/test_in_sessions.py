@@ -67,7 +67,7 @@ def test_one_process_for_each_leased_device(
         @pytest.mark.devices(2)
         def test_python(launch):
             assert "SIM_VISIBLE_DEVICES" in json.loads(launch("trainer.py", launcher="python").stdout)
-            with pytest.raises(ValueError, match="the mask is the lease's"):
+            with pytest.raises(ValueError, match="the lease sets the mask"):
                 launch("trainer.py", launcher="python", env={"SIM_VISIBLE_DEVICES": "sim-3"})
 
         @pytest.mark.devices(1)

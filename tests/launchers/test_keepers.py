@@ -11,7 +11,7 @@ import pytest
 
 from pytest_accel.core.messages import SessionSpec
 from pytest_accel.nodes.agent_messages import Hello, ServerEnded
-from pytest_accel.nodes.local_agent_client import Keeper
+from pytest_accel.nodes.local_agent_client import LocalAgentClient
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
@@ -22,18 +22,18 @@ def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyP
     lost = threading.Event()
     hello = Hello(1, 1, (), "/", "/", {}, "here", "here")
     with Connection(theirs.detach()) as other:
-        keeper = Keeper(hello, Connection(ours.detach()), lost.set, dict)
+        client = LocalAgentClient(hello, Connection(ours.detach()), lost.set, dict)
         spec = SessionSpec((), "/", (), "/", "/", (), (), (), (), (), False)
         end, _ = pair = socket.socketpair()
-        server = keeper.spawn(spec, end)
+        server = client.spawn(spec, end)
         if what == "no pickle":
             other.send_bytes(b"no pickle")
         else:
             other.send(ServerEnded(7))
         assert server.wait(None)
         assert lost.wait(60)
-        assert keeper.lost
-        for thread in [thread for thread in threading.enumerate() if thread.name == "accel-keeper-1"]:
+        assert client.lost
+        for thread in [thread for thread in threading.enumerate() if thread.name == "accel-agent-1"]:
             thread.join(60)
         assert [one.exc_type for one in raised] == [UnpicklingError if what == "no pickle" else IndexError]
         for one in pair:

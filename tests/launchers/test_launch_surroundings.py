@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, surroundings
+from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
 
 RANK = {
     "RANK": "1",
@@ -25,7 +25,7 @@ RANK = {
 
 def made(environ: dict[str, str], **more: object) -> dict[str, str]:
     values = {"own": (), "hidden": {}, "nproc": 1, "cores": 8, "python_path": (), "changes": {}, **more}
-    return surroundings(environ, **values)  # type: ignore[arg-type]
+    return launch_environment(environ, **values)  # type: ignore[arg-type]
 
 
 def test_nothing_of_the_tests_own_rank_is_passed_on() -> None:

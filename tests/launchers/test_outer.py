@@ -20,8 +20,8 @@ from pytest_accel.core.launcher_env import Outer, find, of_a_rank, without_local
 from pytest_accel.nodes import machines
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.launched_session import differences
-from pytest_accel.nodes.machines import Link, Rendezvous, call, receive, rendezvous
-from pytest_accel.nodes.rendezvous import MeetingError, gather, join, meeting_path
+from pytest_accel.nodes.machines import AuthenticatedLink, Rendezvous, call, read_rendezvous, receive
+from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
 from tests.worlds.conftest import eventually
 
 SECRET = "nobody can guess this one"
@@ -176,7 +176,7 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def test_the_others_are_found_whoever_comes_first() -> None:
     # What a process that was killed has left.
-    Path(meeting_path(world(0))).touch()
+    Path(rendezvous_path(world(0))).touch()
     found: dict[str, Connection] = {}
     early = threading.Thread(target=lambda: found.update(early=join(world(2), hello(2), 30)))
     early.start()
@@ -192,18 +192,19 @@ def test_the_others_are_found_whoever_comes_first() -> None:
     assert found["early"].recv() == "for rank 2"
     for connection in (*found.values(), *(connection for _, connection in met)):
         connection.close()
-    assert not os.path.exists(meeting_path(world(0)))
+    assert not os.path.exists(rendezvous_path(world(0)))
 
 
 def test_who_did_not_come_is_named() -> None:
     thread = threading.Thread(target=lambda: join(world(2), hello(2), 30).close())
     thread.start()
 
-    with pytest.raises(MeetingError, match=r"torchrun has started 3 processes, and rank 1 did not come within 0.5 s"):
+    text = "torchrun has started 3 processes, and rank 1 did not connect within 0.5 s"
+    with pytest.raises(RendezvousError, match=text):
         gather(world(0), 0.5)
 
     thread.join()
-    with pytest.raises(MeetingError, match=r"rank 0 did not come to rank 1 within 0 s"):
+    with pytest.raises(RendezvousError, match=r"rank 1 did not reach rank 0 within 0 s"):
         join(world(1), hello(1), 0)
 
 
@@ -211,16 +212,16 @@ def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     outer = Outer("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    found = rendezvous(exported, outer)
+    found = read_rendezvous(exported, outer)
     assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
-    assert found == rendezvous(exported, replace(outer, rank=3, local_rank=1))
-    assert found.job != rendezvous(exported, replace(outer, job=("b",))).job
+    assert found == read_rendezvous(exported, replace(outer, rank=3, local_rank=1))
+    assert found.job != read_rendezvous(exported, replace(outer, job=("b",))).job
     agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert rendezvous(agents, outer).key == "pytest-accel/2"
-    assert rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, outer).secret == b""
+    assert read_rendezvous(agents, outer).key == "pytest-accel/2"
+    assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, outer).secret == b""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
-        with pytest.raises(MeetingError, match=rf"they do not know where to meet: .*{name}=''"):
-            rendezvous({**exported, name: ""}, outer)
+        with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
+            read_rendezvous({**exported, name: ""}, outer)
 
 
 def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
@@ -229,8 +230,8 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     monkeypatch.setenv("HOME", str(tmp_path))
     outer = Outer("srun", 3, 4, 1, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
-    with pytest.raises(MeetingError) as missing:
-        rendezvous(exported, outer)
+    with pytest.raises(RendezvousError) as missing:
+        read_rendezvous(exported, outer)
     said = str(missing.value)
     assert "rank 3 on" in said
     assert "Export PYTEST_ACCEL_SECRET" in said
@@ -238,24 +239,24 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     (command,) = re.findall(r"\(umask 077.*secret\)", said)
     subprocess.run(command, shell=True, check=True)
     path = tmp_path / ".pytest-accel-secret"
-    assert rendezvous(exported, outer).secret == path.read_bytes().strip()
-    assert rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, outer).secret == SECRET.encode()
+    assert read_rendezvous(exported, outer).secret == path.read_bytes().strip()
+    assert read_rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, outer).secret == SECRET.encode()
 
     path.chmod(0o640)
-    with pytest.raises(MeetingError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
-        rendezvous(exported, outer)
+    with pytest.raises(RendezvousError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
+        read_rendezvous(exported, outer)
     path.chmod(0o600)
     path.write_text("guess me\n")
-    with pytest.raises(MeetingError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
-        rendezvous(exported, outer)
+    with pytest.raises(RendezvousError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
+        read_rendezvous(exported, outer)
     if os.geteuid() == 0:
         os.chown(path, STRANGER, STRANGER)
-        with pytest.raises(MeetingError, match=rf"belongs to user {STRANGER}, and not to user 0"):
-            rendezvous(exported, outer)
+        with pytest.raises(RendezvousError, match=rf"belongs to user {STRANGER}, and not to user 0"):
+            read_rendezvous(exported, outer)
     path.unlink()
     path.mkdir()
-    with pytest.raises(MeetingError, match=r"is not a regular file"):
-        rendezvous(exported, outer)
+    with pytest.raises(RendezvousError, match=r"is not a regular file"):
+        read_rendezvous(exported, outer)
 
 
 @pytest.fixture
@@ -265,7 +266,7 @@ def meeting() -> Rendezvous:
         return Rendezvous("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
-def come(found: dict[int, tuple[Link, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
+def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
     """Call as a rank of three, in a thread that has begun."""
     outer = Outer("mpirun", own.rank, 3, 0, 2, ("a",))
     thread = threading.Thread(target=lambda: found.update({own.rank: call(outer, where, own, 30)}))
@@ -274,7 +275,7 @@ def come(found: dict[int, tuple[Link, float] | None], where: Rendezvous, own: He
 
 
 def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers(meeting: Rendezvous) -> None:
-    found: dict[int, tuple[Link, float] | None] = {}
+    found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, node="there", host="there", args=("-k", "\udcff"))
     with contextlib.ExitStack() as strangers:
@@ -335,26 +336,26 @@ def all_of(end: socket.socket) -> bytes:
 def test_another_secret_is_told_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
 
     def come() -> None:
         reach(meeting).close()
-        with pytest.raises(MeetingError) as raised:
+        with pytest.raises(RendezvousError) as raised:
             call(replace(outer, rank=1), other, hello(1, node="there", host="far-node"), 30)
         failures.append(str(raised.value))
 
     thread = threading.Thread(target=come)
     thread.start()
-    with pytest.raises(MeetingError) as raised:
+    with pytest.raises(RendezvousError) as raised:
         receive(outer, meeting, hello(0, node="here"), 5)
     thread.join()
 
     wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
     assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on far-node" in failures[0]
-    assert "rank 1 did not come within 5 s" in str(raised.value)
+    assert "rank 1 did not connect within 5 s" in str(raised.value)
     assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
     said = capsys.readouterr().err
     assert said.count(f"accel: rank 1 at 127.0.0.1 {wrong} 0, or belongs to another job; still waiting") == 1
@@ -374,7 +375,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
 
     monkeypatch.setattr(machines, "_ask_store", ask_store)
     monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     outer = Outer("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
@@ -383,7 +384,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
         try:
             own = hello(1, node="there")
             found.append(call(replace(outer, rank=1), replace(where, secret=theirs.encode()), own, 30))
-        except MeetingError as error:
+        except RendezvousError as error:
             found.append(str(error))
 
     thread = threading.Thread(target=come)
@@ -396,7 +397,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
         for link in (far[0].link, met[0]):
             link.socket.close()
     else:
-        with pytest.raises(MeetingError, match=r"rank 1 at 127.0.0.1 has another secret"):
+        with pytest.raises(RendezvousError, match=r"rank 1 at 127.0.0.1 has another secret"):
             receive(outer, where, hello(0, node="here"), 5)
         thread.join()
         assert "has another secret" in str(found[0])
@@ -417,7 +418,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
-    monkeypatch.setattr(machines, "_WRONG_PATIENCE", 0.0)
+    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
     mark = tmp_path / "mark"
     failures: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -425,7 +426,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
 
         def come(rank: int) -> None:
             outer = Outer("mpirun", rank, 3, 0, 2, ("a",))
-            with pytest.raises(MeetingError) as raised:
+            with pytest.raises(RendezvousError) as raised:
                 call(outer, where, hello(rank, node="there", host="there"), 30)
             failures.append(str(raised.value))
 
@@ -476,7 +477,7 @@ def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str)
 
     thread = threading.Thread(target=deceive)
     thread.start()
-    with pytest.raises(MeetingError, match="rank 1 did not come within 2 s"):
+    with pytest.raises(RendezvousError, match="rank 1 did not connect within 2 s"):
         receive(outer, meeting, hello(0, node="here"), 2)
     thread.join()
     assert heard == [b""]
@@ -484,7 +485,7 @@ def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str)
 
 def test_a_stranger_that_sends_a_byte_now_and_then_holds_up_nobody(meeting: Rendezvous) -> None:
     outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
-    found: dict[int, tuple[Link, float] | None] = {}
+    found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     over = threading.Event()
 
     def trickle(made: socket.socket, data: bytes) -> None:

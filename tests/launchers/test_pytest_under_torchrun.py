@@ -117,12 +117,12 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     session = suite.start(program=PROGRAM)
     suite.read("rank-0")
     suite.read("rank-1")
-    keeper = launched(suite, "RANK", "1")
+    agent = launched(suite, "RANK", "1")
 
-    keeper.kill()
+    agent.kill()
     run = session.finish()
 
-    assert f"torchrun has lost rank 1 (pid {keeper.pid})" in run.text
+    assert f"torchrun has lost rank 1 (pid {agent.pid})" in run.text
     assert "test_next" not in run.words
     assert run.code == 1
 
@@ -146,7 +146,7 @@ def test_xdist_is_refused(suite: Suite) -> None:
 
     run = suite.start("-n", "2", program=PROGRAM).finish()
 
-    assert run.text.count("ERROR: -n 2 under torchrun: take one of the two.") == 1
+    assert run.text.count("ERROR: -n 2 under torchrun: use only one of the two.") == 1
     assert run.code == 1
 
 
@@ -194,13 +194,13 @@ def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
     )
     session = suite.start(program=PROGRAM)
     suite.read("rank-1")
-    keeper = launched(suite, "RANK", "1")
+    agent = launched(suite, "RANK", "1")
     driver = launched(suite, "RANK", "0")
-    keeper.send_signal(signal.SIGSTOP)
+    agent.send_signal(signal.SIGSTOP)
 
     suite.write("go", "")
     eventually("the driver to end", lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
-    keeper.send_signal(signal.SIGCONT)
+    agent.send_signal(signal.SIGCONT)
     run = session.finish()
 
     run.expect({"test_waits": "PASSED"})

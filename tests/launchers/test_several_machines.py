@@ -428,7 +428,7 @@ def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, t
     # What the far rank had passed before, nobody may have asked it in time.
     assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
     assert "rank 1: lost with its node, which does not answer any more" in run.failure("test_endless")
-    assert "srun has lost the node far-node with rank 1: nothing was heard of it for 10 s" in run.text
+    assert "srun has lost the node far-node with rank 1: it did not answer for 10 s" in run.text
     assert run.code == 1
 
 
@@ -438,12 +438,12 @@ def test_a_launched_process_of_the_far_machine_that_is_killed_is_named(suite: Su
     session = suite.start(program=srun(two))
     suite.read("rank-0")
     suite.read("rank-1")
-    keeper = launched(suite, "SLURM_PROCID", "1")
+    agent = launched(suite, "SLURM_PROCID", "1")
 
-    keeper.kill()
+    agent.kill()
     run = session.finish()
 
-    assert f"srun has lost rank 1 (pid {keeper.pid} on far-node)" in run.text
+    assert f"srun has lost rank 1 (pid {agent.pid} on far-node)" in run.text
     assert "test_next" not in run.words
     assert run.code == 1
 
@@ -658,7 +658,7 @@ def test_where_to_meet_and_a_secret_must_be_given(suite: Suite, two: Machines, t
 
     run = suite.start(program=srun(two, meet=False)).finish()
 
-    assert run.text.count("they do not know where to meet: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 2
+    assert run.text.count("they have no address to meet at: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 2
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
     run = suite.start(program=srun(two, secret=""), environment={"HOME": str(tmp_path)}).finish()

@@ -14,8 +14,8 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
-from pytest_accel.nodes.remote_leases import Agent, FarLease, FarSupply, FarSupplyError
-from pytest_accel.pool.multinode_lease import Gang, Part
+from pytest_accel.nodes.remote_leases import FarSupplyError, LeaseAgent, RemoteLease, RemoteLeases
+from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -24,29 +24,29 @@ HOLDER = Holder.here("a test")
 
 
 class There:
-    """Another machine: what the driver's side of it says is heard by its keeper in a thread, and in turn."""
+    """Another machine: what the driver's side of it says is handled by its agent in a thread, in order."""
 
     def __init__(self, make_machine: Callable[[Any], Machine] = machine_for) -> None:
         self._said: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.supply = FarSupply("there", self._said.put)
-        self.agent = Agent(self._answer, make_machine)
+        self.supply = RemoteLeases("there", self._said.put)
+        self.agent = LeaseAgent(self._answer, make_machine)
         self._thread = threading.Thread(target=self._hear)
         self._thread.start()
-        self.granted: queue.SimpleQueue[FarLease] = queue.SimpleQueue()
+        self.granted: queue.SimpleQueue[RemoteLease] = queue.SimpleQueue()
         self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def _answer(self, message: object) -> None:
-        assert self.supply.take(message)
+        assert self.supply.handle(message)
 
     def _hear(self) -> None:
         while (message := self._said.get()) is not None:
-            self.agent.take(message)
+            self.agent.handle(message)
 
     def ask(self, count: int) -> int:
         need = DeviceNeed(count, "sim")
         return self.supply.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
 
-    def ask_all(self) -> FarLease:
+    def ask_all(self) -> RemoteLease:
         self.ask(4)
         return self.granted.get(timeout=30)
 
@@ -70,7 +70,7 @@ def there() -> Iterator[There]:
     yield from here()
 
 
-def ids(lease: FarLease) -> list[str]:
+def ids(lease: RemoteLease) -> list[str]:
     return [device.id for device in lease.devices]
 
 
@@ -125,7 +125,7 @@ def test_nobody_waits_for_a_machine_that_is_lost(there: There) -> None:
     assert "the node there is lost" in str(there.failed.get(timeout=30))
     there.ask(1)
     assert "the node there is lost" in str(there.failed.get(timeout=30))
-    with pytest.raises(FarSupplyError, match="cannot be looked up: it is lost"):
+    with pytest.raises(FarSupplyError, match="cannot be looked up: the node is lost"):
         there.supply.inventory("cpu", SETTINGS)
 
 
@@ -133,7 +133,7 @@ def test_a_callback_that_raises_is_told_with_its_traceback(there: There) -> None
     failures: queue.SimpleQueue[str] = queue.SimpleQueue()
     there.supply.on_failure = failures.put
 
-    def broken(lease: FarLease) -> None:
+    def broken(lease: RemoteLease) -> None:
         raise IndexError("met in a callback")
 
     there.supply.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, there.failed.put)
@@ -158,16 +158,16 @@ def test_a_lock_that_is_lost_there_is_told_here(there: There) -> None:
 
 
 class Asked:
-    """A gang that asks for devices of two machines, first of `one`."""
+    """A request for devices of two nodes, first of `one`."""
 
     def __init__(self, one: There, two: There, count: int) -> None:
-        self.leases: queue.SimpleQueue[dict[int, FarLease]] = queue.SimpleQueue()
+        self.leases: queue.SimpleQueue[dict[int, RemoteLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
-        parts = [Part(1, one.supply, DeviceNeed(1, "sim")), Part(0, two.supply, DeviceNeed(count, "sim"))]
-        self.gang = Gang(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
+        parts = [NodeNeed(1, one.supply, DeviceNeed(1, "sim")), NodeNeed(0, two.supply, DeviceNeed(count, "sim"))]
+        self.request = MultiNodeRequest(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
         with lock:
-            self.gang.ask()
+            self.request.submit()
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
 
     leases = asked.leases.get(timeout=30)
     assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 0: ["sim-0", "sim-1"]}
-    asked.gang.cancel()
+    asked.request.cancel()
     assert there.granted.empty()
     there.ask(4)
     two.ask(4)
@@ -202,7 +202,7 @@ def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> Non
     asked = Asked(there, two, 1)
     there.ask(4)
 
-    asked.gang.cancel()
+    asked.request.cancel()
     two.supply.give_back("sim", second, killed=False)
 
     assert len(there.granted.get(timeout=30).devices) == 4

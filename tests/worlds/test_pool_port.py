@@ -70,8 +70,8 @@ def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() 
 def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -> None:
     """In a thread of the broker, nobody else would answer the test: also where the lease cannot be given back."""
     pool = object.__new__(Pool)
-    fleet = SimpleNamespace(closing=False)
-    vars(pool).update(_lock=threading.RLock(), _fleet=fleet, _tickets={}, _supply=BrokenPool())
+    manager = SimpleNamespace(closing=False)
+    vars(pool).update(_lock=threading.RLock(), _manager=manager, _tickets={}, _supply=BrokenPool())
     answers: list[object] = []
     with pytest.raises(IndexError, match="met in broker"):
         pool._granted(Ticket(1, SHAPE, HOLDER, answers.append, None), cast(Lease, None))

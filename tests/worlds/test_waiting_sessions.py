@@ -192,7 +192,7 @@ def test_a_lock_file_that_is_deleted_is_made_again_and_one_that_is_lost_ends_the
     )
     run = suite.run("--accel=sim:1,shared")
     run.expect({"test_deleted": "PASSED", "test_replaced": "FAILED", "test_next": "PASSED"})
-    assert "ended by this session: the lock of its devices was lost" in run.failure("test_replaced")
+    assert "killed by this session: the lock of its devices was lost" in run.failure("test_replaced")
     assert "the lock of sim-0 was lost, since its lock file was deleted or moved" in run.text
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
@@ -220,14 +220,14 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
     suite.write(
         "conftest.py",
         """
-        from pytest_accel.pool.world_manager import Fleet
+        from pytest_accel.pool.world_manager import WorldManager
 
 
         def broken(fleet, message):
             raise IndexError("met in a thread")
 
 
-        Fleet._event = broken
+        WorldManager._event = broken
         """,
     )
     suite.write("test_two.py", TWO_TESTS)
