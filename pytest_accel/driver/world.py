@@ -32,7 +32,7 @@ from pytest_accel.core.messages import (
     WantsTerminal,
     When,
 )
-from pytest_accel.core.timeouts import GRACE, START_PATIENCE
+from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import describe_death
@@ -150,14 +150,14 @@ class World:
 
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
-        deadline = monotonic() + START_PATIENCE
+        deadline = monotonic() + START_TIMEOUT
         while len(self._ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
             if any(rank.end is not None for rank in self._ranks):
                 deadline = min(deadline, monotonic() + GRACE)
             if not self._pump(deadline):
                 unready = [rank for rank in self._ranks if rank.rank not in self._ready and not rank.done]
                 spent = self._grace()._replace(seconds=GRACE)
-                self._give_up(unready, f"did not become ready within {START_PATIENCE:g} s (timeout)", spent)
+                self._give_up(unready, f"did not become ready within {START_TIMEOUT:g} s (timeout)", spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld

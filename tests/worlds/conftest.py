@@ -117,7 +117,7 @@ class Session:
 
 
 def _fork_servers(parent: psutil.Process) -> list[psutil.Process]:
-    return [child for child in parent.children() if "forkserver import main" in " ".join(child.cmdline())]
+    return [child for child in parent.children() if "forkserver.server import main" in " ".join(child.cmdline())]
 
 
 def _begin(group: Path | None) -> None:
