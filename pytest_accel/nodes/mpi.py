@@ -30,6 +30,7 @@ from pytest_accel.core.kill import MARK, kill_tree
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
 from pytest_accel.core.paths import server_log_path
+from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.diagnostics.exit_status import JOB_ENDED, tail
 from pytest_accel.forkserver.server_client import interpreter
 from pytest_accel.forkserver.server_group import Servers
@@ -39,8 +40,6 @@ from pytest_accel.rank.coverage import unmeasured
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """The variable of Open MPI, and the one of Hydra, the process manager of MPICH and Intel MPI."""
-START_TIMEOUT = 120.0
-"""Seconds that a job's processes may take to connect."""
 _LENGTH = struct.Struct("<I")
 _PROCESS = struct.Struct("<II")
 """Rank and process id."""

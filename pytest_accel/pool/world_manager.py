@@ -32,6 +32,7 @@ from pytest_accel.core.messages import (
     StartWorld,
     WorldStarted,
 )
+from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
 from pytest_accel.diagnostics.exit_status import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
@@ -48,8 +49,6 @@ _STACKS_BEFORE_KILL = 3.0
 
 The tick that takes the stacks may be a second late, and taking them may last another second.
 """
-START_TIMEOUT = 120.0
-"""Seconds that the fork server may take to start a world, including its imports before that."""
 
 
 class WorldObserver(Protocol):
