@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.diagnostics.exit_status import describe_exit, tail, take_stacks, where
+from pytest_accel.diagnostics.exit_status import OUT_OF_MEMORY, describe_exit, tail, take_stacks, where
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 
@@ -62,17 +63,23 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("end", "text"),
     [
-        (0, "exit status 0"),
-        (3, "exit status 3"),
-        (-signal.SIGSEGV, "killed by SIGSEGV"),
-        (-signal.SIGKILL, "killed by SIGKILL"),
-        (-250, "killed by signal 250"),
+        (exited(0), "exit status 0"),
+        (exited(3), "exit status 3"),
+        (exited(-signal.SIGSEGV), "killed by SIGSEGV"),
+        (exited(-signal.SIGKILL), "killed by SIGKILL"),
+        (exited(-250), "killed by signal 250"),
+        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (RankExit(ExitCause.NODE_LOST), "lost with its node, which does not answer any more"),
     ],
 )
-def test_an_exit_status_in_words(status: int, text: str) -> None:
-    assert describe_exit(status) == text
+def test_the_end_of_a_rank_in_words(end: RankExit, text: str) -> None:
+    assert describe_exit(end) == text
+
+
+def test_each_cause_has_words_of_its_own() -> None:
+    assert len({describe_exit(RankExit(cause, -signal.SIGKILL)) for cause in ExitCause}) == len(ExitCause)
 
 
 def test_the_end_of_a_log(tmp_path: Path) -> None:

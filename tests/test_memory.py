@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.diagnostics.oom import killed_for_memory, oom_kills
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.diagnostics.oom import oom_kills, with_memory
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
@@ -40,10 +41,20 @@ def test_no_control_groups(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) is None
 
 
-def test_a_kill_counts_only_where_the_counter_went_up() -> None:
-    assert killed_for_memory(-signal.SIGKILL, 3, 4)
-    assert not killed_for_memory(-signal.SIGKILL, 4, 4)
-    assert not killed_for_memory(-signal.SIGTERM, 3, 4)
-    assert not killed_for_memory(137, 3, 4)
-    assert not killed_for_memory(-signal.SIGKILL, None, 4)
-    assert not killed_for_memory(-signal.SIGKILL, 3, None)
+@pytest.mark.parametrize(
+    ("end", "before", "after", "is_for_memory"),
+    [
+        (exited(-signal.SIGKILL), 3, 4, True),
+        (exited(-signal.SIGKILL), 4, 4, False),
+        (exited(-signal.SIGKILL), None, 4, False),
+        (exited(-signal.SIGKILL), 3, None, False),
+        (exited(-signal.SIGTERM), 3, 4, False),
+        (exited(137), 3, 4, False),
+        (RankExit(ExitCause.SERVER_ENDED), 3, 4, False),
+    ],
+)
+def test_a_kill_counts_only_where_the_counter_went_up(
+    end: RankExit, before: int | None, after: int | None, is_for_memory: bool
+) -> None:
+    expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if is_for_memory else end
+    assert with_memory(end, before, after) == expected

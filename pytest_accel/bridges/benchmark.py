@@ -151,6 +151,12 @@ class BenchmarkError(Exception):
     __module__ = "pytest_accel"  # Reports show it.
 
 
+class RankZeroFailed(BenchmarkError):
+    """Rank 0 has failed in the benchmark. The failure of another rank that says so is a consequence of that."""
+
+    __module__ = "pytest_accel"
+
+
 class _Agreement:
     """Has all ranks of a test run a measured function equally often: rank 0 announces steps, and the others follow.
 
@@ -267,7 +273,7 @@ class _Agreement:
                     "of rounds; use benchmark.pedantic(..., rounds=N), or run the benchmark on rank 0 as well"
                 )
             if step["does"] == "failed":
-                raise BenchmarkError("rank 0 has failed and runs no more of the benchmark")
+                raise RankZeroFailed("rank 0 has failed and runs no more of the benchmark")
             try:
                 for _ in range(step["rounds"]):
                     run(range(step["loops"]))

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_accel.core.device import Device, Share
+from pytest_accel.core.rank_exit import RankExit
 
 if TYPE_CHECKING:
     from pytest_accel.core.plugin_roles import RoleName
@@ -227,8 +228,7 @@ class RankExited:
 
     world: int
     rank: int
-    status: int
-    """Exit code, or the negative number of the signal (as in `subprocess`)."""
+    exit: RankExit
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import LIBRARIES
 from pytest_accel.core.paths import HEADING
+from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.rank import flight_recorder
 
 _LAST_OUTPUT = 8_000
@@ -20,34 +21,29 @@ _PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
 _FLIGHT_RECORDER = flight_recorder.__file__
 
 
-SERVER_ENDED = -(1 << 16)
-"""The status of ranks that ended with their fork server. No signal has this number, nor the ones below."""
-MACHINE_LOST = -(1 << 17)
-"""The status of ranks on a node that does not answer any more."""
-LOST_WITH_SERVER = "ended with the fork server, which is gone"
-JOB_ENDED = -(1 << 18)
-"""The status of ranks that ended with their MPI job."""
-LOCK_LOST = -(1 << 19)
-"""The status of ranks that this session has killed, since another session may have their devices."""
-LOST_WITH_JOB = "ended with its MPI job, since a rank has called MPI_Abort or has died"
+OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
+_TEXTS = {
+    ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
+    ExitCause.NODE_LOST: "lost with its node, which does not answer any more",
+    ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
+    ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
+}
 
 
-def describe_exit(status: int) -> str:
-    """Return an exit status in words: the name of the signal, or the number passed to ``exit``."""
-    if status == SERVER_ENDED:
-        return LOST_WITH_SERVER
-    if status == JOB_ENDED:
-        return LOST_WITH_JOB
-    if status == LOCK_LOST:
-        return "killed by this session: the lock of its devices was lost, and another session may use them"
-    if status == MACHINE_LOST:
-        return "lost with its node, which does not answer any more"
-    if status >= 0:
-        return f"exit status {status}"
+def describe_exit(end: RankExit) -> str:
+    """Return the end of a rank in words: the cause, the name of the signal, or the number passed to ``exit``."""
+    if end.cause in _TEXTS:
+        return _TEXTS[end.cause]
+    assert end.status is not None
+    text = f"exit status {end.status}" if end.status >= 0 else _describe_signal(-end.status)
+    return f"{text}: {OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text
+
+
+def _describe_signal(number: int) -> str:
     try:
-        return f"killed by {signal.Signals(-status).name}"
+        return f"killed by {signal.Signals(number).name}"
     except ValueError:
-        return f"killed by signal {-status}"
+        return f"killed by signal {number}"
 
 
 def tail(path: str, limit: int = _LAST_OUTPUT) -> str:

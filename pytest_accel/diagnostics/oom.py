@@ -9,9 +9,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pytest_accel.diagnostics.exit_status import describe_exit
-
-NOTE = "out of memory (the oom_kill counter of the control group went up)"
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -47,15 +45,10 @@ def _counters(root: Path) -> list[Path]:
     return found
 
 
-def describe_death(status: int, before: int | None, after: int | None) -> str:
-    """Return the result of `describe_exit`, with a note if the rank was killed because memory ran out.
+def with_memory(end: RankExit, before: int | None, after: int | None) -> RankExit:
+    """Return the `end` of a rank, with the cause that memory ran out if it was SIGKILL while the counter went up.
 
-    All ranks share one counter: of two ranks that are killed at the same time, possibly only one gets the note.
+    All ranks share one counter: of two ranks that are killed at the same time, possibly only one gets the cause.
     """
-    text = describe_exit(status)
-    return f"{text}: {NOTE}" if killed_for_memory(status, before, after) else text
-
-
-def killed_for_memory(status: int, before: int | None, after: int | None) -> bool:
-    """Return True if an exit `status` is an out-of-memory kill: SIGKILL while the counter went up."""
-    return status == -signal.SIGKILL and before is not None and after is not None and after > before
+    killed = end == exited(-signal.SIGKILL) and before is not None and after is not None and after > before
+    return RankExit(ExitCause.OUT_OF_MEMORY, end.status) if killed else end

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.messages import Finished, PhaseReport, When
+from pytest_accel.core.rank_exit import RankExit
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
@@ -33,6 +34,8 @@ class RankOutcome(NamedTuple):
     """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
+    exit: RankExit | None = None
+    """The end of the process of a rank that died; None: it did not die, or its end is unknown."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -32,10 +32,12 @@ from pytest_accel.core.messages import (
     WantsTerminal,
     When,
 )
+from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
+from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.diagnostics.oom import describe_death
+from pytest_accel.diagnostics.oom import with_memory
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, RankState
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
 from pytest_accel.driver.debugger_relay import Connect, DebuggerRelay
@@ -405,6 +407,7 @@ class World:
         *,
         phase: When | None = None,
         secondary: bool = False,
+        exit: RankExit | None = None,
     ) -> None:
         """Record that `rank` has ended in `phase`, and receive no more messages from it.
 
@@ -415,7 +418,7 @@ class World:
         log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
-        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary)
+        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit)
         self._unregister(rank)
         self.harm = self.harm or f"rank {rank.rank} {text}"
 
@@ -443,12 +446,13 @@ class World:
         others = [other for other in self._ranks if other is not rank and not other.done and other.died_early is None]
         if others and self._serial and all(other.end is None for other in self._ranks):
             self.findings = self._examiner.at_death(_pids(others))
-        status = self._port.exit_status(self.number, rank.rank, _EXIT_STATUS_TIMEOUT)
+        end = self._port.rank_exit(self.number, rank.rank, _EXIT_STATUS_TIMEOUT)
         text = "lost its connection to the driver (exit status unknown)"
-        if status is not None:
+        if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills()
-            text = describe_death(status, before.get(rank.rank), self._oom_kills.get(rank.rank))
-        self._end(rank, "died", text, at=at)
+            end = with_memory(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
+            text = describe_exit(end)
+        self._end(rank, "died", text, at=at, exit=end)
 
     def _count_oom_kills(self) -> dict[int, int | None]:
         return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(self.size)))

@@ -49,6 +49,7 @@ from pytest_accel.core.messages import (
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import shared_memory_path, socket_path
 from pytest_accel.core.preload_discovery import published_packages
+from pytest_accel.core.rank_exit import exited
 from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 from pytest_accel.forkserver.standby import Sockets, Spares
@@ -243,7 +244,7 @@ class _Server:
                     continue
                 rank = world.pids.pop(pid)
                 kill_group(pid)
-                self._send(RankExited(number, rank, os.waitstatus_to_exitcode(status)))
+                self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
                 if not world.pids:
                     del self.worlds[number]
                     shared_memory.remove(shared_memory_path(self.spec.directory, self.spec.server), self.worlds)

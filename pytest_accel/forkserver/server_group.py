@@ -19,6 +19,7 @@ from pytest_accel.core.messages import (
     WorldSpec,
     WorldStarted,
 )
+from pytest_accel.core.rank_exit import exited
 from pytest_accel.forkserver.server_client import Spawn, Starter
 from pytest_accel.rank import run_ahead
 
@@ -151,7 +152,7 @@ class Servers:
             return
         for rank in range(starting.spec.ranks):
             if starting.spec.server_of(rank) not in starting.requested:
-                self._on_event(RankExited(world, rank, -signal.SIGKILL))
+                self._on_event(RankExited(world, rank, exited(-signal.SIGKILL)))
 
     def _end(self, server: int) -> None:
         with self._lock:

@@ -30,8 +30,9 @@ from pytest_accel.core.kill import MARK, kill_tree
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
 from pytest_accel.core.paths import server_log_path
+from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.timeouts import START_TIMEOUT
-from pytest_accel.diagnostics.exit_status import JOB_ENDED, tail
+from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.forkserver.server_client import interpreter
 from pytest_accel.forkserver.server_group import Servers
 from pytest_accel.launch.launch_api import program_of, version_of
@@ -182,7 +183,7 @@ class MpiJob:
         self._over.set()
         for rank in range(self.world.ranks):
             if rank not in self._exited:
-                self._on_event(RankExited(self.world.world, rank, JOB_ENDED))
+                self._on_event(RankExited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 
     def _note(self, message: object) -> None:
         if isinstance(message, RankExited):

@@ -16,6 +16,7 @@ import psutil
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.messages import SessionSpec, WorldSpec
+from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.diagnosis import Interrupted
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
@@ -203,9 +204,9 @@ class Pool:
             world = self._manager.worlds.get(number)
             if world is None or world.state != "leased":
                 return
-            for rank, status in world.exits.items():
+            for rank, end in world.exits.items():
                 if rank not in noticed:
-                    self._manager.complain(world, rank, status, "died after its last test had passed")
+                    self._manager.complain(world, rank, end, "died after its last test had passed")
             world.ticket = None
             if world.exits or (harm is not None and not (worn and self._measured)):
                 self._manager.kill(world)
@@ -231,7 +232,7 @@ class Pool:
                 if world.state == "leased" and number in (None, world.spec.world):
                     self._manager.look_at_interrupted(world, test)
 
-    def watch_exit(self, number: int, rank: int, on_exit: Callable[[int | None], None]) -> None:
+    def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
         with self._lock:
             self._manager.watch_exit(number, rank, on_exit)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.pool import Pool
@@ -24,7 +25,7 @@ WAITING_SHOWN_AGAIN = 60.0
 
 
 class Port(Protocol):
-    """The pool's methods for a driver. :meth:`acquire` and :meth:`exit_status` block, the others do not."""
+    """The pool's methods for a driver. :meth:`acquire` and :meth:`rank_exit` block, the others do not."""
 
     def warm(self) -> None:
         """Start the fork server, since tests that need ranks are being collected."""
@@ -47,7 +48,7 @@ class Port(Protocol):
     def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
         """Return a world to the pool; see :meth:`Pool.release`."""
 
-    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
+    def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         """Return the exit status of a dead rank, or None if it is unknown after `timeout` seconds."""
 
     def wanted(self, world: int) -> bool:
@@ -144,8 +145,8 @@ class LocalPort(_WantedWorlds):
             answers, timeout, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
         )
 
-    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
-        answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
+        answers: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
         self._pool.watch_exit(world, rank, answers.put)
         try:
             return answers.get(timeout=timeout)
@@ -204,14 +205,14 @@ class RemotePort(_WantedWorlds):
         self._wanted.discard(world)
         self._send("release", world, harm, noticed, worn)
 
-    def exit_status(self, world: int, rank: int, timeout: float) -> int | None:
+    def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         number, answers = self._expect()
         self._send("exit", number, world, rank)
         try:
-            status = answers.get(timeout=timeout)
+            end = answers.get(timeout=timeout)
         except queue.Empty:
             return None
-        return status if isinstance(status, int) else None
+        return end if isinstance(end, RankExit) else None
 
     def look_at_interrupted(self, world: int, test: str) -> None:
         self._send("interrupted", world, test)
@@ -335,7 +336,7 @@ class PoolService:
             self._show(values[0])
         elif kind == "exit":
             number, world, rank = values
-            self._pool.watch_exit(world, rank, lambda status: self._answer(number, status))
+            self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
         elif kind == "warm":
             self._pool.warm()
         elif kind == "preload":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
@@ -67,11 +68,11 @@ class PooledWorld:
     slots: Lease | None = None
     """The lease on CPU slots; held as long as the world runs a test."""
     pids: tuple[int, ...] = ()
-    exits: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, RankExit] = field(default_factory=dict)
     """The exit status of each rank that has ended."""
-    forced_status: int | None = None
+    forced_exit: RankExit | None = None
     """If set, reported as the exit status of each rank instead of its own: the reason why the pool killed the world."""
-    exit_callbacks: list[tuple[int, Callable[[int | None], None]]] = field(default_factory=list)
+    exit_callbacks: list[tuple[int, Callable[[RankExit | None], None]]] = field(default_factory=list)
     """Pairs of a rank and a callback that gets its exit status."""
     idle_since: float = 0.0
     """Time of creation, or of the last return by a driver (`clock.monotonic`)."""

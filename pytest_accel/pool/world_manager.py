@@ -32,10 +32,11 @@ from pytest_accel.core.messages import (
     StartWorld,
     WorldStarted,
 )
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldShape
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
-from pytest_accel.diagnostics.exit_status import LOCK_LOST, MACHINE_LOST, SERVER_ENDED, describe_exit, tail, where
+from pytest_accel.diagnostics.exit_status import describe_exit, tail, where
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.forkserver.server_client import Spawn, Starter, spawn_here
 from pytest_accel.forkserver.server_group import Servers
@@ -183,7 +184,7 @@ class WorldManager:
         """Kill the processes of a world at once, since it has lost the right to use its devices."""
         if world.state == "leased":
             # The driver returns the world once it has noticed that the ranks are dead.
-            world.forced_status = LOCK_LOST
+            world.forced_exit = RankExit(ExitCause.LOCK_LOST)
             self.complaints.append(why)
             self._end(world, 0.0)
         elif world.state == "starting":
@@ -241,7 +242,7 @@ class WorldManager:
         self._observer.on_gone(world)
         self._changed.notify_all()
 
-    def watch_exit(self, number: int, rank: int, on_exit: Callable[[int | None], None]) -> None:
+    def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
         world = self.worlds.get(number)
         if world is None:
@@ -306,7 +307,7 @@ class WorldManager:
             if test and not recorded.test:
                 self._interrupted[world.spec.world] = replace(recorded, test=test)
             return
-        ends = {rank: describe_exit(status) for rank, status in world.exits.items()}
+        ends = {rank: describe_exit(end) for rank, end in world.exits.items()}
         alive = {rank: pid for rank, pid in enumerate(world.pids) if rank not in ends}
         examiner = Examiner(WorldInspector(self.directory, world.spec), grouped=world.spec.grouped)
         stacks, findings = examiner.hung(alive, alive, thoroughly=False)
@@ -315,18 +316,18 @@ class WorldManager:
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def complain(self, world: PooledWorld, rank: int, status: int, what: str) -> None:
+    def complain(self, world: PooledWorld, rank: int, end: RankExit, what: str) -> None:
         """Report the exit of a rank that no test has reported."""
-        self._complain(world, rank, f"{what} ({describe_exit(status)})")
+        self._complain(world, rank, f"{what} ({describe_exit(end)})")
 
     def _complain(self, world: PooledWorld, rank: int, *texts: str) -> None:
         log = WorldInspector(self.directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
         about = f"rank {rank} of a world of {world.spec.ranks} "
         self.complaints.append(about + "\n".join(filter(None, (*texts, log))))
 
-    def _complain_of_teardown(self, world: PooledWorld, rank: int, status: int) -> None:
-        if status != -signal.SIGKILL or monotonic() < world.retired_at + RETIRE_TIMEOUT:
-            self.complain(world, rank, status, "exited before the end of its session")
+    def _complain_of_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
+        if end != exited(-signal.SIGKILL) or monotonic() < world.retired_at + RETIRE_TIMEOUT:
+            self.complain(world, rank, end, "exited before the end of its session")
             return
         stack = (world.stacks or {}).get(rank, "")
         place = f"; it was at {frame}" if (frame := where(stack)) else ""
@@ -365,15 +366,15 @@ class WorldManager:
         world = self.worlds.get(message.world)
         if world is None:
             return
-        status = message.status if world.forced_status is None else world.forced_status
-        world.exits[message.rank] = status
+        end = world.forced_exit or message.exit
+        world.exits[message.rank] = end
         for entry in [entry for entry in world.exit_callbacks if entry[0] == message.rank]:
             world.exit_callbacks.remove(entry)
-            entry[1](status)
-        if world.state == "retiring" and message.status != RETIRED:
-            self._complain_of_teardown(world, message.rank, message.status)
+            entry[1](end)
+        if world.state == "retiring" and message.exit.status != RETIRED:
+            self._complain_of_teardown(world, message.rank, message.exit)
         elif world.state == "idle":
-            self.complain(world, message.rank, message.status, "died after its last test had passed")
+            self.complain(world, message.rank, message.exit, "died after its last test had passed")
             self.kill(world)
         if world.ended and world.state in ("retiring", "killed"):
             self._forget(world)
@@ -396,7 +397,7 @@ class WorldManager:
             shared_memory.remove_all(self.directory)
             for world in worlds:
                 if self.closing and world.state == "retiring":
-                    self.complain(world, 0, -9, "may not have torn down its session fixtures")
+                    self.complain(world, 0, exited(-signal.SIGKILL), "may not have torn down its session fixtures")
                 if self.closing or world.state != "leased":
                     self._forget(world)
             for world in worlds:
@@ -421,8 +422,8 @@ class WorldManager:
     def _mark_dead(self, world: PooledWorld, lost: frozenset[int]) -> None:
         """Report every rank as ended with its fork server, or with its node if the server is one of `lost`."""
         for rank in range(world.spec.ranks):
-            status = MACHINE_LOST if world.spec.server_of(rank) in lost else SERVER_ENDED
-            world.exits.setdefault(rank, status)
+            cause = ExitCause.NODE_LOST if world.spec.server_of(rank) in lost else ExitCause.SERVER_ENDED
+            world.exits.setdefault(rank, RankExit(cause))
         for rank, on_exit in world.exit_callbacks:
             on_exit(world.exits[rank])
         world.exit_callbacks.clear()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from pytest_accel.core.messages import ExceptionSketch
-from pytest_accel.diagnostics.exit_status import LOST_WITH_SERVER
-from pytest_accel.diagnostics.oom import NOTE
+from pytest_accel.core.rank_exit import ExitCause, exited
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.report_text import is_consequence
 
 _LOST_DEVICE = "a device was lost"
-_DEATHS = {NOTE: "a rank was killed: out of memory", LOST_WITH_SERVER: "the fork server was lost"}
-"""Texts that occur in the description of a rank's death, and the causes that they show."""
+_KILLED = exited(-signal.SIGKILL)
+_DEATHS = {
+    ExitCause.OUT_OF_MEMORY: "a rank was killed: out of memory",
+    ExitCause.SERVER_ENDED: "the fork server was lost",
+}
 _ERRORS = (
     "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.
     "GPU is lost",  # NVML_ERROR_GPU_IS_LOST: the GPU has fallen off the bus, or cannot be reached (nvml.h).
@@ -33,7 +36,7 @@ def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
     causes = [_cause(outcome) for outcome in wrong]
     found = [cause for cause in causes if cause is not None]
     explained = all(
-        cause is not None or is_consequence(outcome, wrong) or outcome.text == "killed by SIGKILL"
+        cause is not None or is_consequence(outcome, wrong) or outcome.exit == _KILLED
         for outcome, cause in zip(wrong, causes, strict=True)
     )
     return found[0] if found and explained else None
@@ -41,7 +44,7 @@ def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
 
 def _cause(outcome: RankOutcome) -> str | None:
     if outcome.ending == "died":
-        return next((cause for text, cause in _DEATHS.items() if text in outcome.text), None)
+        return None if outcome.exit is None else _DEATHS.get(outcome.exit.cause)
     error: ExceptionSketch | None = outcome.report.exception if outcome.report is not None else None
     while error is not None and (error.module, error.qualname) != ("builtins", "AssertionError"):
         if any(text in error.text for text in _ERRORS):

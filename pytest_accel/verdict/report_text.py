@@ -9,9 +9,10 @@ from typing import Any
 
 from pytest_accel.core.frames import PACKAGE, is_library
 from pytest_accel.core.messages import ExceptionSketch, When
+from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
-from pytest_accel.diagnostics.exit_status import LOST_WITH_JOB, where
+from pytest_accel.diagnostics.exit_status import describe_exit, where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.secondary_failures import consequence
 
@@ -48,8 +49,8 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> li
 
 
 def _consequence(outcome: RankOutcome) -> str | None:
-    if outcome.ending == "died" and outcome.text == LOST_WITH_JOB:
-        return LOST_WITH_JOB
+    if outcome.exit is not None and outcome.exit.cause is ExitCause.JOB_ENDED:
+        return describe_exit(outcome.exit)
     return None if outcome.report is None else consequence(outcome.report.exception)
 
 
