@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# tests/test_markers.py collects the blocks of marks.md, which ask for hardware that no machine has all of.
+# tests/test_marks.py collects the blocks of marks.md, which ask for hardware that no machine has all of.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),

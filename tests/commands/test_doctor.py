@@ -23,7 +23,7 @@ from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import Health
 from pytest_accel.leases.lock_dir import VARIABLE
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GIB = 1024**3
 GPUS = tuple(Device("cuda", f"GPU-{n}", n, "NVIDIA T4", memory=16 * GIB) for n in range(2))
 UNLIKE = (GPUS[0], Device("cuda", "GPU-1", 1, "NVIDIA L4", memory=24 * GIB))

@@ -22,7 +22,7 @@ from pytest_accel.hardware.inventory import Inventory
 from pytest_accel.leases.lock_dir import LockFolderError, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder, who_holds
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONTENDER = ROOT / "tests" / "leases" / "contender.py"
 GIB = 1024**3
 

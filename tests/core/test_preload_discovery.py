@@ -1,4 +1,4 @@
-"""The choice of modules; what then becomes of them, ``tests/plugin/test_preload.py`` tells."""
+"""The choice of modules; what then becomes of them, ``tests/features/test_preload.py`` tells."""
 
 from __future__ import annotations
 

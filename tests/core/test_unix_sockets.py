@@ -22,7 +22,7 @@ from pytest_accel.core.launcher_env import Outer
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
-from tests.worlds.conftest import eventually
+from tests.faults.conftest import eventually
 
 STRANGER = 1002
 """Another user."""

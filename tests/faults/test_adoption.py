@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 pytest.importorskip("expecttest")  # What torch.testing._internal imports.
 

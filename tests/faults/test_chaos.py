@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.worlds.conftest import Session
+from tests.faults.conftest import Session
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 STEPS = 6
 """Tests that any process begins or ends between two kills."""

@@ -9,7 +9,7 @@ import pytest
 from pytest_accel.core.kill import MARK
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 SUBTESTS = hasattr(pytest, "Subtests")
 """pytest 9 has them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 
 def test_a_death_shows_where_the_others_were(suite: Suite) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.worlds.conftest import Suite
+from tests.faults.conftest import Suite
 
 CONFTEST = """
     import os

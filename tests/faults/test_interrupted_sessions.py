@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Run, Session, Suite
+    from tests.faults.conftest import Run, Session, Suite
 
 ENDLESS = """
     import os

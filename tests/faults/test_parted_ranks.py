@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 
 def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:

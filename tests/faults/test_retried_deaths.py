@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Run, Suite
+    from tests.faults.conftest import Run, Suite
 
 _HEADLINE = "accel: begun once more, since the world died (--accel-retry-dead)"
 _GONE = "ended with the fork server, which is gone"

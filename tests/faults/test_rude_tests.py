@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 
 def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory has no folder elsewhere")
 

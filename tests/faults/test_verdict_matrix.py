@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worlds.conftest import Run
+from tests.faults.conftest import Run
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 
 @dataclass(frozen=True)

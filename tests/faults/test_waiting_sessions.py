@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worlds.conftest import PYTEST, Session
+from tests.faults.conftest import PYTEST, Session
 
 if TYPE_CHECKING:
-    from tests.worlds.conftest import Suite
+    from tests.faults.conftest import Suite
 
 SHOWN_AT_ONCE = """
 import time

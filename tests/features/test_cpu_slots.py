@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.plugin.conftest import Suite
+from tests.features.conftest import Suite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks for the affinity")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 pexpect = pytest.importorskip("pexpect")
 

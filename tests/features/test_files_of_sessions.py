@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 
 def test_the_drivers_files_stay_the_drivers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

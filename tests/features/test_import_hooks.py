@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Run, Suite
+    from tests.features.conftest import Run, Suite
 
 _HOOK = """
     import contextlib

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 
 def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 _xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 _TOLD = "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n"
 """A module that tells which processes import it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Suite
+from tests.features.conftest import Suite
 
 MACHINE = """
     [[device]]

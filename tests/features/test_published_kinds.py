@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Suite
+from tests.features.conftest import Suite
 from tests.test_docs import ROOT, blocks
 
 PAGE = ROOT / "docs" / "how-to" / "add-a-vendor.md"

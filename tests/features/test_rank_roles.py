@@ -13,7 +13,7 @@ import pytest
 from _pytest import hookspec
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rank-sessions.md"
 _ROW = re.compile(r"^\| (`pytest_.*`) \| (.*) \|$", re.MULTILINE)

@@ -9,7 +9,7 @@ import pytest
 from pytest_accel import marker_rules
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 ADDS_UP = """
 import torch

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("xdist")
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 _LOG = """
     import os

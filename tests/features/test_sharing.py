@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Suite
+from tests.features.conftest import Suite
 
 # Two tests that each wait for the other: opening a pipe lasts until the other end is open, too.
 MEETING = """

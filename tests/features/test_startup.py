@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 MOST = 16
 """Modules and packages. Each costs a session half a millisecond or more, whether its tests have marks or not."""

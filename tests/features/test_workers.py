@@ -11,7 +11,7 @@ from pytest_accel.hardware.vendors.cpu import cpu_slots
 pytest.importorskip("xdist")
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 _LOG = """
     import os

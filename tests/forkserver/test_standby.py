@@ -12,7 +12,7 @@ import pytest
 
 from pytest_accel.forkserver.standby import Spares
 from pytest_accel.rank.role import Role
-from tests.worlds.conftest import Suite
+from tests.faults.conftest import Suite
 
 _TEST = """
     import contextlib

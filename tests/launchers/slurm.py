@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.worlds.conftest import eventually
+from tests.faults.conftest import eventually
 
 _SETTINGS = """
 ClusterName=tests

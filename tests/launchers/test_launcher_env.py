@@ -22,7 +22,7 @@ from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.launched_session import differences
 from pytest_accel.nodes.machines import AuthenticatedLink, Rendezvous, call, read_rendezvous, receive
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
-from tests.worlds.conftest import eventually
+from tests.faults.conftest import eventually
 
 SECRET = "nobody can guess this one"
 STRANGER = 1002

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.launch.launch_api import missing
+from tests.faults.conftest import PATIENCE, Suite, eventually
 from tests.launchers.under import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
-from tests.worlds.conftest import PATIENCE, Suite, eventually
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import PYTEST, Suite
 from tests.launchers import slurm
 from tests.launchers.under import RANKS, expect_one_session, suites
-from tests.worlds.conftest import PYTEST, Suite
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.faults.conftest import Suite, eventually
 from tests.launchers.under import RANKS, expect_one_session, launched, suites
-from tests.worlds.conftest import Suite, eventually
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")

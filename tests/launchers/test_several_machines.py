@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import PYTEST, Run, Suite, eventually
 from tests.launchers import slurm
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.launchers.under import launched, suites
-from tests.worlds.conftest import PYTEST, Run, Suite, eventually
 
 SECRET = "a secret that nobody guesses"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worlds.conftest import Run, Suite
+from tests.faults.conftest import Run, Suite
 
 RANKS = """
     import os

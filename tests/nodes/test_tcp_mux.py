@@ -18,7 +18,7 @@ import pytest
 
 from pytest_accel.core import prctl
 from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
-from tests.worlds.conftest import eventually
+from tests.faults.conftest import eventually
 
 KEY = b"of this connection alone"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import Run, Suite, suite
+from tests.features.conftest import Run, Suite, suite
 
 __all__ = ["Pair", "needs", "pair", "suite"]
 

@@ -11,8 +11,8 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Run, Suite
 
 pytestmark = needs("pytest_benchmark")
 

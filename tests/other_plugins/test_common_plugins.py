@@ -11,7 +11,7 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 
 @needs("pytest_html")

@@ -12,7 +12,7 @@ from tests.other_plugins.conftest import Pair, needs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 pytestmark = needs("pytest_cov")
 

@@ -15,8 +15,8 @@ from tests.other_plugins.conftest import needs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Run, Suite
 
 _WORKERS = [(), pytest.param(("-n", "2"), marks=pytest.mark.long)]
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.features.conftest import Run
 from tests.other_plugins.conftest import needs
-from tests.plugin.conftest import Run
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Suite
 
 _SUITE = """
     import logging

@@ -9,8 +9,8 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Suite
 
 _SUITE = """
     import os

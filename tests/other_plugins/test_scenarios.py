@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Suite
 
 pytestmark = needs("pytest_bdd")
 

@@ -10,8 +10,8 @@ from tests.other_plugins.conftest import needs
 if TYPE_CHECKING:
     import pytest
 
+    from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Run, Suite
 
 _NOT_EXPECTED = ("__pycache__", ".approval_tests_temp", ".pytest_cache", "runpytest-")
 

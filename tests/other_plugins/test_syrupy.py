@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Run, Suite
 
 pytestmark = needs("syrupy", "pytest_rerunfailures")
 

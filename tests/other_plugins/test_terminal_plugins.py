@@ -12,8 +12,8 @@ from tests.other_plugins.conftest import needs
 from tests.patience import stretched
 
 if TYPE_CHECKING:
+    from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
-    from tests.plugin.conftest import Run, Suite
 
 _TESTS = '''
     import pytest

@@ -10,7 +10,7 @@ import pytest
 from tests.other_plugins.conftest import Pair, needs
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 pytestmark = needs("testmon")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from tests.plugin.conftest import Suite
+    from tests.features.conftest import Suite
 
 
 @needs("pytest_timeout")

@@ -12,7 +12,7 @@ from pytest_accel.core.kinds import kinds
 from pytest_accel.settings import options as accel_config
 from pytest_accel.settings.options import Settings, environment_variable
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
 NAMES = [
     "accel",
     *(
