@@ -36,17 +36,12 @@ def rewrite_asserts_of_initial_files(session: pytest.Session) -> None:
     assertion.pytest_collection(session)
 
 
-def teardown_for(item: pytest.Item) -> None:
-    """Tear down the fixtures that are set up but not used by `item`: they were kept for a test that did not run.
+def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
+    """Tear down the fixtures that `following` does not use (None: all), when no test runs that would do it.
 
     The public hook, `pytest_runtest_teardown`, is for an item whose phases run; plugins fail for others.
     Errors of the fixtures propagate.
     """
-    item.session._setupstate.teardown_exact(item)
-
-
-def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
-    """Tear down the fixtures that `following` does not use (None: all), when no test runs that would do it."""
     session._setupstate.teardown_exact(following)
 
 

@@ -27,11 +27,6 @@ def versions() -> dict[str, str]:
     return versions_in(Path(spec.origin).with_name("version.py"))
 
 
-def builds_in(version_file: Path) -> frozenset[str]:
-    """Return the platforms in `version_file`; empty if it cannot be read."""
-    return frozenset(versions_in(version_file))
-
-
 def versions_in(version_file: Path) -> dict[str, str]:
     """Return the versions of the platforms in `version_file`; empty if it cannot be read."""
     try:

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.messages import NodeRef, RunTest
-from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_for
+from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
 
 
 class NotCollected(Exception):
@@ -160,7 +160,7 @@ class RankCollector:
             return None
         self.activity += 1
         try:
-            teardown_for(item)
+            teardown_to(item.session, item)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             trace = TracebackException.from_exception(error)
             _leave_out_libraries(trace)
