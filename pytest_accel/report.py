@@ -44,6 +44,8 @@ class ReportHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
+        if self._session.settings.names_devices:
+            _ = self._session.machine  # Raises pytest.UsageError for settings that do not fit this machine.
         for kind, count in self._session.settings.require:
             from pytest_accel.hardware.inventory import skipped
 

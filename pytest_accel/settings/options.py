@@ -98,6 +98,12 @@ class Settings:
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Names of plugins, and whether ranks call all their hooks; False: ranks are without the plugin."""
 
+    @property
+    def names_devices(self) -> bool:
+        """Whether the session is to use other devices, or in another order, than without settings."""
+        default = type(self)()
+        return (self.accel, self.devices, self.order) != (default.accel, default.devices, default.order)
+
 
 class _Option(NamedTuple):
     field: str
