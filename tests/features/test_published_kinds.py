@@ -139,7 +139,7 @@ def test_a_package_that_is_broken(suite: Suite, packages: Packages, point: str, 
         assert re.search(("test_it.py::test_it: " if marked else "") + message, run.text + run.errors)
         assert "Traceback" not in run.text + run.errors
     # A session that does not need it goes on.
-    suite.write("test_it.py", "def test_it(): ...")
+    suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(1)\ndef test_it(): ...")
     run = suite.run("--accel=auto")
     assert run.count() == {"PASSED": 1}
     assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)

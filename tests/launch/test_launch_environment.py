@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
 
-CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+CONFTEST = Path(__file__).parents[1].joinpath("conftest.py").read_text(encoding="utf-8")
 IMPATIENT = CONFTEST.replace("_PATIENCE = 15.0\n", "_PATIENCE = 0.0\n")
 
 
