@@ -1,4 +1,4 @@
-"""The pytest hooks, in the order in which pytest calls them."""
+"""The plugin's entry point: fixtures and hooks, in the order in which pytest calls them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ __all__ = [
     "world_store",
 ]
 
-_BEFORE = frozenset(sys.modules)
-"""What was imported before any conftest."""
+_IMPORTED_BEFORE = frozenset(sys.modules)
+"""Names of the modules that were imported before any conftest."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -73,7 +73,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Before anything of the suite is imported, and anything is captured."""
+    """Meet the processes that a launcher has started with this one, before imports of the suite and capturing.
+
+    In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
+    """
     world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
     if world is not None and options.sees_launchers(early_config):
         from pytest_accel.nodes import launched_session
@@ -82,14 +85,14 @@ def pytest_load_initial_conftests(
     try:
         return (yield)
     except BaseException:
-        if OUTER in early_config.stash:  # There will be no session that ends them.
+        if OUTER in early_config.stash:  # No session starts that would end the agents.
             early_config.stash[OUTER].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A plan collects and runs nothing: xdist starts no workers then."""
+    """With ``--accel-plan``, only collect tests. xdist then starts no workers."""
     if options.asks_for_plan(config):
         config.option.collectonly = True
 
@@ -103,22 +106,22 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.rank.torch_harness import HarnessInRank
 
         harness = HarnessInRank(config.stash[RANK])
-        adopted = _adoption(config, lambda: 0, harness.install)
-        if adopted is not None:
+        adoption = _adoption(config, lambda: 0, harness.install)
+        if adoption is not None:
             config.pluginmanager.register(harness, "accel-harness")
-            config.pluginmanager.register(adopted, "accel-adoption")
+            config.pluginmanager.register(adoption, "accel-adoption")
         config.pluginmanager.register(RankHooks(), "accel-bridges")
         return
     session = config.stash[SESSION] = AccelSession(config, options.settings(config))
-    adopted = _adoption(config, lambda: len(session.machine.session.devices))
-    if adopted is not None:
-        config.pluginmanager.register(adopted, "accel-adoption")
-    config.pluginmanager.register(CollectionHooks(session, adopted), "accel-collection")
+    adoption = _adoption(config, lambda: len(session.machine.session.devices))
+    if adoption is not None:
+        config.pluginmanager.register(adoption, "accel-adoption")
+    config.pluginmanager.register(CollectionHooks(session, adoption), "accel-collection")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
         from pytest_accel.worker_hooks import WorkerHooks
 
-        hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
-        config.pluginmanager.register(hooks, "accel-schedule")
+        worker_hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
+        config.pluginmanager.register(worker_hooks, "accel-schedule")
     if OUTER in config.stash:
         from pytest_accel.nodes.launcher_hooks import OuterHooks
 
@@ -140,7 +143,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _adoption(
     config: pytest.Config, capacity: Callable[[], int], on_harness: Callable[[Any], None] | None = None
 ) -> Adoption | None:
-    """Return what gives tests the marks that the ini file has for them; None if it has none."""
+    """Return the plugin that adds marks to tests by the ini options for this; None if these are not set.
+
+    The arguments are those of :func:`suite_adoption.make`.
+    """
     if not (config.getini(options.RULES) or config.getini(options.ADOPT)):
         return None
     from pytest_accel import suite_adoption
@@ -151,11 +157,11 @@ def _adoption(
 def pytest_unconfigure(config: pytest.Config) -> None:
     session = config.stash.get(SESSION, None)
     if session is not None:
-        session.close(politely=False)  # What an orderly end has left: nothing, unless there was none.
+        session.close(politely=False)  # No-op after a clean shutdown.
 
 
 class ParametrizeHooks:
-    """Turns a list of world sizes into one test for each."""
+    """Parametrizes a test whose mark has a list of world sizes. Registered in every process."""
 
     def __init__(self) -> None:
         self._finder = MarkFinder()
@@ -170,7 +176,7 @@ class ParametrizeHooks:
         try:
             sizes = world_sizes(mark)
         except MarkError:
-            return  # Every wrong mark is reported when collection has ended, all at once.
+            return  # Wrong marks are reported together after collection.
         if sizes is not None and not _has_own_sizes(metafunc):
             metafunc.fixturenames.append(WORLD_SIZE_PARAMETER)
             ids = [f"world_size={size}" for size in sizes]
@@ -178,7 +184,7 @@ class ParametrizeHooks:
 
 
 def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
-    """Whether the test's own parametrization says which of the mark's sizes there are."""
+    """Return whether the test parametrizes `world_size` itself, and so chooses among the sizes of the mark."""
     for mark in metafunc.definition.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
         if "world_size" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
@@ -187,11 +193,11 @@ def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
 
 
 class RankHooks:
-    """Registers the bridges of other plugins in a rank."""
+    """Registers the bridges to other plugins. Registered in ranks only."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Register them when all plugins have been configured, and before these begin their session."""
+        """Register the bridges after all plugins have been configured, and before these handle the session's start."""
         from pytest_accel import bridges
 
         for bridge in bridges.in_rank(session.config):
@@ -200,123 +206,129 @@ class RankHooks:
 
 
 class CollectionHooks:
-    """Finds the marked items of this process. Those that run them are registered only where there are some."""
+    """Finds the marked items of this process, and has the fork server preload modules during collection.
 
-    def __init__(self, session: AccelSession, adopted: Adoption | None) -> None:
+    Registers the hooks that run marked items when it finds the first, so that other sessions do not import these hooks.
+    """
+
+    def __init__(self, session: AccelSession, adoption: Adoption | None) -> None:
         self._session = session
-        self._adopted = adopted
-        self._auto = "auto" in session.settings.preload
+        self._adoption = adoption
+        self._preloads = "auto" in session.settings.preload
         option = session.config.option
-        self._runs = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
-        self._considered: set[str] = set()
-        self._read: set[Path] = set()
-        """Files that have been read for signs of import hooks."""
-        self._bridged = False
-        self._hooked = False
-        """True if nothing may be imported ahead of the ranks, since a finder may change it."""
+        self._runs_tests = not any(getattr(option, name, False) for name in ("collectonly", "setupplan", "setuponly"))
+        self._considered_modules: set[str] = set()
+        """Modules that need not be considered for preloading again."""
+        self._scanned_files: set[Path] = set()
+        """Files whose text has been searched for import hooks."""
+        self._has_bridges = False
+        self._has_import_hooks = False
+        """True if the fork server must not preload modules, because an import finder may change them."""
 
     def pytest_collect_file(self, file_path: Path) -> None:
-        if not self._runs or file_path.suffix != ".py":
+        if not self._runs_tests or file_path.suffix != ".py":
             return
         marks = preload_discovery.marks_in(file_path)
         modules: set[str] = set()
-        if self._adopted is not None:
+        if self._adoption is not None:
             text = preload_discovery.text(file_path)
-            marks |= self._adopted.marks_in(file_path, text)
-            modules = self._adopted.imports(text) - self._considered
-        # Without devices in the session, tests that only ask for devices are skipped.
+            marks |= self._adoption.marks_in(file_path, text)
+            modules = self._adoption.imports(text) - self._considered_modules
+        # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
-            self._look_for_hooks(file_path)
+            self._detect_import_hooks(file_path)
             self._session.port.warm()
-            self._preload(preload_discovery.imports_of(file_path) | self._imported)
-            # It asks torch for devices, which may leave a server with a driver's runtime that no rank can use.
-            if self._auto and modules and self._session.session_kind in (None, "cpu", "sim"):
-                self._considered |= modules
+            self._preload(preload_discovery.imports_of(file_path) | self._imported_packages)
+            # Preload torch's test harness only without accelerators: its import makes torch look for devices, which may
+            # initialize the vendor's runtime in the fork server; a forked rank could not use that.
+            if self._preloads and modules and self._session.session_kind in (None, "cpu", "sim"):
+                self._considered_modules |= modules
                 self._session.port.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
         result = yield
-        self._adopt(items)
+        self._redirect(items)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Redirect marked items that a plugin has made when the collection had finished, as anyio does."""
+        """Redirect marked items that another plugin creates in this hook, as anyio does."""
         before = session.items.copy()
         result = yield
         if session.items != before:
-            self._adopt(session.items)
+            self._redirect(session.items)
         return result
 
-    def _adopt(self, items: list[pytest.Item]) -> None:
-        """Redirect the marked items that are new, and prepare what runs them."""
+    def _redirect(self, items: list[pytest.Item]) -> None:
+        """Make new marked items run in worlds, and register the hooks that run them."""
         config = self._session.config
-        marked = self._session.adopt(items)
-        if not marked or not self._runs:
+        redirected = self._session.redirect(items)
+        if not redirected or not self._runs_tests:
             return
-        if any(one.missing is None for one in marked):
-            self._look_for_hooks(*(one.item.path for one in marked), collected=True)
-        self._preload(self._imported)
-        from pytest_accel.runtest_hooks import Graft, RunningHooks, by_world
+        if any(marked.missing is None for marked in redirected):
+            self._detect_import_hooks(*(marked.item.path for marked in redirected), collected=True)
+        self._preload(self._imported_packages)
+        from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks, by_world
 
         if self._session.settings.reorder and not self._session.is_worker:
             items[:] = by_world(items)
-        if not config.pluginmanager.has_plugin("accel-running"):
-            config.pluginmanager.register(RunningHooks(self._session), "accel-running")
-            config.pluginmanager.register(Graft(), "accel-graft")
-        self._build_bridges(marked)
+        if not config.pluginmanager.has_plugin("accel-runtest"):
+            config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
+            config.pluginmanager.register(MergedReportHooks(), "accel-merged-report")
+        self._register_bridges(redirected)
 
-    def _build_bridges(self, marked: list[MarkedItem]) -> None:
-        """Register what brings other plugins' data from ranks to this process, unless that has been done.
+    def _register_bridges(self, redirected: list[MarkedItem]) -> None:
+        """Register the bridges that receive other plugins' data from ranks, unless that has been done.
 
-        Nothing is refused for tests that the machine cannot run.
+        Refuse plugins that do not work with ranks, unless this machine can run none of the `redirected` tests.
         """
         from pytest_accel import bridges
 
         config = self._session.config
-        run = [one.item for one in marked if one.missing is None]
+        runnable = [marked.item for marked in redirected if marked.missing is None]
         try:
-            if run:
+            if runnable:
                 bridges.refuse(config)
-            if not self._bridged:
-                self._bridged = True
+            if not self._has_bridges:
+                self._has_bridges = True
                 for bridge in bridges.in_driver(config):
                     config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
-            self._session.refuse(str(error), run)
+            self._session.refuse(str(error), runnable)
 
     @property
-    def _imported(self) -> set[str]:
-        """The packages that conftests and test files have imported."""
-        return {name.partition(".")[0] for name in sys.modules.keys() - _BEFORE}
+    def _imported_packages(self) -> set[str]:
+        """The top-level packages that conftests and test files have imported."""
+        return {name.partition(".")[0] for name in sys.modules.keys() - _IMPORTED_BEFORE}
 
-    def _look_for_hooks(self, *files: Path, collected: bool = False) -> None:
-        """Keep the fork server from importing ahead what a finder of this session changes.
+    def _detect_import_hooks(self, *files: Path, collected: bool = False) -> None:
+        """Keep the fork server from preloading modules that an import finder of this session changes.
 
-        `files` are files with tests for ranks; `collected` says that all tests have been collected.
+        `files` are files with tests for ranks; `collected` is True after the collection of all tests.
         """
         from pytest_accel.core import import_hooks
 
-        if self._hooked:
+        if self._has_import_hooks:
             return
         why = import_hooks.foreign_finder()
         plugins = self._session.config.pluginmanager.list_name_plugin()
         conftests = [Path(name) for name, _ in plugins if name.endswith("conftest.py")]
-        new = set(files).union(conftests) - self._read
-        self._read |= new
+        new = set(files).union(conftests) - self._scanned_files
+        self._scanned_files |= new
         if why is None and (found := next(filter(import_hooks.mentioned_in, sorted(new)), None)) is not None:
             why = f"{found} seems to install an import hook"
         if why is not None:
-            self._hooked = True
+            self._has_import_hooks = True
             self._session.port.import_nothing_ahead(why)
         elif collected:
             self._session.port.keep_out(tuple(sorted(import_hooks.loaded_otherwise(self._session.config.rootpath))))
 
     def _preload(self, names: set[str]) -> None:
-        new = names - self._considered
-        self._considered |= new
-        if self._auto and new:
+        """Have the fork server preload those of the packages `names` that are new and worth preloading."""
+        new = names - self._considered_modules
+        self._considered_modules |= new
+        if self._preloads and new:
             modules = preload_discovery.worth_preloading(new, self._session.config.rootpath)
             if modules:
                 self._session.port.preload(modules)

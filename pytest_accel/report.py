@@ -1,4 +1,7 @@
-"""What the person at the terminal is told of the session: header, requirements, census of skips, complaints."""
+"""Output about the session on the terminal: header, devices, missing hardware, reruns, errors outside of tests.
+
+Also the hooks that check ``--accel-require`` and end the session's processes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pytest_accel.session import AccelSession
 
 
 class ReportHooks:
-    """In the controller only."""
+    """Hooks for the session's output, start and end. Registered in the controller only."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
@@ -33,7 +36,7 @@ class ReportHooks:
         ]
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        """Show the devices if there are tests with marks. xdist's controller collects none: its header shows them."""
+        """Show the devices if there are marked tests. Under xdist the controller collects none: see the header."""
         shown = not self._session.is_distributed and any(MARKED in item.stash for item in items)
         return self._devices() if shown and self._session.config.get_verbosity() >= 0 else []
 
@@ -52,13 +55,14 @@ class ReportHooks:
             inventory = self._session.machine.of(kind)
             found = inventory.devices
             if len(found) < count:
-                there = "; ".join([", ".join(device.name for device in found) or "none", *skipped(inventory)])
+                details = "; ".join([", ".join(device.name for device in found) or "none", *skipped(inventory)])
                 pytest.exit(
-                    f"--accel-require {kind}:{count}: {len(found)} {kind} device(s) here ({there})", returncode=1
+                    f"--accel-require {kind}:{count}: {len(found)} {kind} device(s) here ({details})", returncode=1
                 )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """With ``--accel-info``, show the devices in place of the collection."""
         if not self._session.settings.info:
             return None
         from pytest_accel.commands.info import look, table
@@ -69,14 +73,14 @@ class ReportHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if excinfo.errisinstance(KeyboardInterrupt):  # pytest.exit comes here too.
+        if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
             for line in self._session.withdraw_waiting():
                 self._session.show(line)
             self._session.look_at_interrupted()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Ends the ranks before pytest-cov, further out, combines what all processes have measured."""
+        """Terminate the ranks before pytest-cov, whose wrapper is outside of this one, combines their coverage data."""
         result = yield
         self._session.close(politely=True)
         return result

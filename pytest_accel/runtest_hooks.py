@@ -1,4 +1,4 @@
-"""The hooks around the tests themselves, registered only where there are marked ones."""
+"""Hooks of the driver while tests run. Registered only in sessions with marked tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pytest_accel.schedule.test_demand import NO_DEVICE, kind_of
 from pytest_accel.session import AccelSession
 
 
-class RunningHooks:
-    """Brings each marked item its world, and its report the ranks' words."""
+class RuntestHooks:
+    """Gets a world for each marked item, and applies the time limits of pytest-timeout to it."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
@@ -30,9 +30,10 @@ class RunningHooks:
         else:
             _link(session.items)
             session.config.pluginmanager.register(Recorder(_kinds(session.items)), "accel-durations")
-        # The ranks debug themselves: of their failures the driver has nothing to look at.
-        plugin = session.config.pluginmanager
-        self._post_mortem = plugin.unregister(name="pdbinvoke") if plugin.has_plugin("pdbinvoke") else None
+        # The debugger for a failure in ranks runs in a rank; the driver has no frames of it. Call pdbinvoke only for
+        # other failures.
+        plugins = session.config.pluginmanager
+        self._post_mortem = plugins.unregister(name="pdbinvoke") if plugins.has_plugin("pdbinvoke") else None
 
     @pytest.hookimpl
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
@@ -47,15 +48,15 @@ class RunningHooks:
         marked = marked_of(item)
         if marked is None:
             return (yield)
-        if self._session.is_copy:
+        if self._session.is_forked_copy:
             pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)
         if nextitem in self._session.held:
-            nextitem = None  # It may be another worker's.
+            nextitem = None  # Another worker may run it.
         following = marked_of(nextitem) if nextitem is not None else None
         if self._session.is_worker:
-            # Only the next test is known, and other workers' tests may come between it and a later one.
-            same = following is not None and following.missing is None and following.shape == marked.shape
-            marked.following = following if same and not marked.shape.fresh else None
+            # A worker knows only its next test; another worker may use the world before a later one.
+            same_shape = following is not None and following.missing is None and following.shape == marked.shape
+            marked.following = following if same_shape and not marked.shape.fresh else None
             marked.last = marked.shape.fresh
         if not any(item.iter_markers("skip")):
             self._driver.prepare(marked, following)
@@ -66,7 +67,7 @@ class RunningHooks:
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
-        """pytest-timeout's limit is kept for a marked item in its own way: its timer would stop, or end, the driver."""
+        """Apply pytest-timeout's limit to a marked item without its timer, which would interrupt or kill the driver."""
         marked = marked_of(item)
         if marked is None:
             return None
@@ -92,8 +93,8 @@ class RunningHooks:
         return report
 
 
-class Graft:
-    """Puts the ranks' words into a marked item's report before any other plugin sees it."""
+class MergedReportHooks:
+    """Puts the ranks' merged report in place of a marked item's own, before any other plugin sees it."""
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
@@ -107,10 +108,11 @@ class Graft:
 
 
 def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Tests of one world together, where the first of them was; so are those that need none, or lack hardware.
+    """Return `items` in groups of the same world shape, each at the position of its first test.
 
-    Within each group the order stays, and with it modules and classes that were in one piece: their fixtures are set
-    up once in each world, and once in this process.
+    Tests that need no world, or that the machine cannot run, are one further group. The order within a group does not
+    change, so modules and classes stay contiguous in it: their fixtures are set up once in each world, and once in
+    this process.
     """
     groups: dict[WorldShape | None, list[pytest.Item]] = {}
     for item in items:
@@ -120,26 +122,26 @@ def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _kinds(items: list[pytest.Item]) -> dict[str, str]:
-    """The kind of device that each test uses, by node id."""
+    """Return the kind of device that each test uses, by node id."""
     marked = {item.nodeid: marked_of(item) for item in items}
     return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
 
 
 def _link_neighbours(items: list[pytest.Item]) -> None:
-    """Tell each test which one a worker of xdist probably runs next: its neighbour, if it is of the same shape.
+    """Set as the `following` test of each test its neighbour, if that has the same shape.
 
-    A worker knows which test is next only when the one before begins. Ranks that go on to a test ahead of that need
-    to know which fixtures stay after it. Where the guess is wrong, they end, or are set up, once more.
+    This is a guess: an xdist worker learns its next test only when the previous one begins. Ranks that start a test
+    before that must know which of its fixtures to keep. A wrong guess costs an additional teardown or setup of these.
     """
     for item, later in pairwise(items):
         marked, following = marked_of(item), marked_of(later)
         if marked is not None and following is not None and following.missing is None:
-            same = following.shape == marked.shape and not marked.shape.fresh
-            marked.following = following if same else None
+            can_follow = following.shape == marked.shape and not marked.shape.fresh
+            marked.following = following if can_follow else None
 
 
 def _link(items: list[pytest.Item]) -> None:
-    """Tell each test which one comes next in a world of its shape."""
+    """Set `following` of each test to the next one of the same shape, and `last` if there is none."""
     later: dict[WorldShape, MarkedItem] = {}
     for item in reversed(items):
         marked = marked_of(item)

@@ -1,4 +1,4 @@
-"""What one pytest process keeps of the plugin: settings, machine, the way to the pool, the driver of its items."""
+"""State of the plugin in one pytest process: settings, machine, access to the pool, driver of the marked items."""
 
 from __future__ import annotations
 
@@ -36,57 +36,63 @@ if TYPE_CHECKING:
     from pytest_accel.rank.coverage import DriverCoverage
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
-"""The parameter over which a list of world sizes parametrizes a test."""
+"""Name of the parameter that a list of world sizes in a mark adds to a test."""
 
 
 class AccelSession:
-    """Everything is made when it is first asked for: a session without marks makes nothing."""
+    """The plugin's objects in one driver or controller; stored on the config under `stash_keys.SESSION`.
+
+    Machine, pool, port and driver are created on first use, so that a session without marks creates none of them.
+    """
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
         self.settings = settings
         self._pid = getpid()
-        self._making = threading.Lock()
+        self._pool_lock = threading.Lock()
         self._pool: Pool | None = None
         self._coverage: DriverCoverage | None = None
         self._port: Port | None = None
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
-        """Tests of a worker that it was sent, and is not to run unless it is told to."""
-        self._turns = itertools.count()
+        """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
+        self._server_turns = itertools.count()
         self.usage_error: str | None = None
-        """Set from a worker's channel: the tests ask for what cannot be."""
+        """Message of a worker whose tests request something impossible; set in the controller."""
 
     @property
     def worker_input(self) -> dict[str, Any] | None:
-        """What xdist's controller has handed to this worker; None in a process that is none."""
+        """The data that xdist's controller has sent to this worker; None in a process that is not a worker."""
         return getattr(self.config, "workerinput", None)
 
     @property
     def is_distributed(self) -> bool:
-        """Whether xdist distributes the tests."""
+        """True in the controller if xdist distributes the tests; xdist resets ``--dist`` in its workers."""
         return getattr(self.config.option, "dist", "no") != "no"
 
     @property
-    def is_copy(self) -> bool:
-        """Whether this process was forked from the session's, by a test, and has come out of the test."""
+    def is_forked_copy(self) -> bool:
+        """True in a process forked from the session's, such as a child of a test that has returned from the test."""
         return getpid() != self._pid
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process is an xdist worker."""
+        """True if this process is an xdist worker."""
         return self.worker_input is not None
 
     @cached_property
     def machine(self) -> Machine:
-        """What the machine has; :class:`pytest.UsageError` for options that do not fit it."""
+        """The devices of this machine, or of the one that ``--accel-plan`` assumes; a worker uses the controller's.
+
+        Access raises :class:`pytest.UsageError` if the settings do not fit the machine.
+        """
         if self.worker_input is not None:
-            given: Machine = pickle.loads(self.worker_input["accel_machine"])
-            return given
-        if (pretended := planned_machine(self.config)) is not None:
+            received: Machine = pickle.loads(self.worker_input["accel_machine"])
+            return received
+        if (planned := planned_machine(self.config)) is not None:
             from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
-            return PretendedMachine(*pretended)
+            return PretendedMachine(*planned)
         from pytest_accel.settings.machine import machine_for
 
         try:
@@ -98,8 +104,11 @@ class AccelSession:
 
     @property
     def pool(self) -> Pool:
-        """The session's pool; only in the controller. The receiver threads of all workers ask for it."""
-        with self._making:
+        """The session's pool; only in the controller.
+
+        The lock is needed because the threads that receive the workers' requests use this property, too.
+        """
+        with self._pool_lock:
             if self._pool is None:
                 from pytest_accel.core.shims import base_temporary_directory
                 from pytest_accel.hardware.vendors.cpu import cpu_slots
@@ -115,23 +124,25 @@ class AccelSession:
                     children = coverage.for_children(os.environ)
                     spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
-                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._servers())
+                self._pool = Pool(
+                    self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._launcher_arguments()
+                )
             return self._pool
 
-    def _servers(self) -> dict[str, Any]:
-        """Where ranks come from, under a launcher."""
+    def _launcher_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the pool that describe the launched processes; none without a launcher."""
         if self.outer is None:
             return {}
         return {"servers": self.outer.servers, "layout": self.outer.layout, "far": self.outer.supplies}
 
     @property
     def outer(self) -> OuterSession | None:
-        """The other processes that a launcher has started with this one."""
+        """The other processes that a launcher has started with this one; None without a launcher."""
         return self.config.stash.get(OUTER, None)
 
     @property
     def port(self) -> Port:
-        """This process's way to the pool."""
+        """This process's access to the pool, which is in the controller."""
         if self._port is None:
             from pytest_accel.pool.pool_client import LocalPort, RemotePort
 
@@ -143,7 +154,7 @@ class AccelSession:
 
     @property
     def driver(self) -> Driver:
-        """Runs this process's marked items."""
+        """The object that runs this process's marked items."""
         if self._driver is None:
             from pytest_accel.driver.driver import Driver
 
@@ -152,23 +163,23 @@ class AccelSession:
 
     @property
     def session_kind(self) -> str | None:
-        """The kind of the session's devices; None where it has none."""
+        """The kind of the session's devices; None if it has none."""
         inventory = self.machine.session
         return inventory.kind if inventory.devices else None
 
-    def adopt(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
-        """Redirect every marked item, and return those that were not redirected before.
+    def redirect(self, items: Sequence[pytest.Item]) -> list[MarkedItem]:
+        """Make all marked `items` run in worlds; return those that were not redirected before.
 
-        Raises :class:`pytest.UsageError`, or has the controller raise it, for marks that are wrong.
+        If a mark is wrong, raise :class:`pytest.UsageError`; in an xdist worker, have the controller raise it.
         """
-        finder, adopted = MarkFinder(), []
+        finder, redirected = MarkFinder(), []
         errors: dict[pytest.Item, str] = {}
         for item in items:
-            known = item.stash.get(MARKED, None)
-            if known is not None:
-                if known.item is item:
+            existing = item.stash.get(MARKED, None)
+            if existing is not None:
+                if existing.item is item:
                     continue
-                item.stash = pytest.Stash()  # A copy of an item (pytest-flakefinder makes some) shares its stash.
+                item.stash = pytest.Stash()  # A copied item, as pytest-flakefinder makes, shares the original's stash.
             marks = finder.find(item)
             if marks.devices is None and marks.distributed is None:
                 continue
@@ -176,28 +187,30 @@ class AccelSession:
             from pytest_accel.mark_arguments import MarkError
 
             try:
-                adopted.append(self._adopt(item, marks))
+                redirected.append(self._redirect(item, marks))
             except (MarkError, VendorError) as error:
                 errors[item] = f"{item.nodeid}: {error}"
-        if adopted and self.is_worker and self.config.option.trace:
+        if redirected and self.is_worker and self.config.option.trace:
             text = "--trace has no terminal where xdist distributes the tests: run them without -n"
-            errors |= {marked.item: text for marked in adopted}
+            errors |= {marked.item: text for marked in redirected}
         if errors:
             self.refuse("\n".join(dict.fromkeys(errors.values())), errors)
-        if adopted:
+        if redirected:
             _leave_collectors_to_ranks(items)
-        return adopted
+        return redirected
 
     def refuse(self, text: str, items: Iterable[pytest.Item]) -> None:
-        """End the session with `text` as its usage error, for what is wrong with `items`.
+        """End the session with the usage error `text`, which describes what is wrong with `items`.
 
-        In a worker of xdist that has sent the list of its tests, the controller no longer heeds it; `items` fail then.
+        Make `items` fail as well, because the controller ignores a usage error that a worker sends after its list of
+        tests.
         """
         for item in items:
-            item.setup = partial(_fail, text)  # type: ignore[method-assign]
+            item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
         self.port.usage_error(text)
 
-    def _adopt(self, item: pytest.Item, marks: Marks) -> MarkedItem:
+    def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
+        """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         from pytest_accel.core.world_key import shape_of
         from pytest_accel.driver.items import MarkedItem
         from pytest_accel.mark_arguments import requirement as parse_marks
@@ -211,29 +224,29 @@ class AccelSession:
             from pytest_accel.hardware.hypothetical_machine import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
-        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _forks(item))
+        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _is_forked(item))
         if self.outer is not None and self.settings.spread and not shape.grouped:
-            # Devices are leased on this machine.
+            # Use only servers on this node, because the devices are leased here.
             near = self.outer.layout.near
-            shape = replace(shape, server=near[next(self._turns) % len(near)])
+            shape = replace(shape, server=near[next(self._server_turns) % len(near)])
         marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
         marked.install()
         item.stash[MARKED] = marked
         return marked
 
     def _missing(self, shape: WorldShape) -> str | None:
-        """Why the machine, or the launcher's processes on several, can never serve `shape`."""
+        """Return why this machine, or the launched processes, can never run a world of `shape`; None if they can."""
         from pytest_accel.hardware.matching import shortfall
         from pytest_accel.nodes.placement import HERE
 
         layout, launcher = HERE, None
         if self.outer is not None:
             layout, launcher = self.outer.layout, self.outer.world.launcher
-        short = layout.shortage(shape.ranks, shape.nodes, launcher) if shape.grouped else None
-        if short is None and shape.launcher is not None:
-            short = self._launcher_missing(shape.launcher)
-        if short is not None or shape.need is None:
-            return short
+        shortage = layout.shortage(shape.ranks, shape.nodes, launcher) if shape.grouped else None
+        if shortage is None and shape.launcher is not None:
+            shortage = self._launcher_missing(shape.launcher)
+        if shortage is not None or shape.need is None:
+            return shortage
         nodes = [seat.node for seat in layout.seats(shape.ranks, shape.nodes)] if shape.grouped and self.outer else [0]
         if len(layout.nodes) > 1 and any(nodes):
             return self._missing_on_several(shape, nodes)
@@ -243,6 +256,7 @@ class AccelSession:
         return missing
 
     def _launcher_missing(self, launcher: str) -> str | None:
+        """Return why `launcher` cannot start the ranks of a test; None if it can."""
         from pytest_accel.launch.launch_api import missing
 
         if self.outer is not None:
@@ -253,6 +267,7 @@ class AccelSession:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
     def _missing_on_several(self, shape: WorldShape, nodes: Sequence[int]) -> str | None:
+        """Return why the devices of several nodes do not suffice for `shape`; `nodes` has the node of each rank."""
         from pytest_accel.hardware.matching import shortfall
         from pytest_accel.nodes.remote_leases import FarSupplyError
 
@@ -261,10 +276,10 @@ class AccelSession:
             return f"needs {shape.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
         for node, need in shape.needs(nodes).items():
             try:
-                there = self.outer.supplies[node].inventory(shape.kind, self.settings) if node else None
+                remote = self.outer.supplies[node].inventory(shape.kind, self.settings) if node else None
             except FarSupplyError as error:
                 return str(error)
-            missing = shortfall(need, self._inventory(shape.kind) if there is None else there)
+            missing = shortfall(need, self._inventory(shape.kind) if remote is None else remote)
             if missing is not None:
                 return f"{missing} (on {self.outer.layout.nodes[node].name})"
         return None
@@ -280,9 +295,12 @@ class AccelSession:
         return Traits(vendor.backend, vendor.ranks, None if count is None else Share(fraction=1 / count))
 
     def close(self, *, politely: bool) -> None:
-        """Give everything back; in the controller, end every process."""
-        if self.is_copy:
-            return  # All that it has is the original's.
+        """Return this process's world to the pool; in the controller, close the pool and its processes.
+
+        With `politely`, session fixtures in the ranks are torn down first.
+        """
+        if self.is_forked_copy:
+            return  # The world and the pool belong to the original process.
         if self._driver is not None:
             self._driver.close()
         try:
@@ -294,23 +312,23 @@ class AccelSession:
                     self.show(f"accel: coverage of ranks is incomplete: {problem}")
 
     def show(self, line: str) -> None:
-        """Write a line for the person at the terminal, in the controller; any thread may call it."""
+        """Write a line to the terminal of the controller; any thread may call this method."""
         from pytest_accel.core.terminal_lines import write_line
 
-        with contextlib.suppress(OSError, ValueError):  # A terminal that is gone must not end the session's worlds.
+        with contextlib.suppress(OSError, ValueError):  # A closed terminal must not keep the worlds from running.
             write_line(self.config, line)
 
     def withdraw_waiting(self) -> list[str]:
-        """Return a line for each test that waits for devices or slots, which it does no more after that."""
-        if self._pool is None or self.is_copy:
+        """Cancel all requests that wait for devices or slots; return a line to show for each."""
+        if self._pool is None or self.is_forked_copy:
             return []
         from pytest_accel.pool.pool_client import waiting_line
 
         return [waiting_line(waiting) for waiting in self._pool.withdraw_waiting()]
 
     def look_at_interrupted(self) -> None:
-        """Note where the ranks of all running tests are, in the controller."""
-        if self._pool is not None and not self.is_copy:
+        """In the controller, record where the ranks of all running tests are."""
+        if self._pool is not None and not self.is_forked_copy:
             self._pool.look_at_interrupted()
 
     @property
@@ -320,17 +338,17 @@ class AccelSession:
 
     @property
     def complaints(self) -> list[str]:
-        """What went wrong outside of any test."""
+        """Errors that belong to no test, such as one in the teardown of a session fixture."""
         return self._pool.complaints if self._pool is not None else []
 
     @property
     def notes(self) -> list[str]:
-        """What ``-v`` shows of the fork server."""
+        """Lines on the fork server that ``-v`` shows."""
         return self._pool.notes if self._pool is not None else []
 
 
-def _forks(item: pytest.Item) -> bool:
-    """Return whether pytest-forked would run `item` in a process of its own."""
+def _is_forked(item: pytest.Item) -> bool:
+    """Return whether pytest-forked would run `item` in a forked child process."""
     config = item.config
     if not config.pluginmanager.has_plugin("pytest_forked"):
         return False
@@ -338,19 +356,23 @@ def _forks(item: pytest.Item) -> bool:
 
 
 def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
-    """A package's ``setup_module`` is for the process of its tests: for this one only if it runs some of them."""
-    here = {node for item in items if MARKED not in item.stash for node in item.listchain()}
+    """Skip the setup of collectors whose tests all run in ranks.
+
+    For example, a package's ``setup_module`` runs in this process only if one of the package's tests does.
+    """
+    needed = {node for item in items if MARKED not in item.stash for node in item.listchain()}
     for item in items:
         for node in item.listchain()[:-1]:
-            if node not in here:
-                node.setup = _nothing  # type: ignore[method-assign]
+            if node not in needed:
+                node.setup = _do_nothing  # type: ignore[method-assign]
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _fail(text: str) -> None:
+def _fail_setup(text: str) -> None:
+    """Raise an error with `text` in place of the setup of a test."""
     from pytest_accel.verdict import remote_exceptions
 
     __tracebackhide__ = True
@@ -358,6 +380,7 @@ def _fail(text: str) -> None:
 
 
 def _on_wanted(driver: object, world: int) -> None:
+    """Tell the driver that another request waits for the devices or slots of its `world`."""
     from pytest_accel.pool.pool_client import LocalPort, PoolService
 
     assert isinstance(driver, (LocalPort, PoolService))
@@ -365,13 +388,13 @@ def _on_wanted(driver: object, world: int) -> None:
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:
-    """Return the options by which an assertion is explained in a rank, which has no terminal, as it would be here."""
+    """Return the options that make a rank, which has no terminal, explain assertions as this process would."""
     options = []
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    # Without xdist: its workers do without colours.
+    # No colours under xdist, whose workers use none either.
     if getattr(reporter, "hasmarkup", False) and getattr(config.option, "dist", "no") == "no":
         options.append("--color=yes")
-    # pytest-icdiff asks for the terminal's width when it is imported.
+    # pytest-icdiff reads the width of the terminal when it is imported.
     columns = getattr(sys.modules.get("pytest_icdiff"), "AUTO_COLS", None)
     if columns is not None and getattr(config.option, "icdiff_cols", "") is None:
         options.append(f"--icdiff-cols={columns}")
@@ -379,6 +402,7 @@ def _explanation_options(config: pytest.Config) -> list[str]:
 
 
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
+    """Return what all ranks must know of this session, without the settings of coverage."""
     from pytest_accel.core.messages import SessionSpec, with_options
     from pytest_accel.core.paths import private_directory
     from pytest_accel.core.plugin_roles import chosen_roles
@@ -390,14 +414,14 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         args = without_local_rank(args)
     options = []
     for plugin in config.invocation_params.plugins or ():
-        # PyCharm's runner hands its plugin to `pytest.main` so, and its options are on the command line.
+        # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
             options += ["-p", plugin.__spec__.name]
     uncaptured = getattr(option, "capture", None) == "no"
     distributed = getattr(option, "dist", "no") != "no"
     streams = uncaptured and not distributed  # A worker of xdist has no terminal.
     if settings.logs is not None and not streams:
-        options.append("--capture=tee-sys")  # What is captured is in the log as well, even if the rank dies.
+        options.append("--capture=tee-sys")  # Captured output is in the log, too, even if the rank dies.
     elif uncaptured and not streams:
         options.append("--capture=fd")
     if hasattr(option, "no_cov"):

@@ -1,4 +1,7 @@
-"""An xdist worker's side: tells the controller what its tests need, and passes over tests that are on hold."""
+"""Hooks of an xdist worker: they send the tests' needs to the controller, and skip tests that are on hold.
+
+`schedule/controller.py` has the controller's side.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pytest_accel.session import AccelSession
 
 
 class Channel(Protocol):
-    """The part of `execnet.Channel` that is used."""
+    """The methods of `execnet.Channel` that are used here."""
 
     def send(self, item: object) -> None: ...
 
@@ -20,34 +23,41 @@ class Channel(Protocol):
 
 
 class WorkerHooks:
-    """Registered in workers of a session whose tests may be ordered by what they need."""
+    """Sends the needs of a worker's tests, and receives orders. Registered if `schedule/` may order the tests."""
 
     def __init__(self, session: AccelSession, channel: Channel) -> None:
         self._held = session.held
         self._channel = channel
         self._items: list[pytest.Item] = []
         self._error: str | None = None
-        """Why orders are not received any more; None while they are."""
+        """Traceback of the error after which no orders are received any more; None if there was none."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Before xdist sends the list of tests, on the same connection: the controller has it when it schedules."""
+        """Send the needs of the tests before xdist sends its list of tests on the same connection.
+
+        The controller thus has them when it begins to schedule.
+        """
         self._items = session.items
-        wanted = [
+        shapes = [
             (index, marked.shape)
             for index, item in enumerate(session.items)
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
-        if wanted:
+        if shapes:
             from pytest_accel.core.shims import ask_before_each_test
             from pytest_accel.schedule.test_demand import Demand
 
             ask_before_each_test(session.config, self._passes_over)
             self._channel.setcallback(self._receive, endmarker=None)
-            self._channel.send(Demand.of(wanted).pack())
+            self._channel.send(Demand.of(shapes).pack())
 
     def _receive(self, message: tuple[str, int] | None) -> None:
-        """In execnet's thread, which reads what xdist sends as well: a test is told of before it is sent."""
+        """Handle an order of the controller.
+
+        Called in execnet's receiver thread, which also receives xdist's messages, in the order in which they were sent:
+        a test is put on hold before the worker is to run it.
+        """
         if message is None:
             return
         try:
@@ -56,19 +66,23 @@ class WorkerHooks:
                 self._held.add(self._items[index])
             else:
                 self._held.discard(self._items[index])
-        except Exception:  # execnet would close the channel, and say nothing.
+        except Exception:  # execnet closes the channel without a message.
             self._error = format_exc()
             raise
 
     def _passes_over(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        """Return whether `item` is on hold: another worker runs it, or this one later. No plugin hears of it now."""
+        """Return whether to skip `item`, which is on hold: another worker runs it, or this one later.
+
+        In place of the skipped test, this tears down the fixtures that `nextitem` does not use.
+        """
         if item not in self._held:
             return False
-        if self._error is not None:  # Passed over, it would never be reported, and the session would wait for it.
+        if self._error is not None:
+            # Raise to prevent a hang: the order to run the test may be lost, and the session would wait for its report.
             raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
         from pytest_accel.core.shims import teardown_to
 
-        # The test before it has left the fixtures that the two have in common.
+        # The previous test has kept the fixtures that it shares with `item`.
         call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, nextitem), when="teardown")
         if call.excinfo is not None:
             report = item.ihook.pytest_runtest_makereport(item=item, call=call)

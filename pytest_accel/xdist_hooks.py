@@ -1,4 +1,4 @@
-"""What the controller does for xdist's workers. Registered only where xdist is."""
+"""Hooks of the controller for xdist's workers. Registered only if xdist distributes the tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_accel.session import AccelSession
 if TYPE_CHECKING:
     from pytest_accel.schedule.controller import Dispatch
 
-_ORDERED = ("load", "worksteal")
-"""The values of ``--dist`` that leave it to the scheduler where a test runs."""
+_SCHEDULABLE = ("load", "worksteal")
+"""The values of ``--dist`` that let the scheduler run any test in any worker."""
 
 
 class XdistHooks:
-    """Gives each worker its mask and its channel to the pool."""
+    """Gives each worker its mask and a channel to the pool, and replaces xdist's scheduler if tests need worlds."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
@@ -26,8 +26,9 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
-        """Unmarked tests see the session's devices, in each worker from another one on.
+        """Mask the devices that unmarked tests see in each worker.
 
+        A worker sees all of the session's devices, beginning with a different one, or ``--accel-per-worker`` of them.
         A replacement for a crashed worker is made from the same spec and keeps the mask.
         """
         from pytest_accel.hardware.masks import partition, rotate
@@ -53,15 +54,15 @@ class XdistHooks:
         from pytest_accel.driver.debugger_terminal import is_interactive
         from pytest_accel.pool.pool_client import PoolService
 
-        # Its own mask would show a worker fewer devices than the session hands out.
+        # Send the detected devices: because of its mask, a worker may see fewer devices than the session can lease.
         machine = self._session.machine
-        _ = machine.session
+        _ = machine.session  # Detect the devices before the machine is serialized.
         node.workerinput["accel_machine"] = pickle.dumps(machine)
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
         PoolService(lambda: self._session.pool, channel, self._usage_error, self._session.show)
-        if self._session.settings.schedule == "on" and node.config.getoption("dist") in _ORDERED:
+        if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
             from pytest_accel.schedule.controller import Dispatch
 
             self._dispatch = self._dispatch or Dispatch()
@@ -69,20 +70,20 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        made = yield
-        # Another plugin's scheduler has its reasons.
-        if self._dispatch is None or type(made).__module__.partition(".")[0] != "xdist":
-            return made
+        scheduler = yield
+        # Keep a scheduler that another plugin has made.
+        if self._dispatch is None or type(scheduler).__module__.partition(".")[0] != "xdist":
+            return scheduler
         from pytest_accel.hardware.vendors.cpu import cpu_slots
         from pytest_accel.schedule.controller import AccelScheduling
 
-        return AccelScheduling(config, made, self._dispatch, lambda: self._session.machine, cpu_slots())
+        return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine, cpu_slots())
 
     def _usage_error(self, text: str) -> None:
         self._session.usage_error = text
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """A worker has sent its error before the list of its tests, on the same connection."""
+        """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection."""
         if self._session.usage_error is not None:
             raise pytest.UsageError(self._session.usage_error)
