@@ -37,7 +37,9 @@ class Driver:
         self.settings = settings
         self._port = port
         option = config.option
-        self.streams = getattr(option, "capture", "no") == "no" and getattr(option, "dist", "no") == "no"
+        # In a worker of xdist, `dist` says "no" as well.
+        is_alone = getattr(option, "dist", "no") == "no" and not hasattr(config, "workerinput")
+        self.streams = getattr(option, "capture", "no") == "no" and is_alone
         """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
