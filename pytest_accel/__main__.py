@@ -1,4 +1,4 @@
-"""``python -m pytest_accel``: the devices, and what is wrong, without a session of pytest."""
+"""``python -m pytest_accel``: show the devices, or diagnose the machine, without a pytest session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _COMMANDS = ("info", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 1 where the doctor finds a problem; SystemExit with 2 for what is asked wrongly."""
+    """Run the command and return the exit status: 1 if the doctor finds a problem or a vendor is broken.
+
+    Raise SystemExit with status 2 for wrong arguments.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
         description="Show the devices that a session has, who holds them and who uses them (info), or look for what is "
@@ -59,12 +62,12 @@ def _doctor(settings: options.Settings, *, as_json: bool) -> int:
 
 
 def _run() -> int:
-    """`main` for a shell: a reader that has seen enough (``| head``) is no error to speak of."""
+    """Run `main`, and return the exit status. Exit silently if the reader of a pipe closes it (``| head``)."""
     try:
         status = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python writes what is left when it ends, and would say what came of that.
+        # Python flushes stdout at exit and would report the error again, so stdout is redirected.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return status

@@ -1,4 +1,4 @@
-"""What tests ask for. In a rank they get it; anywhere else they are told which mark is missing."""
+"""Fixtures of the plugin. Most have a value only in a rank; elsewhere they fail the test and name the missing mark."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Accel:
-    """The test's lease, as this rank has it."""
+    """The part of the test's lease that belongs to this rank; the value of the fixture `accel`."""
 
     kind: str
     devices: tuple[Device, ...]
     """This rank's own devices."""
     ids: tuple[str, ...]
-    """Their stable ids."""
+    """Stable ids of `devices`."""
     mask: Mapping[str, str]
-    """The variables that make this process see its devices."""
+    """The environment variables that select the devices which this process sees."""
 
 
 class Gather(Protocol):
     """The type of the fixture `gather`."""
 
     def __call__(self, obj: _T, /) -> list[_T]:
-        """Return every rank's object, in the order of ranks."""
+        """Return a list of the objects of all ranks, ordered by rank."""
 
 
 class MakeMesh(Protocol):
     """The type of the fixture `device_mesh`."""
 
     def __call__(self, shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
-        """Return a mesh of this `shape` over all ranks, with the `names` of its dimensions."""
+        """Return a mesh with this `shape` over all ranks; `names` are the names of its dimensions."""
 
 
-def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
+def _rank_context(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankContext:
+    """Return the context of this rank. Fail the test outside of a rank, or if `grouped` and it is not distributed."""
     from pytest_accel.rank.context import RANK
 
     context = request.config.stash.get(RANK, None)
@@ -68,16 +69,16 @@ def _in_rank(request: pytest.FixtureRequest, *, grouped: bool = False) -> RankCo
 
 @pytest.fixture
 def accel_world_size(request: pytest.FixtureRequest) -> int:
-    """Carries the parameter of a test with a list of world sizes; tests ask for `world_size`."""
+    """Internal: the parameter of a test with a list of world sizes. Tests use `world_size`."""
     return int(request.param)
 
 
 @pytest.fixture(scope="session")
 def accel(request: pytest.FixtureRequest) -> Accel:
-    """The lease: devices, their kind and ids, and the mask of this process."""
+    """Return this rank's lease: its devices, their kind and ids, and the mask of this process."""
     import os
 
-    context = _in_rank(request)
+    context = _rank_context(request)
     names = context.vendor.mask_variables
     mask = {name: os.environ[name] for name in names if name in os.environ}
     return Accel(context.spec.kind, context.own, tuple(device.id for device in context.own), mask)
@@ -85,127 +86,128 @@ def accel(request: pytest.FixtureRequest) -> Accel:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """This rank's device, the first of them if it has several; ``cpu`` for ranks without accelerators."""
+    """Return this rank's device, the first if it has several; ``cpu`` for a rank without accelerators."""
     from pytest_accel.rank import process_group as group
 
-    return group.torch_devices([_in_rank(request).torch_device])[0]
+    return group.torch_devices([_rank_context(request).torch_device])[0]
 
 
 @pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> list[torch.device]:
-    """All devices that this process sees, in the session's order."""
+    """Return all devices that this process sees, in the session's order."""
     from pytest_accel.rank import process_group as group
 
-    return group.torch_devices(_in_rank(request).torch_devices())
+    return group.torch_devices(_rank_context(request).torch_devices())
 
 
 @pytest.fixture(scope="session")
 def rank(request: pytest.FixtureRequest) -> int:
-    """This process's number in the world."""
-    return _in_rank(request, grouped=True).rank
+    """Return the rank of this process in the world."""
+    return _rank_context(request, grouped=True).rank
 
 
 @pytest.fixture(scope="session")
 def local_rank(request: pytest.FixtureRequest) -> int:
-    """This process's number on its machine."""
-    context = _in_rank(request, grouped=True)
+    """Return the rank of this process among the ranks on its machine."""
+    context = _rank_context(request, grouped=True)
     return context.spec.neighbours(context.rank).index(context.rank)
 
 
 @pytest.fixture(scope="session")
 def node_rank(request: pytest.FixtureRequest) -> int:
-    """The number of this process's machine among those of the world."""
-    context = _in_rank(request, grouped=True)
+    """Return the number of this process's machine among the machines of the world."""
+    context = _rank_context(request, grouped=True)
     return context.spec.node_rank(context.rank)
 
 
 @pytest.fixture(scope="session")
 def world_size(request: pytest.FixtureRequest) -> int:
-    """The number of ranks."""
-    return _in_rank(request, grouped=True).spec.ranks
+    """Return the number of ranks."""
+    return _rank_context(request, grouped=True).spec.ranks
 
 
-def _group(request: pytest.FixtureRequest) -> ProcessGroup:
-    made = _in_rank(request, grouped=True).default_group
-    if made is None:
+def _default_group(request: pytest.FixtureRequest) -> ProcessGroup:
+    """Return the default process group; fail the test if the world has none."""
+    default_group = _rank_context(request, grouped=True).default_group
+    if default_group is None:
         pytest.fail(
             f"the fixture {request.fixturename!r} needs a process group, which @pytest.mark.distributed(init=False) "
             "leaves to the test",
             pytrace=False,
         )
-    return made
+    return default_group
 
 
 @pytest.fixture(scope="session")
 def process_group(request: pytest.FixtureRequest) -> ProcessGroup:
-    """The world's default process group."""
-    return _group(request)
+    """Return the world's default process group."""
+    return _default_group(request)
 
 
 @pytest.fixture(scope="session")
 def device_mesh(request: pytest.FixtureRequest) -> MakeMesh:
-    """``device_mesh(shape, names)``: a mesh over all ranks; one of a shape is made once and kept."""
+    """``device_mesh(shape, names)``: return a mesh over all ranks. Meshes are cached by shape and names."""
     from pytest_accel.rank import process_group as group
 
-    context = _in_rank(request, grouped=True)
-    _group(request)
-    made: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
+    context = _rank_context(request, grouped=True)
+    _default_group(request)
+    meshes: dict[tuple[tuple[int, ...], tuple[str, ...] | None], DeviceMesh] = {}
 
     def make(shape: Sequence[int], names: Sequence[str] | None = None) -> DeviceMesh:
         __tracebackhide__ = True
         key = (tuple(shape), None if names is None else tuple(names))
-        if key not in made:
-            made[key] = group.make_mesh(context, *key)
-        return made[key]
+        if key not in meshes:
+            meshes[key] = group.make_mesh(context, *key)
+        return meshes[key]
 
     return make
 
 
 @pytest.fixture
 def dist_store(request: pytest.FixtureRequest) -> Store:
-    """A store that the ranks of this test share; it starts empty for each test."""
+    """Return a store that the ranks of this test share; it is empty at the start of each test."""
     from pytest_accel.rank import process_group as group
 
-    return group.test_store(_in_rank(request, grouped=True))
+    return group.test_store(_rank_context(request, grouped=True))
 
 
 @pytest.fixture(scope="session")
 def world_store(request: pytest.FixtureRequest) -> Store:
-    """A store that the ranks share as long as their world lives; what a test has set there, the next one finds."""
+    """Return a store that the ranks share as long as their world lives; its keys are kept from test to test."""
     from pytest_accel.rank import process_group as group
 
-    return group.world_store(_in_rank(request, grouped=True))
+    return group.world_store(_rank_context(request, grouped=True))
 
 
 @pytest.fixture(scope="session")
 def gather(request: pytest.FixtureRequest) -> Gather:
-    """``gather(obj)``: every rank's object, in the order of ranks. All ranks must call it; `obj` must pickle.
+    """``gather(obj)``: return the objects of all ranks, ordered by rank. All ranks must call it; `obj` must pickle.
 
-    Goes over the world's store and not the process group, so it works with ``init=False`` and counts as no collective.
+    Uses the world's store, not the process group: it works with ``init=False`` and does not count as a collective.
     """
-    context = _in_rank(request, grouped=True)
+    context = _rank_context(request, grouped=True)
     store = context.signed_store
     assert store is not None
-    # Calls are counted in each test: ranks that have failed may have made fewer, and agree again in the next test.
+    # Calls are numbered within each test. A rank that fails may make fewer calls; the next test starts from 1 again.
     test = calls = 0
-    previous: str | None = None
+    previous_key: str | None = None
 
     def call(obj: _T, /) -> list[_T]:
         __tracebackhide__ = True
-        nonlocal test, calls, previous
+        nonlocal test, calls, previous_key
         if context.tests != test:
             test, calls = context.tests, 0
         calls += 1
-        own = f"gather/{test}/{calls}/{context.rank}"
+        own_key = f"gather/{test}/{calls}/{context.rank}"
         data = pickle.dumps(obj)
-        store.set(own, data)
+        store.set(own_key, data)
         parts: list[bytes] = []
         for rank in range(context.spec.ranks):
             parts.append(data if rank == context.rank else store.get(f"gather/{test}/{calls}/{rank}"))
-        # All have called once more, so all have read what was set in the call before.
-        if previous is not None:
-            store.delete(previous)
-        previous = own
+        # All ranks have reached this call, so all have read the values of the previous call.
+        if previous_key is not None:
+            store.delete(previous_key)
+        previous_key = own_key
         return [pickle.loads(part) for part in parts]
 
     return call
@@ -213,10 +215,10 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 
 @pytest.fixture(scope="session")
 def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A port of rank 0's machine, the same on every rank, that nothing else is given as long as the world lives."""
+    """Return a port on rank 0's machine, the same on every rank, reserved as long as the world lives."""
     from pytest_accel.launch.reserved_port import hold
 
-    context = _in_rank(request, grouped=True)
+    context = _rank_context(request, grouped=True)
     store = context.signed_store
     assert store is not None
     if context.rank == 0:
@@ -230,10 +232,10 @@ def free_port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
-    """A folder that is the same on every rank of the test; `tmp_path` is each rank's own."""
+    """Return a folder that all ranks of the test share (`tmp_path` differs between ranks)."""
     from pytest_accel.rank import process_group as group
 
-    context = _in_rank(request, grouped=True)
+    context = _rank_context(request, grouped=True)
     if apart := group.apart(context):
         pytest.fail(
             "the fixture 'shared_tmp_path' needs a folder that all nodes of the test share, and the session's "

@@ -1,6 +1,6 @@
-"""The hooks by which a plugin or a conftest brings data from ranks to the driver.
+"""Hooks with which a plugin or a conftest sends data from ranks to the driver.
 
-Mark an implementation with ``@pytest.hookimpl(optionalhook=True)`` where pytest-accel may be absent.
+If pytest-accel may not be installed, mark the implementation with ``@pytest.hookimpl(optionalhook=True)``.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ if TYPE_CHECKING:
 
 
 def pytest_accel_rank_data(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-    """Return what a rank sends to the driver with the report of a test's phase; None: nothing.
+    """Return data that a rank sends to the driver with the report of a test's phase, or None.
 
-    Called in each rank for each phase that it reports, when `report` has been made. The values are plain data: None,
-    bool, int, float, str, bytes, and lists, tuples and dicts of these. The dicts of all implementations are put
-    together. Keys that begin with ``pytest_accel:`` are reserved for pytest-accel. A value of another type, a reserved
-    key, a key that is given twice and an exception fail the test.
+    Called in each rank for each phase that it reports, after `report` was created. The values are plain data: None,
+    bool, int, float, str, bytes, and lists, tuples and dicts of these. The dicts of all implementations are merged.
+    Keys that begin with ``pytest_accel:`` are reserved for pytest-accel. The test fails on a value of another type, a
+    reserved key, a key that two implementations return, and an exception.
 
-    :param item: the test, as this rank has it.
-    :param report: this rank's own report; ``report.when`` is the phase.
+    :param item: the test item in this rank.
+    :param report: the report of this rank; ``report.when`` is the phase.
     """
 
 
 def pytest_accel_merge(item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
-    """Take in what ranks have sent for a phase.
+    """Process the data that ranks have sent for a phase.
 
-    Called in the driver (the main process, or an xdist worker) for each phase in which a rank has sent something,
-    before any other plugin sees `report`. An implementation may change it, for instance add a section or fail it, and
-    may add to ``item.user_properties``, which the reports of later phases carry. An exception fails the test.
+    Called in the driver (the main process, or an xdist worker) for each phase in which a rank has sent data, before
+    any other plugin sees `report`. An implementation may change `report`, for instance add a section or set it to
+    failed. It may add to ``item.user_properties``, which the reports of later phases contain. An exception fails the
+    test.
 
-    :param item: the test, as the driver has it: its fixtures have been set up in the ranks alone.
+    :param item: the test item in the driver. Its fixtures are set up only in the ranks, not here.
     :param report: the merged report of all ranks.
-    :param rank_data: what each rank has sent, by rank; a rank that sent nothing, or has died, is absent. Keys that
-        begin with ``pytest_accel:`` are pytest-accel's own.
+    :param rank_data: the data of each rank, by rank. Ranks that sent nothing, or died, are absent. Keys that begin with
+        ``pytest_accel:`` belong to pytest-accel.
     """

@@ -1,4 +1,4 @@
-"""The arguments of marks to a :class:`Requirement`: pure data, known at collection."""
+"""Validation of mark arguments and their conversion to a :class:`Requirement`, at collection."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from pytest_accel.marks import Marks
 
 
 class MarkError(Exception):
-    """A mark with an argument that is not allowed; the message names all but the test."""
+    """Raised for a mark argument that is not allowed. The message names the mark and the argument, but not the test."""
 
 
 class _Argument(NamedTuple):
+    """Definition of one argument of a mark."""
+
     default: object
     allowed: str
+    """Allowed values, for error messages."""
     read: Callable[[Any], object]
-    """The value as the requirement holds it; ValueError for one that is not allowed."""
+    """Converts a value to the form that the requirement holds; raises ValueError for one that is not allowed."""
 
 
 def _count(value: object) -> int:
@@ -38,7 +41,7 @@ def _sizes(value: object) -> int | list[int]:
     return _count(value)
 
 
-def _switch(value: object) -> bool:
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise ValueError(value)
@@ -66,7 +69,7 @@ def _kind(value: object) -> str:
 
 
 def _seconds(value: object) -> float:
-    # Bounded by the largest float, because an int beyond it has no float.
+    # float() raises OverflowError for an int above the largest float.
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
         return float(value)
     raise ValueError(value)
@@ -86,7 +89,7 @@ def _environment(value: object) -> tuple[tuple[str, str], ...]:
     for name, text in value.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise ValueError(value)
-        # What os.environ itself cannot take.
+        # os.environ rejects such variables.
         if not name or "=" in name or "\0" in name + text:
             raise ValueError(value)
     return tuple(sorted(value.items()))
@@ -96,7 +99,7 @@ _NEAR: tuple[str, ...] = get_args(Near)
 _VISIBLE = ("world", "rank")
 _DEFAULT_SIZE = 2
 _KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
-_FRESH = _Argument(False, "True or False", _switch)
+_FRESH = _Argument(False, "True or False", _boolean)
 
 # The first argument of each mark may be given by position.
 _ARGUMENTS: dict[str, dict[str, _Argument]] = {
@@ -116,7 +119,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
         "backend": _Argument(None, "a non-empty str", _text),
         "device": _KIND,
         "devices_per_rank": _Argument(1, "an int >= 1", _count),
-        "init": _Argument(True, "True or False", _switch),
+        "init": _Argument(True, "True or False", _boolean),
         "timeout": _Argument(None, "a finite number of seconds > 0", _seconds),
         "fresh": _FRESH,
         "visible": _Argument("world", f"one of {', '.join(_VISIBLE)}", _one_of(_VISIBLE)),
@@ -127,7 +130,7 @@ _ARGUMENTS: dict[str, dict[str, _Argument]] = {
 
 
 def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:
-    """The checked arguments that `mark` gives; one given as its default of None counts as not given."""
+    """Return the checked arguments in `mark`. An argument whose default is None is left out if it is given as None."""
     if mark is None:
         return {}
     table = _ARGUMENTS[mark.name]
@@ -145,17 +148,17 @@ def _arguments(mark: pytest.Mark | None) -> dict[str, Any]:
         given[first] = mark.args[0]
     checked: dict[str, Any] = {}
     for argument, value in given.items():
-        about = table.get(argument)
-        if about is None:
+        definition = table.get(argument)
+        if definition is None:
             raise MarkError(
                 f"{head}({argument}={value!r}): there is no argument {argument}, allowed are {', '.join(table)}"
             )
-        if value is None and about.default is None:
+        if value is None and definition.default is None:
             continue
         try:
-            checked[argument] = about.read(value)
+            checked[argument] = definition.read(value)
         except ValueError:
-            allowed = name_kinds(about.allowed) + (" or None" if about.default is None else "")
+            allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
             raise MarkError(f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}") from None
     sizes = checked.get("world_size")
     if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
@@ -174,53 +177,53 @@ def _sizes_of(checked: Mapping[str, Any]) -> list[int]:
 
 
 def check(mark: pytest.Mark) -> None:
-    """Raises :class:`MarkError` for an argument of `mark` that is not allowed."""
+    """Raise :class:`MarkError` if an argument of `mark` is not allowed."""
     _arguments(mark)
 
 
 def world_sizes(mark: pytest.Mark) -> list[int] | None:
-    """The sizes over which a ``distributed`` mark parametrizes its test, or None for one that names a single size.
+    """Return the sizes by which a ``distributed`` mark parametrizes its test, or None if it names a single size.
 
-    Raises :class:`MarkError` for any argument of the mark that is not allowed.
+    Raise :class:`MarkError` if any argument of the mark is not allowed.
     """
     sizes = _arguments(mark).get("world_size")
     return sizes if isinstance(sizes, list) else None
 
 
 def requirement(marks: Marks, world_size_param: int | None = None) -> Requirement | None:
-    """What `marks` ask for, or None where there is no mark.
+    """Return the requirement of `marks`, or None if there is no mark.
 
-    `world_size_param` is the test's own parameter of the name ``world_size``, None where it has none. Raises
+    `world_size_param` is the value of the test's own parameter ``world_size``; None if it has no such parameter. Raise
     :class:`MarkError` for an argument that is not allowed, and for marks that contradict each other.
     """
     if marks.devices is None and marks.distributed is None:
         return None
-    of_devices, of_ranks = _arguments(marks.devices), _arguments(marks.distributed)
+    device_arguments, rank_arguments = _arguments(marks.devices), _arguments(marks.distributed)
     if marks.distributed is None:
-        return Requirement(_device_need(of_devices), None, fresh=of_devices.get("fresh", False))
+        return Requirement(_device_need(device_arguments), None, fresh=device_arguments.get("fresh", False))
 
-    size = _one_world_size(of_ranks.get("world_size", _DEFAULT_SIZE), world_size_param)
+    size = _one_world_size(rank_arguments.get("world_size", _DEFAULT_SIZE), world_size_param)
     if marks.devices is not None:
-        kind = _agreed(of_devices, "kind", of_ranks, "device")
-        count = _agreed(of_devices, "n", of_ranks, "devices_per_rank")
-        of_devices |= {"kind": kind, "n": count or 1}
-        of_ranks |= {"device": kind, "devices_per_rank": count or 1}
+        kind = _common_value(device_arguments, "kind", rank_arguments, "device")
+        count = _common_value(device_arguments, "n", rank_arguments, "devices_per_rank")
+        device_arguments |= {"kind": kind, "n": count or 1}
+        rank_arguments |= {"device": kind, "devices_per_rank": count or 1}
     ranks = RankNeed(
         world_size=size,
-        nodes=of_ranks.get("nodes", 1),
-        backend=of_ranks.get("backend"),
-        device=of_ranks.get("device"),
-        devices_per_rank=of_ranks.get("devices_per_rank", 1),
-        init=of_ranks.get("init", True),
-        visible=of_ranks.get("visible", "world"),
-        env=of_ranks.get("env", ()),
-        launcher=of_ranks.get("launcher"),
+        nodes=rank_arguments.get("nodes", 1),
+        backend=rank_arguments.get("backend"),
+        device=rank_arguments.get("device"),
+        devices_per_rank=rank_arguments.get("devices_per_rank", 1),
+        init=rank_arguments.get("init", True),
+        visible=rank_arguments.get("visible", "world"),
+        env=rank_arguments.get("env", ()),
+        launcher=rank_arguments.get("launcher"),
     )
     return Requirement(
-        devices=None if marks.devices is None else _device_need(of_devices),
+        devices=None if marks.devices is None else _device_need(device_arguments),
         ranks=ranks,
-        timeout=of_ranks.get("timeout"),
-        fresh=of_devices.get("fresh", False) or of_ranks.get("fresh", False),
+        timeout=rank_arguments.get("timeout"),
+        fresh=device_arguments.get("fresh", False) or rank_arguments.get("fresh", False),
     )
 
 
@@ -254,9 +257,11 @@ def _one_world_size(value: int | list[int], param: object) -> int:
     )
 
 
-def _agreed(of_devices: Mapping[str, Any], argument: str, of_ranks: Mapping[str, Any], same: str) -> Any:
-    """The value of an argument that both marks have under a name of their own; None where neither gives it."""
-    one, other = of_devices.get(argument), of_ranks.get(same)
+def _common_value(
+    device_arguments: Mapping[str, Any], argument: str, rank_arguments: Mapping[str, Any], same: str
+) -> Any:
+    """Return the value of an argument that both marks have, under different names; None if neither gives it."""
+    one, other = device_arguments.get(argument), rank_arguments.get(same)
     if one is not None and other is not None and one != other:
         raise MarkError(
             f"@pytest.mark.devices({argument}={one!r}) with @pytest.mark.distributed({same}={other!r}): "

@@ -1,4 +1,4 @@
-"""The marks `devices` and `distributed`: how ``--markers`` shows them, and which of them hold for a test."""
+"""The marks `devices` and `distributed`: their lines for ``--markers``, and lookup of the marks of a test."""
 
 from __future__ import annotations
 
@@ -15,64 +15,66 @@ MARKER_LINES = (
     "fresh=False, visible='world', env=None, launcher=None): "
     "run the whole test in every one of world_size ranks; a list of world sizes parametrizes.",
 )
-"""The marks as ``pytest --markers`` shows them, for ``config.addinivalue_line("markers", ...)``."""
+"""Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 
 
 class Marks(NamedTuple):
-    """The marks that hold for a test: of each name the closest, None where there is none."""
+    """The marks that apply to a test: the closest mark of each name, or None."""
 
     devices: pytest.Mark | None = None
     distributed: pytest.Mark | None = None
 
 
 def foreign_marks(lines: Iterable[str]) -> dict[str, str]:
-    """What the plugin does to tests with a mark that others, too, have registered, by the mark's name.
+    """Return the marks of this plugin that others have registered too, each with the plugin's effect on marked tests.
 
-    `lines` are those of the ini setting ``markers``: a name, perhaps with arguments, a colon and a text.
+    `lines` is the value of the ini setting ``markers``: each has a name, optional arguments, a colon and a text.
     """
     names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if line not in MARKER_LINES}
-    does = {"devices": "runs tests with leased devices", "distributed": "runs tests in ranks"}
-    return {name: does[name] for name in sorted(names & does.keys())}
+    effects = {"devices": "runs tests with leased devices", "distributed": "runs tests in ranks"}
+    return {name: effects[name] for name in sorted(names & effects.keys())}
 
 
 class MarkFinder:
-    """Finds each test's closest marks, at next to no cost for the thousands of tests that have none.
+    """Finds the closest marks of each test. Tests without marks, of which there may be thousands, cost almost nothing.
 
-    The marks of modules, classes and packages are read once, when the first of their tests is looked up, so a finder
-    does not see those that a hook adds to them afterwards. Marks of the tests themselves are always read.
+    The marks of modules, classes and packages are read once, when the first of their tests is looked up. The finder
+    does not see marks that a hook adds to them afterwards. Marks of the tests themselves are always read.
 
-    A parameter is closer than its function and a class than its bases. (pytest's own ``get_closest_marker`` has these
-    two the other way round.) Of several marks of one name on one function the first counts, as everywhere in pytest:
-    the lowest decorator, before what a hook adds with ``item.add_marker``, unless that is told ``append=False``.
+    A parameter is closer than its function, and a class is closer than its bases. (pytest's own ``get_closest_marker``
+    orders both pairs the other way round.) If a function has several marks of one name, the first counts, as everywhere
+    in pytest: the lowest decorator, then marks that a hook adds with ``item.add_marker``. A hook can put its mark first
+    with ``append=False``.
     """
 
     def __init__(self) -> None:
-        self._known: dict[pytest.Collector | pytest.Item, Marks] = {}
-        self._parent: object = None
-        self._inherited = Marks()
+        self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
+        self._last_parent: object = None
+        self._last_inherited = Marks()
 
     def find(self, item: pytest.Item) -> Marks:
-        """The closest marks of `item` (or of a ``metafunc.definition``)."""
+        """Return the closest marks of `item`, which may be a ``metafunc.definition``."""
         parent: Any = item.parent
-        # Tests come by module and class, so that this is most often the parent of the one before.
-        if parent is not self._parent:
-            self._inherited = self._of(parent)
-            self._parent = parent
+        # Tests arrive grouped by module and class, so the parent is usually that of the previous test.
+        if parent is not self._last_parent:
+            self._last_inherited = self._marks_of(parent)
+            self._last_parent = parent
         own = item.own_markers
         if not own:
-            return self._inherited
-        # callspec is there on parametrized functions only; its marks are among the item's own, behind the function's.
+            return self._last_inherited
+        # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
         callspec = getattr(item, "callspec", None)
-        return _closest((*callspec.marks, *own) if callspec is not None else own, self._inherited)
+        return _closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
 
-    def _of(self, node: Any) -> Marks:
+    def _marks_of(self, node: Any) -> Marks:
+        """Return the closest marks of the collector `node`, including inherited ones."""
         if node is None:
             return Marks()
-        marks = self._known.get(node)
+        marks = self._marks_by_node.get(node)
         if marks is None:
-            # A class holds the marks of its bases before its own.
+            # own_markers of a class lists the marks of its bases before its own.
             own = reversed(node.own_markers) if isinstance(node, pytest.Class) else node.own_markers
-            marks = self._known[node] = _closest(own, self._of(node.parent))
+            marks = self._marks_by_node[node] = _closest(own, self._marks_of(node.parent))
         return marks
 
 

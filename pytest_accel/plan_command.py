@@ -1,4 +1,4 @@
-"""``--accel-plan``: collects, runs nothing, and shows how the suite would be packed on a machine."""
+"""``--accel-plan``: collect the suite, run no test, and show how the tests would be scheduled on a machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class PlanHooks:
-    """In the process that has the terminal."""
+    """Hooks of ``--accel-plan``, registered in the process that has the terminal."""
 
     def __init__(self, session: AccelSession) -> None:
         self._session = session
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """In place of the list of tests that pytest shows when it only collects."""
+        """Show the plan instead of the list of tests that pytest shows with ``--collect-only``."""
         items, session.items = session.items, []
         try:
             result = yield
@@ -38,12 +38,12 @@ class PlanHooks:
         return result
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[tuple[str, bool]]:
-        """What is shown, and whether it stands out."""
+        """Return the lines of the plan, each with True if it is highlighted."""
         from pytest_accel.schedule import plan_text
         from pytest_accel.schedule.forecast import best
 
         config = self._session.config
-        reasons = {item: _why_skipped(item) for item in items}
+        reasons = {item: _skip_reason(item) for item in items}
         tests = [item for item in items if reasons[item] is None]
         skipped = Counter(reason for reason in reasons.values() if reason is not None)
         yield from plan_text.plain(plan_text.census(len(tests), skipped.most_common()))
@@ -55,9 +55,9 @@ class PlanHooks:
             yield "memory, capability and name that a test asks for count as there", False
         plays = list(suite.plays())
         chosen = best(plays)
-        given = getattr(config.option, "numprocesses", None)
-        if given:
-            chosen = next((play for play in plays if play.workers == given), None) or suite.play(given)
+        requested = getattr(config.option, "numprocesses", None)
+        if requested:
+            chosen = next((play for play in plays if play.workers == requested), None) or suite.play(requested)
             plays = sorted({play.workers: play for play in (*plays, chosen)}.values(), key=lambda play: play.workers)
         yield from plan_text.table(plays, suite.devices)
         yield from plan_text.plain(plan_text.about(chosen, suite, shutil.get_terminal_size().columns))
@@ -69,16 +69,16 @@ class PlanHooks:
         from pytest_accel.schedule.test_demand import Demand
 
         session = self._session
-        marked = ((index, marked_of(item)) for index, item in enumerate(tests))
-        demand = Demand.of((index, one.shape) for index, one in marked if one is not None)
-        names = [item.nodeid for item in tests]
-        kinds = demand.kinds_of_tests(len(names))
-        found = times(recall(session.config), list(zip(names, kinds, strict=True)))
-        return Suite(names, demand, found, session.machine, cpu_slots())
+        items = ((index, marked_of(item)) for index, item in enumerate(tests))
+        demand = Demand.of((index, marked.shape) for index, marked in items if marked is not None)
+        node_ids = [item.nodeid for item in tests]
+        kinds = demand.kinds_of_tests(len(node_ids))
+        test_times = times(recall(session.config), list(zip(node_ids, kinds, strict=True)))
+        return Suite(node_ids, demand, test_times, session.machine, cpu_slots())
 
 
-def _why_skipped(item: pytest.Item) -> str | None:
-    """Why it is certain that a test is skipped; None where it may run."""
+def _skip_reason(item: pytest.Item) -> str | None:
+    """Return the reason why a test is certain to be skipped; None if it may run."""
     marked = marked_of(item)
     if marked is not None and marked.missing is not None:
         return marked.missing

@@ -1,7 +1,6 @@
-"""A check for test files that may be run with ``python -m unittest``, where nothing applies this plugin's marks.
+"""Check for test files that may be run with ``python -m unittest``: marked tests fail there.
 
-A mark is pytest's and does nothing by itself: unittest would run a marked test in one process, and one that happens not
-to need its peers would pass.
+unittest ignores marks. It would run a marked test in one process, where a test that does not need its peers would pass.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _MARKS = ("distributed", "devices")
 
 
 class _OnlyUnderPytest(TestCase):
-    """Stands for a marked test, and fails."""
+    """Replaces a marked test under unittest, and fails."""
 
     def __init__(self, test: TestCase, mark: str) -> None:
         super().__init__("fail_clearly")
@@ -23,11 +22,11 @@ class _OnlyUnderPytest(TestCase):
         self._mark = mark
 
     def fail_clearly(self) -> None:
-        """Say what to do."""
+        """Fail with a message that says how to run the test."""
         self.fail(f"is marked {self._mark}, which only pytest applies: run it with pytest")
 
     def id(self) -> str:
-        """Return the id of the test that this one stands for."""
+        """Return the id of the replaced test."""
         return self._test.id()
 
     def __str__(self) -> str:
@@ -35,31 +34,33 @@ class _OnlyUnderPytest(TestCase):
 
 
 def load_tests(loader: TestLoader, tests: TestSuite, pattern: str | None) -> TestSuite:
-    """Return `tests` with one that fails in place of each that has a mark of this plugin.
+    """Return `tests`, with each test that has a mark of this plugin replaced by one that fails.
 
-    unittest calls the function of this name in a test file (its ``load_tests`` protocol), pytest does not::
+    unittest calls the function of this name in a test file (its ``load_tests`` protocol); pytest does not. Import it in
+    the test file::
 
         from pytest_accel.unittest_protocol import load_tests
     """
-    found = ((test, _mark_of(test)) for test in _cases(tests))
-    return TestSuite(test if mark is None else _OnlyUnderPytest(test, mark) for test, mark in found)
+    marked = ((test, _mark_of(test)) for test in _flatten(tests))
+    return TestSuite(test if mark is None else _OnlyUnderPytest(test, mark) for test, mark in marked)
 
 
-def _cases(tests: Iterable[Any]) -> Iterator[TestCase]:
+def _flatten(tests: Iterable[Any]) -> Iterator[TestCase]:
+    """Return the test cases in `tests` and its nested suites."""
     for test in tests:
         if isinstance(test, TestCase):
             yield test
         else:
-            yield from _cases(test)
+            yield from _flatten(test)
 
 
 def _mark_of(test: TestCase) -> str | None:
-    """Return the closest mark of the plugin, as a person would write it; None where there is none."""
+    """Return the source text of the closest mark of the plugin, such as ``distributed(2)``, or None."""
     method = getattr(test, getattr(test, "_testMethodName", ""), None)
     for owner in (method, *type(test).__mro__, sys.modules.get(type(test).__module__)):
         marks: Any = getattr(owner, "__dict__", {}).get("pytestmark", ())
-        for one in marks if isinstance(marks, (list, tuple)) else (marks,):
-            mark: Any = getattr(one, "mark", one)  # That of a module is a decorator.
+        for item in marks if isinstance(marks, (list, tuple)) else (marks,):
+            mark: Any = getattr(item, "mark", item)  # `pytestmark` of a module or class may hold MarkDecorators.
             if getattr(mark, "name", None) in _MARKS:
                 arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
                 return f"{mark.name}({', '.join(arguments)})"

@@ -1,1 +1,1 @@
-"""The options of a session, and the machine as they describe it."""
+"""The settings of a session, and the `Machine` that they describe."""

@@ -1,4 +1,4 @@
-"""The machine as the settings of a session want it looked at."""
+"""Creation of the `Machine` that the settings of a session describe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pytest_accel.settings.options import Settings
 
 
 def machine_for(settings: Settings) -> Machine:
-    """The machine as `settings` want it looked at; ValueError for a kind or an order that is not allowed."""
+    """Return the machine with the kind, devices, order and treatment of busy devices in `settings`.
+
+    Raise ValueError for a kind or an order that is not allowed.
+    """
     order = parse_order(settings.order) if settings.order else None
     return Machine(parse_kind(settings.accel), settings.devices, order, skip_busy=settings.busy == "skip")

@@ -1,6 +1,6 @@
-"""The values of settings, from text or from what pytest made of an ini value.
+"""Functions that convert text, or an ini value that pytest has converted, to the value of a setting.
 
-Each raises ``ValueError`` for what is not allowed.
+Each function raises ``ValueError`` for a value that is not allowed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pytest_accel.core.kinds import check_kind
 
 
 def text(value: object) -> str:
-    """Text that is not empty, without spaces around it."""
+    """Return `value` without surrounding whitespace; it must not be empty."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     raise ValueError(value)
 
 
 def texts(value: str | list[str]) -> tuple[str, ...]:
-    """Texts that are not empty; a string holds them as a shell's command line does."""
+    """Return a tuple of non-empty texts; a string is split as a shell does."""
     return tuple(text(word) for word in (shlex.split(value) if isinstance(value, str) else value))
 
 
-def switch(value: object) -> bool:
-    """Yes or no."""
+def boolean(value: object) -> bool:
+    """Return True for 1, true, yes or on, and False for 0, false, no or off, in any case."""
     if isinstance(value, bool):
         return value
     word = text(value).lower()
@@ -38,7 +38,7 @@ def switch(value: object) -> bool:
 
 
 def one_of(*words: str) -> Callable[[object], str]:
-    """Reads one of `words`."""
+    """Return a function that accepts only `words`."""
 
     def read(value: object) -> str:
         if (word := text(value)) not in words:
@@ -49,7 +49,7 @@ def one_of(*words: str) -> Callable[[object], str]:
 
 
 def count(value: str | int) -> int:
-    """An int >= 1."""
+    """Return an int >= 1."""
     number = int(value)
     if number < 1:
         raise ValueError(value)
@@ -57,32 +57,32 @@ def count(value: str | int) -> int:
 
 
 def rank(value: str | int) -> int:
-    """An int >= 0."""
+    """Return an int >= 0."""
     number = int(value)
     if number < 0:
         raise ValueError(value)
     return number
 
 
-def wait(value: str | float) -> float:
-    """A finite number of seconds >= 0."""
+def non_negative_seconds(value: str | float) -> float:
+    """Return a finite number of seconds >= 0."""
     seconds = float(value)
-    # False for nan too.
+    # Comparisons with nan are false, so nan is rejected too.
     if not 0 <= seconds <= sys.float_info.max:
         raise ValueError(value)
     return seconds
 
 
-def timeout(value: str | float) -> float:
-    """A finite number of seconds > 0."""
-    seconds = wait(value)
+def positive_seconds(value: str | float) -> float:
+    """Return a finite number of seconds > 0."""
+    seconds = non_negative_seconds(value)
     if seconds == 0:
         raise ValueError(value)
     return seconds
 
 
 def require(value: object) -> tuple[tuple[str, int], ...]:
-    """Pairs of kind and number: ``cuda:4, cpu:2``."""
+    """Return pairs of kind and number from text such as ``cuda:4, cpu:2``."""
     needs: dict[str, int] = {}
     for part in text(value).split(","):
         kind, _, number = (word.strip() for word in part.partition(":"))
@@ -94,7 +94,7 @@ def require(value: object) -> tuple[tuple[str, int], ...]:
 
 
 def preload(value: str | list[str]) -> tuple[str, ...]:
-    """Names of modules; none of them for the word ``none``."""
+    """Return names of modules, which are separated by commas or spaces; an empty tuple for the word ``none``."""
     names = (value if isinstance(value, str) else " ".join(value)).replace(",", " ").split()
     if names == ["none"]:
         return ()
@@ -104,7 +104,7 @@ def preload(value: str | list[str]) -> tuple[str, ...]:
 
 
 def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
-    """Names of plugins; False for those that ranks are without (``-name``), True for ``+name``."""
+    """Return pairs of a plugin's name and True for ``+name``, False for ``-name`` (ranks run without the plugin)."""
     words = value.split() if isinstance(value, str) else value
     if not words or not all(re.fullmatch(r"[-+][\w.-]+", word) for word in words):
         raise ValueError(value)

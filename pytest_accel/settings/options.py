@@ -1,7 +1,8 @@
-"""The command line, the environment and the ini file to :class:`Settings`.
+"""Options of the plugin, and the :class:`Settings` from the command line, the environment and the ini file.
 
-Each setting has one name in three forms: ``--accel-order``, ``PYTEST_ACCEL_ORDER``, ``accel_order``. The first of them
-that is given counts, in this order.
+Each setting has one name in three forms: ``--accel-order`` on the command line, ``PYTEST_ACCEL_ORDER`` in the
+environment, ``accel_order`` in the ini file. If several are given, the first in this order counts. Some settings have
+no command line option (`_WITHOUT_FLAG`).
 """
 
 from __future__ import annotations
@@ -48,69 +49,73 @@ ADOPT = "accel_adopt"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What this session was told."""
+    """The values of all settings of one session."""
 
     accel: str = "auto"
-    """``auto``, ``none``, a kind, or a kind with more to it (``sim:8``, ``cpu:4``)."""
+    """``auto``, ``none``, a kind, or a kind with an argument (``sim:8``, ``cpu:4``)."""
     devices: str | None = None
-    """The devices that the session may use, as given; None: all that the inherited mask leaves."""
+    """Indices or ids of the devices that the session may use, as given; None: all devices in the inherited mask."""
     order: str = "fastest"
     require: tuple[tuple[str, int], ...] = ()
-    """Kind and number of the devices without which the session fails."""
+    """Pairs of a kind and the minimum number of its devices. The session fails if there are fewer."""
     strict: bool = False
-    """Whether a skip for missing hardware is a failure."""
+    """True if a test that would be skipped for missing hardware fails instead."""
     share: int | None = None
-    """How many tests share a device that say nothing else; None: each has its devices for itself."""
+    """Number of tests that share a device, if their marks have no ``share``; None: devices are exclusive."""
     busy: Literal["ignore", "skip", "wait"] = "ignore"
-    """What becomes of devices that processes outside the session use."""
+    """Treatment of devices that processes outside the session use."""
     wait: float | None = None
-    """Seconds that a test may wait for its devices; None: as long as it takes."""
+    """Timeout in seconds for a test that waits for its devices; None: no timeout."""
     timeout: float = 300.0
-    """Seconds for each phase of a test in a world, where its mark says nothing else."""
+    """Timeout in seconds of each phase of a test in a world, unless its mark has a ``timeout``."""
     fresh: bool = False
-    """Whether each test gets new processes."""
+    """True if each test gets new processes."""
     debug: bool = False
-    """Whether torch compares the ranks' collectives before it begins them."""
+    """True if torch compares the ranks' collectives before it starts them."""
     per_worker: int | None = None
-    """Devices for the unmarked tests of each xdist worker; None: all of them, rotated."""
+    """Number of devices for the unmarked tests of each xdist worker; None: all devices, rotated."""
     retry_dead: bool = False
-    """Whether a test is begun once more if its world went down for a reason outside of it."""
+    """True if a test is retried, once, after its world died of a cause outside the test."""
     logs: str | None = None
-    """The folder in which each rank's output is kept; None: nowhere."""
+    """Folder in which the output of each rank is kept; None: output is not kept."""
     pdb_rank: int | None = None
-    """The rank that is debugged; None: the first that fails, or comes to a breakpoint."""
+    """Rank to debug; None: the first that fails or reaches a breakpoint (rank 0 with ``--trace``)."""
     leaks: Literal["warn", "fail", "off"] = "warn"
-    """What becomes of a test that leaves something behind in its ranks."""
+    """Treatment of a test that leaks something in its ranks."""
     keep_processes: tuple[str, ...] = ()
-    """Texts in the command lines of processes that tests may leave running in their ranks."""
+    """Parts of command lines. Tests may leave processes with a matching command line running in their ranks."""
     schedule: Literal["on", "off"] = "on"
-    """Whether xdist's workers get their tests by the devices that these need."""
+    """``on`` if tests are assigned to xdist workers by the devices that they need."""
     reorder: bool = False
-    """Whether tests that can share a world run one after the other, where xdist does not distribute them."""
+    """True if, without xdist, tests that can share a world run one after the other."""
     launcher: Literal["auto", "none"] = "auto"
-    """Whether processes that a launcher has started together are one session."""
+    """``auto`` if the processes that a launcher has started together form one session."""
     spread: bool = False
-    """Whether launched processes take tests that only need devices in turn; otherwise they are all rank 0's."""
+    """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
     info: bool = False
-    """Whether to show the devices and stop."""
+    """True to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
-    """Modules that the fork server imports, ``auto`` standing for those that collection imported."""
+    """Modules that the fork server imports; ``auto`` stands for the third-party packages that collection imported."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
-    """Names of plugins, and whether ranks call all their hooks; False: ranks are without the plugin."""
+    """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
 
     @property
     def names_devices(self) -> bool:
-        """Whether the session is to use other devices, or in another order, than without settings."""
+        """True if the settings choose other devices, or another order of devices, than the defaults."""
         default = type(self)()
         return (self.accel, self.devices, self.order) != (default.accel, default.devices, default.order)
 
 
 class _Option(NamedTuple):
+    """Definition of one setting."""
+
     field: str
+    """Name of its field in `Settings`."""
     ini_type: Literal["string", "bool", "int", "float", "args"]
     allowed: str
+    """Allowed values, for error messages."""
     read: Callable[[Any], Any]
-    """The setting from text, or from what pytest made of an ini value; ValueError for what is not allowed."""
+    """Converts text, or an ini value that pytest has converted; raises ValueError for a value that is not allowed."""
     help: str
     metavar: str | None = None
 
@@ -152,7 +157,7 @@ _OPTIONS: dict[str, _Option] = {
         "strict",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "make a skip for missing hardware a failure",
     ),
     SHARE: _Option(
@@ -176,7 +181,7 @@ _OPTIONS: dict[str, _Option] = {
         "wait",
         "float",
         "a finite number of seconds >= 0",
-        option_types.wait,
+        option_types.non_negative_seconds,
         "how long a test may wait for its devices (default: as long as it takes)",
         "SECONDS",
     ),
@@ -184,7 +189,7 @@ _OPTIONS: dict[str, _Option] = {
         "timeout",
         "float",
         "a finite number of seconds > 0",
-        option_types.timeout,
+        option_types.positive_seconds,
         "how long each phase of a test in a world may take (default: 300)",
         "SECONDS",
     ),
@@ -192,14 +197,14 @@ _OPTIONS: dict[str, _Option] = {
         "fresh",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "start new processes for each test",
     ),
     DEBUG: _Option(
         "debug",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "have torch compare the ranks' collectives before they begin (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
     ),
     PER_WORKER: _Option(
@@ -214,7 +219,7 @@ _OPTIONS: dict[str, _Option] = {
         "retry_dead",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "begin a test once more, in a new world, if its world died of a cause outside the test: killed for want of "
         "memory, a device lost, the fork server lost; the summary lists each",
     ),
@@ -256,7 +261,7 @@ _OPTIONS: dict[str, _Option] = {
         "reorder",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "without -n, run tests that can share a world one after the other",
     ),
     LAUNCHER: _Option(
@@ -272,7 +277,7 @@ _OPTIONS: dict[str, _Option] = {
         "spread",
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
-        option_types.switch,
+        option_types.boolean,
         "under a launcher, let the launched processes take tests that only need devices in turn",
     ),
     PRELOAD: _Option(
@@ -302,10 +307,11 @@ _OPTIONS: dict[str, _Option] = {
 
 
 _WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
+"""Settings without a command line option."""
 
 
 def environment_variable(option: str) -> str:
-    """The variable that sets `option`: ``PYTEST_ACCEL_ORDER`` for ``accel_order``."""
+    """Return the environment variable that sets `option`: ``PYTEST_ACCEL_ORDER`` for ``accel_order``."""
     return f"PYTEST_{option.upper()}"
 
 
@@ -313,12 +319,14 @@ def _flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def _argument(about: _Option) -> Callable[[str], Any]:
+def _argument_type(definition: _Option) -> Callable[[str], Any]:
+    """Return a function for the argument ``type`` of argparse."""
+
     def read(value: str) -> Any:
         try:
-            return about.read(value)
+            return definition.read(value)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {name_kinds(about.allowed)}, got {value!r}") from None
+            raise argparse.ArgumentTypeError(f"must be {name_kinds(definition.allowed)}, got {value!r}") from None
 
     return read
 
@@ -326,15 +334,15 @@ def _argument(about: _Option) -> Callable[[str], Any]:
 def add_options(parser: pytest.Parser) -> None:
     """Add every option and ini name of the plugin to `parser`."""
     group = parser.getgroup("accel", "accelerators and ranks (accel)")
-    for option, about in _OPTIONS.items():
+    for option, definition in _OPTIONS.items():
         if option not in _WITHOUT_FLAG:
             kwargs: dict[str, Any] = (
                 {"action": "store_const", "const": True}
-                if about.ini_type == "bool"
-                else {"type": _argument(about), "metavar": about.metavar}
+                if definition.ini_type == "bool"
+                else {"type": _argument_type(definition), "metavar": definition.metavar}
             )
-            group.addoption(_flag(option), dest=option, default=None, help=about.help, **kwargs)
-        parser.addini(option, about.help, type=about.ini_type, default=None)
+            group.addoption(_flag(option), dest=option, default=None, help=definition.help, **kwargs)
+        parser.addini(option, definition.help, type=definition.ini_type, default=None)
     group.addoption(
         _flag(INFO),
         dest=INFO,
@@ -346,14 +354,14 @@ def add_options(parser: pytest.Parser) -> None:
         _flag(PLAN),
         dest=PLAN,
         nargs="?",
-        type=_machine,
+        type=_planned_machine,
         const=True,
         default=None,
         metavar="NxKIND",
         help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
         "how many workers, then stop",
     )
-    # A command line or an environment variable has no place for what describes a suite.
+    # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(
         RULES,
         "marks for tests whose files have none, one on a line: tests/gpu/*: devices(1)",
@@ -369,17 +377,18 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def asks_for_plan(config: pytest.Config) -> bool:
-    """Whether the session is to show a plan."""
+    """Return True if the session should show a plan."""
     return config.getoption(PLAN) is not None
 
 
 def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
-    """The machine that the plan is for, a number of devices and their kind; None: this one, or there is no plan."""
+    """Return number and kind of the devices that the plan assumes; None for a plan of this machine, or no plan."""
     value = config.getoption(PLAN, None)
     return value if isinstance(value, tuple) else None
 
 
-def _machine(text: str) -> tuple[int, str]:
+def _planned_machine(text: str) -> tuple[int, str]:
+    """Convert the value of ``--accel-plan``, for argparse."""
     from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
 
     try:
@@ -392,20 +401,22 @@ def _machine(text: str) -> tuple[int, str]:
 
 
 def settings(config: pytest.Config) -> Settings:
-    """The settings of the session. Raises ``pytest.UsageError`` for a value that is not allowed."""
-    found: dict[str, Any] = {about.field: _find(config, option, about) for option, about in _OPTIONS.items()}
-    given = {field: value for field, value in found.items() if value is not None}
-    return Settings(info=config.getoption(INFO), **given)
+    """Return the settings of the session. Raise ``pytest.UsageError`` for a value that is not allowed."""
+    values: dict[str, Any] = {
+        definition.field: _find(config, option, definition) for option, definition in _OPTIONS.items()
+    }
+    explicit = {field: value for field, value in values.items() if value is not None}
+    return Settings(info=config.getoption(INFO), **explicit)
 
 
 def sees_launchers(early_config: pytest.Config) -> bool:
-    """Whether :data:`LAUNCHER` is ``auto``, as far as it can be read before the command line has been taken in."""
-    given = getattr(early_config.known_args_namespace, LAUNCHER, None)
-    return bool((given or _find(early_config, LAUNCHER, _OPTIONS[LAUNCHER])) != "none")
+    """Return True if :data:`LAUNCHER` is ``auto``. Works before pytest has fully parsed the command line."""
+    value = getattr(early_config.known_args_namespace, LAUNCHER, None)
+    return bool((value or _find(early_config, LAUNCHER, _OPTIONS[LAUNCHER])) != "none")
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
-    """Those of `options` that the command line or the environment sets, as words of a command line."""
+    """Return command line arguments for those of `options` that the command line or the environment sets."""
     words: list[str] = []
     for option in options:
         value = config.getoption(option, None)
@@ -421,47 +432,54 @@ def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
-    """Add `options` to a parser that is not pytest's, in the form that they have there."""
+    """Add `options` to a parser that is not pytest's, in the same form as in pytest."""
     for option in options:
-        about = _OPTIONS[option]
-        parser.add_argument(_flag(option), dest=option, type=_argument(about), metavar=about.metavar, help=about.help)
+        definition = _OPTIONS[option]
+        parser.add_argument(
+            _flag(option),
+            dest=option,
+            type=_argument_type(definition),
+            metavar=definition.metavar,
+            help=definition.help,
+        )
 
 
 def settings_without_pytest(arguments: argparse.Namespace) -> Settings:
-    """The settings by `arguments`, which `add_arguments` has added, and the environment; no ini file is read.
+    """Return the settings from the environment and `arguments`, which `add_arguments` has defined; read no ini file.
 
-    Raises ``pytest.UsageError`` for a value that is not allowed.
+    Raise ``pytest.UsageError`` for a value that is not allowed.
     """
-    found: dict[str, Any] = {}
-    for option, about in _OPTIONS.items():
+    values: dict[str, Any] = {}
+    for option, definition in _OPTIONS.items():
         value = getattr(arguments, option, None)
-        found[about.field] = _from_environment(option, about) if value is None else value
-    return Settings(**{field: value for field, value in found.items() if value is not None})
+        values[definition.field] = _from_environment(option, definition) if value is None else value
+    return Settings(**{field: value for field, value in values.items() if value is not None})
 
 
-def _find(config: pytest.Config, option: str, about: _Option) -> Any:
+def _find(config: pytest.Config, option: str, definition: _Option) -> Any:
+    """Return the value of `option` from the first source that sets it, or None."""
     if (value := config.getoption(option, None)) is not None:
         return value
-    if (value := _from_environment(option, about)) is not None:
+    if (value := _from_environment(option, definition)) is not None:
         return value
     source = f"ini option {option}"
     try:
         value = config.getini(option)
     except (ValueError, TypeError, pytest.UsageError) as error:
-        # What pytest itself cannot convert; its text holds the value, and its class depends on pytest's version.
-        raise pytest.UsageError(f"{source}: must be {name_kinds(about.allowed)}: {error}") from None
-    return None if value is None else _read(about, value, source)
+        # pytest cannot convert the value. The class of the error depends on pytest's version; its text has the value.
+        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}: {error}") from None
+    return None if value is None else _read(definition, value, source)
 
 
-def _from_environment(option: str, about: _Option) -> Any:
+def _from_environment(option: str, definition: _Option) -> Any:
     variable = environment_variable(option)
-    # An empty variable counts as unset: CI files often pass one on that way.
+    # An empty variable counts as unset, because CI files often set variables without a value.
     text = os.environ.get(variable, "").strip()
-    return _read(about, text, f"environment variable {variable}") if text else None
+    return _read(definition, text, f"environment variable {variable}") if text else None
 
 
-def _read(about: _Option, value: object, source: str) -> Any:
+def _read(definition: _Option, value: object, source: str) -> Any:
     try:
-        return about.read(value)
+        return definition.read(value)
     except ValueError:
-        raise pytest.UsageError(f"{source}: must be {name_kinds(about.allowed)}, got {value!r}") from None
+        raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}, got {value!r}") from None
