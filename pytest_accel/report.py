@@ -115,7 +115,7 @@ class ReportHooks:
             if name == RETRIED
         }
         if retried:
-            terminalreporter.section("accel: begun once more, since the world died (--accel-retry-dead)", sep="-")
+            terminalreporter.section("accel: retried, since the world died (--accel-retry-dead)", sep="-")
             for nodeid, text in sorted(retried):
                 terminalreporter.write_line(f"{nodeid}: {text}")
         reruns = [

@@ -150,7 +150,7 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         f"KIND:N or a comma-separated list with each kind once, where N is an int >= 1 and KIND one of {ALL_KINDS}",
         option_types.require,
-        "fail the session at once where there are fewer devices: cuda:4, or several kinds with commas",
+        "fail the session at once if there are fewer devices: cuda:4, or several kinds with commas",
         "KIND:N",
     ),
     STRICT: _Option(
@@ -165,7 +165,7 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 1",
         option_types.count,
-        "let so many tests share a device, each with an equal part, where their marks have no share= (default: 1)",
+        "the number of tests that share a device, each with an equal part, if their marks have no share= (default: 1)",
         "N",
     ),
     BUSY: _Option(
@@ -173,8 +173,8 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "ignore, skip or wait",
         option_types.one_of("ignore", "skip", "wait"),
-        "devices that processes outside the session use: ignore that (default), skip them as if they were not there, "
-        "or wait until they are free",
+        "for devices that processes outside the session use: ignore that (default), skip the devices, or wait until "
+        "they are free",
         "WHAT",
     ),
     WAIT: _Option(
@@ -212,7 +212,8 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 1",
         option_types.count,
-        "give each xdist worker so many devices of its own for its unmarked tests (default: all of them, rotated)",
+        "the number of devices that unmarked tests of each xdist worker see, not shared with other workers (default: all, "
+        "rotated)",
         "N",
     ),
     RETRY_DEAD: _Option(
@@ -220,8 +221,8 @@ _OPTIONS: dict[str, _Option] = {
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
         option_types.boolean,
-        "begin a test once more, in a new world, if its world died of a cause outside the test: killed for want of "
-        "memory, a device lost, the fork server lost; the summary lists each",
+        "retry a test in a new world if its world died of a cause outside the test: out of memory, a device lost, the "
+        "fork server lost; the summary lists each",
     ),
     LOGS: _Option(
         "logs",
@@ -253,8 +254,8 @@ _OPTIONS: dict[str, _Option] = {
         "string",
         "on or off",
         option_types.one_of("on", "off"),
-        "which of xdist's workers gets which test, under --dist load and worksteal, by the devices that the tests "
-        "need: on (default) or off",
+        "under xdist's --dist load and worksteal, choose the worker of each test by the devices that tests need: on "
+        "(default) or off",
         "WHAT",
     ),
     REORDER: _Option(
@@ -278,7 +279,7 @@ _OPTIONS: dict[str, _Option] = {
         "bool",
         "one of 1, true, yes, on, 0, false, no, off",
         option_types.boolean,
-        "under a launcher, let the launched processes take tests that only need devices in turn",
+        "under a launcher, distribute tests that need only devices over the launched processes",
     ),
     PRELOAD: _Option(
         "preload",

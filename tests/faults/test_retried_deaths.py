@@ -1,4 +1,4 @@
-"""--accel-retry-dead: a test whose world went down for a reason outside of it is begun once more, and that is told."""
+"""--accel-retry-dead: a test whose world went down for a reason outside of it is retried, and the summary says so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.faults.conftest import Run, Suite
 
-_HEADLINE = "accel: begun once more, since the world died (--accel-retry-dead)"
+_HEADLINE = "accel: retried, since the world died (--accel-retry-dead)"
 _GONE = "ended with the fork server, which is gone"
 _LOSES_THE_SERVER = """
     import os
@@ -89,7 +89,7 @@ _LOSES_THE_SERVER = """
 
 
     def test_own_fault(rank):
-        assert rank == 0 or first_time("own-fault"), "was begun once more"
+        assert rank == 0 or first_time("own-fault"), "was retried"
         if rank == 1:
             os._exit(0)
         dist.barrier()
@@ -125,7 +125,7 @@ def test_what_happens_the_second_time_counts(suite: Suite, test: str) -> None:
 
 
 def _listed(run: Run) -> dict[str, str]:
-    """The tests that the summary says were begun once more, and why."""
+    """The tests that the summary says were retried, and why."""
     return dict(re.findall(r"^test_it\.py::(\w+): (.*)$", run.text.partition(_HEADLINE)[2], re.MULTILINE))
 
 
