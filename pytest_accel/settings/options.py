@@ -212,8 +212,7 @@ _OPTIONS: dict[str, _Option] = {
         "int",
         "an int >= 1",
         option_types.count,
-        "the number of devices that unmarked tests of each xdist worker see, not shared with other workers (default: all, "
-        "rotated)",
+        "the number of devices that each xdist worker has to itself for its unmarked tests (default: all, rotated)",
         "N",
     ),
     RETRY_DEAD: _Option(
