@@ -1,4 +1,4 @@
-"""What the plugin adds to the CPU time of a session with one trivial test."""
+"""CPU time that the plugin adds to a session with one trivial test."""
 
 from __future__ import annotations
 

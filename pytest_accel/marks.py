@@ -36,7 +36,7 @@ def foreign_marks(lines: Iterable[str]) -> dict[str, str]:
 
 
 class MarkFinder:
-    """Finds the closest marks of each test. Tests without marks, of which there may be thousands, cost almost nothing.
+    """Finds the closest marks of each test. There may be thousands of tests without marks; they cost almost nothing.
 
     The marks of modules, classes and packages are read once, when the first of their tests is looked up. The finder
     does not see marks that a hook adds to them afterwards. Marks of the tests themselves are always read.

@@ -134,7 +134,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel import plan_command
 
             config.pluginmanager.register(plan_command.PlanHooks(session), "accel-plan")
-        if session.is_distributed:
+        if options.is_distributed(config):
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")

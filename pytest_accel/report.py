@@ -15,6 +15,7 @@ from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.marks import foreign_marks
 from pytest_accel.session import AccelSession
+from pytest_accel.settings.options import is_distributed
 
 
 class ReportHooks:
@@ -27,7 +28,7 @@ class ReportHooks:
         session = self._session
         return [
             *([] if session.outer is None else [f"accel: {session.outer.about}"]),
-            *(self._devices() if session.is_distributed else []),
+            *(self._devices() if is_distributed(session.config) else []),
             *(
                 f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "
                 "`-p no:accel` leaves it alone: docs/how-to/adopt-a-suite.md"
@@ -37,7 +38,7 @@ class ReportHooks:
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         """Show the devices if there are marked tests. Under xdist the controller collects none: see the header."""
-        shown = not self._session.is_distributed and any(MARKED in item.stash for item in items)
+        shown = not is_distributed(self._session.config) and any(MARKED in item.stash for item in items)
         return self._devices() if shown and self._session.config.get_verbosity() >= 0 else []
 
     def _devices(self) -> list[str]:

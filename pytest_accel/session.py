@@ -21,7 +21,7 @@ from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.preload_discovery import installed_plugins
 from pytest_accel.core.stash_keys import MARKED, OUTER
 from pytest_accel.marks import MarkFinder, Marks
-from pytest_accel.settings.options import Settings, planned_machine
+from pytest_accel.settings.options import Settings, is_distributed, planned_machine
 
 if TYPE_CHECKING:
     from pytest_accel.core.messages import SessionSpec
@@ -64,11 +64,6 @@ class AccelSession:
     def worker_input(self) -> dict[str, Any] | None:
         """The data that xdist's controller has sent to this worker; None in a process that is not a worker."""
         return getattr(self.config, "workerinput", None)
-
-    @property
-    def is_distributed(self) -> bool:
-        """True in the controller if xdist distributes the tests; xdist resets ``--dist`` in its workers."""
-        return getattr(self.config.option, "dist", "no") != "no"
 
     @property
     def is_forked_copy(self) -> bool:
@@ -392,7 +387,7 @@ def _explanation_options(config: pytest.Config) -> list[str]:
     options = []
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     # No colours under xdist, whose workers use none either.
-    if getattr(reporter, "hasmarkup", False) and getattr(config.option, "dist", "no") == "no":
+    if getattr(reporter, "hasmarkup", False) and not is_distributed(config):
         options.append("--color=yes")
     # pytest-icdiff reads the width of the terminal when it is imported.
     columns = getattr(sys.modules.get("pytest_icdiff"), "AUTO_COLS", None)
@@ -418,7 +413,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
         if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
             options += ["-p", plugin.__spec__.name]
     uncaptured = getattr(option, "capture", None) == "no"
-    distributed = getattr(option, "dist", "no") != "no"
+    distributed = is_distributed(config)
     streams = uncaptured and not distributed  # A worker of xdist has no terminal.
     if settings.logs is not None and not streams:
         options.append("--capture=tee-sys")  # Captured output is in the log, too, even if the rank dies.

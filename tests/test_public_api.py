@@ -1,4 +1,4 @@
-"""What `pytest_accel` offers to other packages: each name is there, and annotates what it stands for."""
+"""Each public name of `pytest_accel` can be imported, and used in annotations."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[...
 
 
 def _source(given: dict[str, Any], expected: Path) -> Path:
-    """Return the file of the suite of which `expected` is a copy."""
+    """Return the suite's file from which `expected` was copied."""
     if given.get("fullpath"):
         return Path(given["fullpath"])
     copies = Path(getattr(given["datadir"], "tmp_path", given["datadir"]))

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class ExitCause(Enum):
-    """What has ended the process of a rank."""
+    """The causes for which the process of a rank ends."""
 
     EXITED = "exited"
-    """The process itself or a signal; the status says which."""
+    """The process exited, or a signal killed it; the status says which."""
     OUT_OF_MEMORY = "out of memory"
-    """The kernel, because memory ran out."""
+    """The kernel killed the process, because memory ran out."""
     SERVER_ENDED = "server ended"
-    """The end of its fork server."""
+    """The fork server of the process ended."""
     NODE_LOST = "node lost"
-    """Unknown: its node does not answer any more."""
+    """The node of the process does not answer any more; what happened to the process is unknown."""
     JOB_ENDED = "job ended"
-    """The end of its MPI job."""
+    """The MPI job of the process ended."""
     LOCK_LOST = "lock lost"
-    """This session, since another session may have the rank's devices."""
+    """This session killed the process, since another session may have its devices."""
 
 
 class RankExit(NamedTuple):

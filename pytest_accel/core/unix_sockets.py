@@ -55,7 +55,7 @@ def connect(path: str) -> socket:
 def accept(listener: socket) -> socket:
     """Wait for a connection from a process of this user, and return it; connections of other users are closed.
 
-    Tests may replace `socket.socket` and set a default timeout, both of which `listener.accept()` would use.
+    Tests may replace `socket.socket` and set a default timeout; `listener.accept()` would use both.
     """
     while True:
         connection = socket(fileno=_accept(listener)[0])

@@ -17,6 +17,7 @@ from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.records import Grant, PoolError
+from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import judgement, remote_exceptions, report_text
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ class Driver:
         self.settings = settings
         self._port = port
         option = config.option
-        # In a worker of xdist, `dist` says "no" as well.
-        is_alone = getattr(option, "dist", "no") == "no" and not hasattr(config, "workerinput")
-        self.streams = getattr(option, "capture", "no") == "no" and is_alone
+        self.streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
         """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
         self._interactive = is_interactive(config)
         self._world: World | None = None

@@ -434,7 +434,7 @@ class World:
         now = monotonic()
         self._drain(rank)
         if self._announced_ahead and rank.finished is not None and rank.finished.word is not None:
-            # Whether the rank died in this test or in the next one is known once all ranks have finished this one.
+            # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
             rank.died_early = now
             self._unregister(rank)
         else:

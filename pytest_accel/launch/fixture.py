@@ -1,4 +1,4 @@
-"""What the fixture `launch` gives to a test."""
+"""The object that the fixture `launch` gives to a test."""
 
 from __future__ import annotations
 

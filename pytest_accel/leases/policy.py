@@ -7,13 +7,13 @@ The rules, for requests in the order of their arrival:
   afterwards (best fit), so that other devices stay whole. A device is granted whole only if no part of it is leased.
 - A request that cannot be granted yet *claims* what it waits for, and later requests get only what is not claimed. If
   enough devices are free, it claims the devices that it would take. Otherwise it claims, with all their free parts,
-  those candidates of which most is free, as many as it needs. It claims slots only when its devices are complete: all
-  the slots that it needs, or all free ones if they are fewer.
+  the candidates with the largest free parts, as many as it needs. It claims slots only when its devices are complete:
+  all the slots that it needs, or all free ones if they are fewer.
 - Later requests may use the rest: devices that are no candidates of an earlier waiting request, devices beyond its
   count, and slots that it would need while it still waits for devices.
 
 So the first request in the queue never loses ground: no part of a device that it claims is granted to others, and it
-gives up a claimed device only for another of which more is free. The same holds for slots once its devices are
+gives up a claimed device only for another with a larger free part. The same holds for slots once its devices are
 complete. It is granted at the latest when the leases that hold its candidates, and then those that hold slots, have
 been released once. Then the next request is the first in the queue, so no request starves.
 """
@@ -75,7 +75,7 @@ class Shortage:
     slots: bool
     """True if it lacks slots."""
     claimed: frozenset[str] = frozenset()
-    """The devices of which all free parts are kept for the request."""
+    """The devices whose free parts are all kept for the request."""
 
 
 def check(request: Request, slots: int) -> None:
@@ -195,7 +195,7 @@ def _fill(request: Request, unclaimed: Mapping[str, int], waste: Callable[[str, 
 
 
 def _claim(request: Request, unclaimed: Mapping[str, int]) -> list[str]:
-    """Return the candidates of which most is free, as many as `request` would need if they were entirely free."""
+    """Return the candidates with the largest free parts, as many as `request` would need if they were entirely free."""
     most_free = sorted(request.candidates, key=lambda device: -unclaimed.get(device, 0))
     claimed: list[str] = []
     capacity = 0

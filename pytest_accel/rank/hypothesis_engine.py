@@ -114,7 +114,7 @@ class Lockstep:
         self._settled: Conclusion | None = None
         """The conclusion of the running example, if it has ended on another rank while this rank still runs it."""
         self._broken: BaseException | None = None
-        """The error because of which the ranks cannot continue together."""
+        """The error that keeps the ranks from continuing together."""
         self.error: BaseException | None = None
         """The exception that ended the last test with examples on this rank."""
 

@@ -31,7 +31,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Remaining tests with the same need, the longest of which may start next."""
+    """Remaining tests with the same need. The longest of them may start next."""
 
     key: int
     request: Request | None
@@ -97,7 +97,7 @@ def choose(
     """Return the test to start on a free worker, or None if no remaining test can start now.
 
     `horizon` is a lower bound, in seconds, of the time for all running and remaining tests. `warm` are the keys of the
-    offers of which a free worker has run a test last: they come first among offers of the same size. `other_workers` is
+    offers from which a free worker ran its last test: they come first among offers of the same size. `other_workers` is
     the number of other free workers if workers are as scarce as devices, else 0: a test that leaves them too few
     devices is not started if another can start. `try_first` is True if there are enough workers to find out early which
     tests take long.

@@ -293,7 +293,7 @@ _OPTIONS: dict[str, _Option] = {
         "args",
         "-NAME or +NAME, or several with spaces",
         option_types.rank_plugins,
-        "plugins that ranks are without (-NAME), or all of whose hooks they call (+NAME)",
+        "plugins that ranks do not load (-NAME), or whose hooks they all call (+NAME)",
     ),
     KEEP_PROCESSES: _Option(
         "keep_processes",
@@ -374,6 +374,12 @@ def add_options(parser: pytest.Parser) -> None:
         type="string",
         default="",
     )
+
+
+def is_distributed(config: pytest.Config) -> bool:
+    """Return whether xdist distributes the tests of the session; `config` is that of the controller or of a worker."""
+    # xdist sets `dist` to "no" in its workers.
+    return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
 def asks_for_plan(config: pytest.Config) -> bool:

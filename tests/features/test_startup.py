@@ -1,4 +1,4 @@
-"""What a session without marked tests imports of the plugin."""
+"""A session without marked tests imports few modules of the plugin."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ def test_a_session_without_marks_imports_little(suite: Suite, how: tuple[str, ..
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
     assert len(own) <= MOST, own
     assert not imported & HEAVY
+
+
+def test_pytest_does_not_rewrite_the_modules(suite: Suite) -> None:
+    """As where the package is installed by a wheel: pytest marks all packages of a plugin for rewriting."""
+    suite.write("rewrites.py", "import pytest\n\npytest.register_assert_rewrite('pytest_accel')\n")
+    suite.ini("addopts = -p rewrites")
+    suite.write(
+        "conftest.py",
+        """
+        import json
+        import sys
+
+
+        def pytest_unconfigure(config):
+            own = [module for name, module in sys.modules.items() if name.startswith("pytest_accel.")]
+            with open("loaders.json", "w") as file:
+                json.dump([type(module.__loader__).__name__ for module in own], file)
+        """,
+    )
+    suite.write("test_it.py", "def test_it():\n    pass\n")
+    assert suite.run().count() == {"PASSED": 1}
+    assert set(json.loads((suite.path / "loaders.json").read_text())) == {"SourceFileLoader"}
 
 
 @pytest.mark.parametrize(("how", "lines"), [((), 1), (("-q",), 0), (("-n1",), 1)], ids=["verbose", "quiet", "xdist"])

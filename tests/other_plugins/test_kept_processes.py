@@ -132,7 +132,7 @@ def test_processes_that_a_suite_names(suite: Suite) -> None:
     pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
     assert len(pids) == 6
     killed = re.findall(r"left process (\d+) running .*; it has been killed$", run.text, re.MULTILINE)
-    assert sorted(map(int, killed)) == sorted(pids[2::3])  # Those of the test `another`, the third of each rank.
-    # They have been killed; the end of a process whose parent has ended is seen a moment later.
+    assert sorted(map(int, killed)) == sorted(pids[2::3])  # Each rank started the one of `test_starts[another]` third.
+    # The session has killed all of them. The system may show a killed process for a moment.
     there = [process for process in psutil.process_iter() if process.pid in pids]
     assert psutil.wait_procs(there, timeout=60)[1] == []

@@ -37,7 +37,7 @@ class Finding:
     what: str
     """The finding, in one sentence."""
     advice: str = ""
-    """What to do; empty if nothing needs to be done."""
+    """Advice to the user; empty if nothing needs to be done."""
 
 
 def check(facts: Facts) -> tuple[Finding, ...]:

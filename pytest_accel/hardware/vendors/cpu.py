@@ -172,7 +172,7 @@ def cpu_quota(root: Path) -> float | None:
                 mount = root / "sys/fs/cgroup/cpu"
         else:
             continue
-        # In a container the path may be that of the host, of which only the end or nothing exists under the mount.
+        # In a container the path may be that of the host. Only its end, or nothing of it, exists under the mount.
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
             quota = read(folder)

@@ -46,7 +46,7 @@ class Reading:
     unused: tuple[int, ...] = ()
     """Integrated GPUs that the masks leave but torch does not count beside discrete ones."""
     partly: tuple[int, ...] = ()
-    """Cards of `left` of which the masks leave only some tiles."""
+    """Cards of `left` that keep only some of their tiles under the masks."""
     unreadable: tuple[str, ...] = ()
     """Variables that make the driver or SYCL fail, so that nothing is left."""
 
