@@ -70,7 +70,7 @@ class PlanHooks:
 
         session = self._session
         items = ((index, marked_of(item)) for index, item in enumerate(tests))
-        demand = Demand.of((index, marked.shape) for index, marked in items if marked is not None)
+        demand = Demand.of((index, marked.key) for index, marked in items if marked is not None)
         node_ids = [item.nodeid for item in tests]
         kinds = demand.kinds_of_tests(len(node_ids))
         test_times = times(recall(session.config), list(zip(node_ids, kinds, strict=True)))

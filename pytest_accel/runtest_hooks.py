@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.items import MarkedItem, marked_of
 from pytest_accel.schedule.history import Recorder
 from pytest_accel.schedule.test_demand import NO_DEVICE, kind_of
@@ -55,9 +55,9 @@ class RuntestHooks:
         following = marked_of(nextitem) if nextitem is not None else None
         if self._session.is_worker:
             # A worker knows only its next test; another worker may use the world before a later one.
-            same_shape = following is not None and following.missing is None and following.shape == marked.shape
-            marked.following = following if same_shape and not marked.shape.fresh else None
-            marked.last = marked.shape.fresh
+            same_key = following is not None and following.missing is None and following.key == marked.key
+            marked.following = following if same_key and not marked.key.fresh else None
+            marked.last = marked.key.fresh
         if not any(item.iter_markers("skip")):
             self._driver.prepare(marked, following)
         try:
@@ -108,27 +108,27 @@ class MergedReportHooks:
 
 
 def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return `items` in groups of the same world shape, each at the position of its first test.
+    """Return `items` in groups of the same world key, each at the position of its first test.
 
     Tests that need no world, or that the machine cannot run, are one further group. The order within a group does not
     change, so modules and classes stay contiguous in it: their fixtures are set up once in each world, and once in
     this process.
     """
-    groups: dict[WorldShape | None, list[pytest.Item]] = {}
+    groups: dict[WorldKey | None, list[pytest.Item]] = {}
     for item in items:
         marked = marked_of(item)
-        groups.setdefault(marked.shape if marked is not None and marked.missing is None else None, []).append(item)
+        groups.setdefault(marked.key if marked is not None and marked.missing is None else None, []).append(item)
     return [item for group in groups.values() for item in group]
 
 
 def _kinds(items: list[pytest.Item]) -> dict[str, str]:
     """Return the kind of device that each test uses, by node id."""
     marked = {item.nodeid: marked_of(item) for item in items}
-    return {nodeid: NO_DEVICE if one is None else kind_of(one.shape) for nodeid, one in marked.items()}
+    return {nodeid: NO_DEVICE if one is None else kind_of(one.key) for nodeid, one in marked.items()}
 
 
 def _link_neighbours(items: list[pytest.Item]) -> None:
-    """Set as the `following` test of each test its neighbour, if that has the same shape.
+    """Set as the `following` test of each test its neighbour, if that has the same key.
 
     This is a guess: an xdist worker learns its next test only when the previous one begins. Ranks that start a test
     before that must know which of its fixtures to keep. A wrong guess costs an additional teardown or setup of these.
@@ -136,17 +136,17 @@ def _link_neighbours(items: list[pytest.Item]) -> None:
     for item, later in pairwise(items):
         marked, following = marked_of(item), marked_of(later)
         if marked is not None and following is not None and following.missing is None:
-            can_follow = following.shape == marked.shape and not marked.shape.fresh
+            can_follow = following.key == marked.key and not marked.key.fresh
             marked.following = following if can_follow else None
 
 
 def _link(items: list[pytest.Item]) -> None:
-    """Set `following` of each test to the next one of the same shape, and `last` if there is none."""
-    later: dict[WorldShape, MarkedItem] = {}
+    """Set `following` of each test to the next one of the same key, and `last` if there is none."""
+    later: dict[WorldKey, MarkedItem] = {}
     for item in reversed(items):
         marked = marked_of(item)
         if marked is None or marked.missing is not None:
             continue
-        marked.following = None if marked.shape.fresh else later.get(marked.shape)
+        marked.following = None if marked.key.fresh else later.get(marked.key)
         marked.last = marked.following is None
-        later[marked.shape] = marked
+        later[marked.key] = marked

@@ -24,8 +24,8 @@ from pytest_accel.marks import MarkFinder, Marks
 from pytest_accel.settings.options import Settings, is_distributed, planned_machine
 
 if TYPE_CHECKING:
-    from pytest_accel.core.messages import SessionSpec
-    from pytest_accel.core.world_key import Traits, WorldShape
+    from pytest_accel.core.session_spec import SessionSpec
+    from pytest_accel.core.world_key import Traits, WorldKey
     from pytest_accel.diagnostics.diagnosis import Interrupted
     from pytest_accel.driver.driver import Driver
     from pytest_accel.driver.items import MarkedItem
@@ -206,7 +206,7 @@ class AccelSession:
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
-        from pytest_accel.core.world_key import shape_of
+        from pytest_accel.core.world_key import key_for
         from pytest_accel.driver.items import MarkedItem
         from pytest_accel.mark_arguments import requirement as parse_marks
 
@@ -219,34 +219,34 @@ class AccelSession:
             from pytest_accel.hardware.hypothetical_machine import without_figures
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
-        shape = shape_of(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _is_forked(item))
-        if self.outer is not None and self.settings.spread and not shape.grouped:
+        key = key_for(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _is_forked(item))
+        if self.outer is not None and self.settings.spread and not key.grouped:
             # Use only servers on this node, because the devices are leased here.
             near = self.outer.layout.near
-            shape = replace(shape, server=near[next(self._server_turns) % len(near)])
-        marked = MarkedItem(item, requirement, shape, self._missing(shape), self.driver)
+            key = replace(key, server=near[next(self._server_turns) % len(near)])
+        marked = MarkedItem(item, requirement, key, self._missing(key), self.driver)
         marked.install()
         item.stash[MARKED] = marked
         return marked
 
-    def _missing(self, shape: WorldShape) -> str | None:
-        """Return why this machine, or the launched processes, can never run a world of `shape`; None if they can."""
+    def _missing(self, key: WorldKey) -> str | None:
+        """Return why this machine, or the launched processes, can never run a world of `key`; None if they can."""
         from pytest_accel.hardware.matching import shortfall
         from pytest_accel.nodes.placement import HERE
 
         layout, launcher = HERE, None
         if self.outer is not None:
             layout, launcher = self.outer.layout, self.outer.world.launcher
-        shortage = layout.shortage(shape.ranks, shape.nodes, launcher) if shape.grouped else None
-        if shortage is None and shape.launcher is not None:
-            shortage = self._launcher_missing(shape.launcher)
-        if shortage is not None or shape.need is None:
+        shortage = layout.shortage(key.ranks, key.nodes, launcher) if key.grouped else None
+        if shortage is None and key.launcher is not None:
+            shortage = self._launcher_missing(key.launcher)
+        if shortage is not None or key.need is None:
             return shortage
-        nodes = [seat.node for seat in layout.seats(shape.ranks, shape.nodes)] if shape.grouped and self.outer else [0]
+        nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped and self.outer else [0]
         if len(layout.nodes) > 1 and any(nodes):
-            return self._missing_on_several(shape, nodes)
-        missing = shortfall(shape.need, self._inventory(shape.kind))
-        if missing is not None and shape.grouped and shape.need.share is not None and shape.need.sets == 1:
+            return self._missing_on_several(key, nodes)
+        missing = shortfall(key.need, self._inventory(key.kind))
+        if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:
             missing += "; ranks share a device under backend='gloo' only"
         return missing
 
@@ -261,20 +261,20 @@ class AccelSession:
     def _inventory(self, kind: str) -> Inventory:
         return self.machine.session if kind == "none" else self.machine.of(kind)
 
-    def _missing_on_several(self, shape: WorldShape, nodes: Sequence[int]) -> str | None:
-        """Return why the devices of several nodes do not suffice for `shape`; `nodes` has the node of each rank."""
+    def _missing_on_several(self, key: WorldKey, nodes: Sequence[int]) -> str | None:
+        """Return why the devices of several nodes do not suffice for `key`; `nodes` has the node of each rank."""
         from pytest_accel.hardware.matching import shortfall
         from pytest_accel.nodes.remote_leases import FarSupplyError
 
         assert self.outer is not None
         if 0 not in nodes:
-            return f"needs {shape.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
-        for node, need in shape.needs(nodes).items():
+            return f"needs {key.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
+        for node, need in key.needs(nodes).items():
             try:
-                remote = self.outer.supplies[node].inventory(shape.kind, self.settings) if node else None
+                remote = self.outer.supplies[node].inventory(key.kind, self.settings) if node else None
             except FarSupplyError as error:
                 return str(error)
-            missing = shortfall(need, self._inventory(shape.kind) if remote is None else remote)
+            missing = shortfall(need, self._inventory(key.kind) if remote is None else remote)
             if missing is not None:
                 return f"{missing} (on {self.outer.layout.nodes[node].name})"
         return None
@@ -398,9 +398,9 @@ def _explanation_options(config: pytest.Config) -> list[str]:
 
 def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
     """Return what all ranks must know of this session, without the settings of coverage."""
-    from pytest_accel.core.messages import SessionSpec, with_options
     from pytest_accel.core.paths import private_directory
     from pytest_accel.core.plugin_roles import chosen_roles
+    from pytest_accel.core.session_spec import SessionSpec, with_options
     from pytest_accel.core.shims import base_temporary_directory
 
     option = config.option

@@ -39,18 +39,18 @@ class WorkerHooks:
         The controller thus has them when it begins to schedule.
         """
         self._items = session.items
-        shapes = [
-            (index, marked.shape)
+        keys = [
+            (index, marked.key)
             for index, item in enumerate(session.items)
             if (marked := item.stash.get(MARKED, None)) is not None and marked.missing is None
         ]
-        if shapes:
+        if keys:
             from pytest_accel.core.shims import ask_before_each_test
             from pytest_accel.schedule.test_demand import Demand
 
             ask_before_each_test(session.config, self._passes_over)
             self._channel.setcallback(self._receive, endmarker=None)
-            self._channel.send(Demand.of(shapes).pack())
+            self._channel.send(Demand.of(keys).pack())
 
     def _receive(self, message: tuple[str, int] | None) -> None:
         """Handle an order of the controller.

@@ -39,7 +39,7 @@ def _scalar(value: object) -> object:
 
 def number_of_ranks(item: pytest.Item) -> int:
     """Return how many ranks run the marked `item`."""
-    ranks: int = item.stash[MARKED].shape.ranks
+    ranks: int = item.stash[MARKED].key.ranks
     return ranks
 
 

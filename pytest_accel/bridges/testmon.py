@@ -134,5 +134,5 @@ class LinesOfRanks:
         marked = None if self._item is None else self._item.stash.get(MARKED, None)
         if marked is None or self._failed:
             return False
-        lacks: bool = (marked.missing is not None or marked.has_begun) and len(self._ranks) < marked.shape.ranks
+        lacks: bool = (marked.missing is not None or marked.has_begun) and len(self._ranks) < marked.key.ranks
         return lacks

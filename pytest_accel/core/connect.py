@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.paths import bridge_path, socket_path
+from pytest_accel.core.world_spec import WorldSpec
 
 ASK = "ask"
 """Name of the stream to the inspector on the other machine (`pytest_accel.diagnostics.inspector`)."""

@@ -9,7 +9,7 @@ from json import dumps as json_dumps
 from pickle import dumps, loads
 from typing import Any
 
-from pytest_accel.core.messages import ExceptionSketch, WarningSketch
+from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 
 
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:

@@ -1,4 +1,4 @@
-"""Computation of the key that decides which tests can run in the same world (`WorldShape`)."""
+"""Computation of the key that decides which tests can run in the same world (`WorldKey`)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from pytest_accel.core.device import Device, DeviceNeed, Share
-from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.requirement import RankNeed, Requirement
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
 
 
 @dataclass(frozen=True, slots=True)
-class WorldShape:
-    """Key of a world: tests with equal shapes can run in the same world, one after the other."""
+class WorldKey:
+    """Key of a world: tests with equal keys can run in the same world, one after the other."""
 
     kind: str
     need: DeviceNeed | None
@@ -42,23 +41,6 @@ class WorldShape:
         """Short description of the world, for display."""
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
 
-    def spec(self, world: int, devices: tuple[Device, ...], kind_argument: str | None) -> WorldSpec:
-        """Return the spec of world number `world`, of this shape, on `devices`."""
-        return WorldSpec(
-            world=world,
-            ranks=self.ranks,
-            grouped=self.grouped,
-            backend=self.backend,
-            init=self.init,
-            kind=self.kind,
-            kind_argument=kind_argument,
-            devices=devices,
-            devices_per_rank=self.devices_per_rank,
-            visible=self.visible,
-            env=self.env,
-            share=self.need.share if self.need else None,
-        )
-
     def needs(self, nodes: Sequence[int]) -> dict[int, DeviceNeed]:
         """Return the devices to lease on each node; `nodes` has the node of each rank. Empty if no lease is needed."""
         counts = Counter(nodes)
@@ -72,7 +54,7 @@ class WorldShape:
 
 
 class Traits(NamedTuple):
-    """Properties of a kind of device that the shape of a world depends on."""
+    """Properties of a kind of device that the key of a world depends on."""
 
     backend: str | None = None
     """Backend that the vendor names; None: torch's default."""
@@ -82,14 +64,14 @@ class Traits(NamedTuple):
     """Share of each device for tests that request none, from the session's options."""
 
 
-def shape_of(
+def key_for(
     requirement: Requirement,
     session_kind: str | None,
     traits: Callable[[str], Traits] = lambda kind: Traits(),
     *,
     fresh: bool = False,
-) -> WorldShape:
-    """Return the shape of the world that `requirement` needs.
+) -> WorldKey:
+    """Return the key of the world that `requirement` needs.
 
     `session_kind` is the kind of the session's accelerators (None: it has none); `traits` returns the traits of a kind.
     """
@@ -100,7 +82,7 @@ def shape_of(
         assert devices is not None
         kind = requested or session_kind or "none"
         own_need = replace(devices, share=devices.share or traits(kind).share)
-        return WorldShape(kind, own_need, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
+        return WorldKey(kind, own_need, 1, grouped=False, devices_per_rank=devices.count, fresh=fresh)
     if session_kind is not None and devices is None and not traits(session_kind).ranks:
         session_kind = None
     # Ranks can run on the CPU, but devices that a mark requests are accelerators.
@@ -113,7 +95,7 @@ def shape_of(
         share = need.share or traits(kind).share
         can_share = share is not None and _can_use_one_device(ranks, traits(kind).backend)
         need = replace(need, share=share, sets=ranks.world_size if can_share else 1)
-    return WorldShape(
+    return WorldKey(
         kind,
         need,
         ranks.world_size,

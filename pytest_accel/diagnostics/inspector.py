@@ -15,9 +15,10 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from pytest_accel.core.connect import ASK, call_far
-from pytest_accel.core.messages import When, WorldSpec
 from pytest_accel.core.paths import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
+from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail, take_stacks
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pytest_accel.core.messages import Finished, PhaseReport, When
 from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.rank_messages import Finished, PhaseReport, When
 
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from pytest_accel.core.messages import When
+from pytest_accel.core.rank_messages import When
 from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
 from pytest_accel.diagnostics.rank_state import PHASES, RankState
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_accel.core.messages import When
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.rank_messages import When
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
@@ -42,7 +42,7 @@ class Driver:
         """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
         self._interactive = is_interactive(config)
         self._world: World | None = None
-        self._shape: WorldShape | None = None
+        self._key: WorldKey | None = None
         self._error: BaseException | None = None
         self._next: MarkedItem | None = None
         self._running: MarkedItem | None = None
@@ -94,8 +94,8 @@ class Driver:
         """Return whether `following` can use the world, and nobody else waits for it."""
         return (
             following.missing is None
-            and following.shape == self._shape
-            and not following.shape.fresh
+            and following.key == self._key
+            and not following.key.fresh
             and not self._port.wanted(world.number)
         )
 
@@ -108,8 +108,8 @@ class Driver:
             self._update_started_ahead(world)
         unfit = (
             self._started_ahead is not None
-            or self._shape != marked.shape
-            or (world is not None and marked.shape.fresh and world.used)
+            or self._key != marked.key
+            or (world is not None and marked.key.fresh and world.used)
         )
         if world is not None and (unfit or world.worn or not world.alive or world.harm is not None):
             self._close()
@@ -125,8 +125,8 @@ class Driver:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
         holder = Holder.here(marked.item.nodeid)
         try:
-            timeout = self.settings.wait if marked.shape.need is not None else None
-            grant = self._port.acquire(marked.shape, holder, timeout)
+            timeout = self.settings.wait if marked.key.need is not None else None
+            grant = self._port.acquire(marked.key, holder, timeout)
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
@@ -135,10 +135,10 @@ class Driver:
         except OSError as error:  # For example, tests have used up this process's file descriptors.
             self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
-        self._shape = marked.shape
+        self._key = marked.key
         outcomes = world.start()
         if outcomes is not None:
-            judged = judgement.judge("setup", outcomes, place=marked.place, about=marked.shape.about)
+            judged = judgement.judge("setup", outcomes, place=marked.place, about=marked.key.about)
             self._close()
             raise remote_exceptions.not_run(judgement.plain_text(judged))
         return world

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.messages import ExceptionSketch, NodeRef, WarningSketch, When, WorldSpec
+from pytest_accel.core.rank_messages import ExceptionSketch, NodeRef, WarningSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.shims import leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED, RETRIED
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.driver import repro_command
 from pytest_accel.driver.log_capture_bypass import without_rank_hooks
@@ -65,15 +66,15 @@ class MarkedItem:
     """State of an item with marks, and the phases that replace the item's own. Stored in the item's stash."""
 
     def __init__(
-        self, item: pytest.Item, requirement: Requirement, shape: WorldShape, missing: str | None, driver: Runner
+        self, item: pytest.Item, requirement: Requirement, key: WorldKey, missing: str | None, driver: Runner
     ) -> None:
         """`missing` is the reason why the test cannot run on this machine; None if it can."""
         self.item = item
         self.requirement = requirement
-        self.shape = shape
+        self.key = key
         self.missing = missing
         self.following: MarkedItem | None = None
-        """The next test that uses a world of the same shape, as far as the order is known."""
+        """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False
         """True if, as far as known, no other test follows in the world."""
         self.verdicts: dict[str, Verdict] = {}
@@ -252,7 +253,7 @@ class MarkedItem:
             when,
             outcomes,
             place=self.place,
-            about=self.shape.about,
+            about=self.key.about,
             here=folder,
             findings=world.findings,
         )

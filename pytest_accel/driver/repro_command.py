@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.messages import NodeRef, WorldSpec
+from pytest_accel.core.rank_messages import NodeRef
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
@@ -42,7 +43,7 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
-    if spec.devices and spec.kind == session_kind:
+    if spec.devices and spec.key.kind == session_kind:
         words += ["--accel-devices", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
 

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pytest_accel.core import prctl
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
-from pytest_accel.core.messages import (
+from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.rank_messages import (
     Astray,
     Broken,
     ExitRequest,
@@ -32,7 +33,6 @@ from pytest_accel.core.messages import (
     WantsTerminal,
     When,
 )
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import describe_exit

@@ -33,23 +33,23 @@ from pytest_accel.core import prctl, shared_memory, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import kill_descendants, kill_group, kill_tree
 from pytest_accel.core.loaders import loads_plainly
-from pytest_accel.core.messages import (
+from pytest_accel.core.metadata_cache import Installed
+from pytest_accel.core.paths import shared_memory_path, socket_path
+from pytest_accel.core.preload_discovery import published_packages
+from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.server_messages import (
     ImportedAhead,
     KeepOut,
     KillWorld,
     Preload,
     RankExited,
     ServerNote,
-    SessionSpec,
     StartFailed,
     StartWorld,
-    WorldSpec,
     WorldStarted,
 )
-from pytest_accel.core.metadata_cache import Installed
-from pytest_accel.core.paths import shared_memory_path, socket_path
-from pytest_accel.core.preload_discovery import published_packages
-from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.fork_exit import disown_exit_functions, leave
 from pytest_accel.forkserver.preload import PLAIN_PRELOAD, let_loggers_propagate, load_plugins, unfit
 from pytest_accel.forkserver.standby import Sockets, Spares

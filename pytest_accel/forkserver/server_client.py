@@ -18,8 +18,9 @@ from typing import Protocol
 from pytest_accel.core.fd_passing import send as send_descriptors
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.kill import MARK, kill_tree
-from pytest_accel.core.messages import SessionSpec, StartWorld
 from pytest_accel.core.paths import server_log_path
+from pytest_accel.core.server_messages import StartWorld
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.rank.coverage import unmeasured
 
 _STOP_TIMEOUT = 10.0

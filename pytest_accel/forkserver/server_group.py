@@ -10,16 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from pytest_accel.core.messages import (
-    KillWorld,
-    RankExited,
-    SessionSpec,
-    StartFailed,
-    StartWorld,
-    WorldSpec,
-    WorldStarted,
-)
 from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_client import Spawn, Starter
 from pytest_accel.rank import run_ahead
 

@@ -22,7 +22,7 @@ import psutil
 
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
 from pytest_accel.rank.run_ahead import Peers, ends_of, take

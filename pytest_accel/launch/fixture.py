@@ -25,7 +25,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 pytrace=False,
             )
         lease = Lease(
-            context.spec.kind if context.own else "cpu",
+            context.spec.key.kind if context.own else "cpu",
             context.vendor.hardware and bool(context.own),
             context.own,
             context.vendor.mask_variables,

@@ -21,8 +21,8 @@ from typing import Any
 from pytest_accel.core import prctl, shared_memory, unix_sockets
 from pytest_accel.core.connect import ASK, SERVER, named_rank
 from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.messages import SessionSpec
 from pytest_accel.core.paths import private_directory, server_log_path, socket_path
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.forkserver.server_client import OwnServer

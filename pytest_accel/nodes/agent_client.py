@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from pytest_accel.core.connect import SERVER
-from pytest_accel.core.messages import SessionSpec
 from pytest_accel.core.paths import bridge_path, server_log_path
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.forkserver.server_client import ServerProcess
 from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
 from pytest_accel.nodes.local_agent_client import AgentServer

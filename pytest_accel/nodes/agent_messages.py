@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from pytest_accel.core.handshakes import Handshake, Refused
-from pytest_accel.core.messages import SessionSpec
+from pytest_accel.core.session_spec import SessionSpec
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24

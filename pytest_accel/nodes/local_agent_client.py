@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pytest_accel.core import fd_passing
-from pytest_accel.core.messages import SessionSpec
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.forkserver.server_client import ServerProcess
 from pytest_accel.nodes.agent_messages import End, Hello, KillServer, ServerEnded, StartServer, Welcome
 

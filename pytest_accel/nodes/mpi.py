@@ -28,10 +28,12 @@ from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.kill import MARK, kill_tree
 from pytest_accel.core.launcher_env import of_a_rank
-from pytest_accel.core.messages import KillWorld, RankExited, SessionSpec, StartFailed, StartWorld, WorldSpec
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
+from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.forkserver.server_client import interpreter
 from pytest_accel.forkserver.server_group import Servers

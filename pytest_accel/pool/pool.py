@@ -15,9 +15,10 @@ import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.core.messages import SessionSpec, WorldSpec
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.diagnosis import Interrupted
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
@@ -106,12 +107,12 @@ class Pool:
             self._manager.keep_out(modules)
 
     def acquire(
-        self, shape: WorldShape, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
+        self, key: WorldKey, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
     ) -> int:
-        """Request a world of `shape`; return the id of the ticket. `answer` may be called before this returns."""
+        """Request a world of `key`; return the id of the ticket. `answer` may be called before this returns."""
         with self._lock:
             self._last_number += 1
-            ticket = Ticket(self._last_number, shape, holder, answer, driver)
+            ticket = Ticket(self._last_number, key, holder, answer, driver)
             if self._manager.broken is not None:
                 self._answer(ticket, PoolError(self._manager.broken))
                 return ticket.id
@@ -155,7 +156,7 @@ class Pool:
             ticket = self._tickets.get(ticket_id)
             if ticket is None:
                 return None
-            need, node = ticket.shape.need, 0
+            need, node = ticket.key.need, 0
             if ticket.multinode is not None:
                 node, need, request = ticket.multinode.waiting
             else:
@@ -163,10 +164,10 @@ class Pool:
             if request is None:
                 return None
             if need is None:
-                count = min(ticket.shape.ranks, self._slots)
+                count = min(ticket.key.ranks, self._slots)
                 what = f"{count} CPU slot{'' if count == 1 else 's'}"
             else:
-                what = in_words(need, ticket.shape.kind)
+                what = in_words(need, ticket.key.kind)
             waits = f"{ticket.holder.test} waits for {what}"
             if node:
                 return f"{waits} of the node {self._layout.nodes[node].name}"
@@ -210,7 +211,7 @@ class Pool:
             world.ticket = None
             if world.exits or (harm is not None and not (worn and self._measured)):
                 self._manager.kill(world)
-            elif world.shape.fresh or worn or self._manager.closing:
+            elif world.spec.key.fresh or worn or self._manager.closing:
                 self._manager.retire(world)
                 if harm is not None:
                     world.state = "killed"  # Errors while its sessions end are not complaints.
@@ -283,7 +284,7 @@ class Pool:
         with self._lock:
             self._wanted_leases.add((kind, lease))  # The world of this lease may not exist yet.
             for world in list(self._manager.worlds.values()):
-                held = world.slots if kind is None else world.lease if world.shape.kind == kind else None
+                held = world.slots if kind is None else world.lease if world.spec.key.kind == kind else None
                 if held is None or held.id != lease:
                     continue
                 world.wanted = True
@@ -295,7 +296,7 @@ class Pool:
     def _lease_lost(self, kind: str | None, lease: int, why: str) -> None:
         with self._lock:
             for world in list(self._manager.worlds.values()):
-                if world.shape.kind == kind and world.lease is not None and world.lease.id == lease:
+                if world.spec.key.kind == kind and world.lease is not None and world.lease.id == lease:
                     self._manager.revoke(world, why)
                     return
             self._lost_leases[kind, lease] = why
@@ -313,38 +314,38 @@ class Pool:
             for world in list(self._manager.worlds.values()):
                 remote = world.remote_leases.get(node)
                 if remote is not None and remote.number == number and world.lease is not None:
-                    self._lease_wanted(world.shape.kind, world.lease.id)
+                    self._lease_wanted(world.spec.key.kind, world.lease.id)
 
     def _request(self, ticket: Ticket) -> None:
         """Answer `ticket` with a warm world, or queue a request for the lease that a new world needs."""
-        shape, holder = ticket.shape, ticket.holder
+        key, holder = ticket.key, ticket.holder
         self._tickets[ticket.id] = ticket
         granted = partial(self._granted, ticket)
-        if shape.need is None:
-            slots = min(shape.ranks, self._slots)
+        if key.need is None:
+            slots = min(key.ranks, self._slots)
             ticket.request = self._supply.broker(None).submit((), 0, holder, granted, slots=slots)
             return
-        broker = self._supply.broker(shape.kind)
-        world = self._manager.idle(shape)
+        broker = self._supply.broker(key.kind)
+        world = self._manager.idle(key)
         if world is not None and world.lease is not None:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
-        needs = shape.needs([seat.node for seat in self._layout.seats(shape.ranks, shape.nodes)] if self._far else [0])
+        needs = key.needs([seat.node for seat in self._layout.seats(key.ranks, key.nodes)] if self._far else [0])
         if len(needs) > 1:
             self._request_multinode(ticket, needs)
             return
-        unavailable = self._supply.lost(shape.kind, shape.need)
+        unavailable = self._supply.lost(key.kind, key.need)
         if unavailable is not None:
             self._answer(ticket, PoolError(unavailable))
             return
-        ticket.request = self._supply.submit(shape.kind, shape.need, holder, granted, partial(self._fail, ticket))
+        ticket.request = self._supply.submit(key.kind, key.need, holder, granted, partial(self._fail, ticket))
 
     def _request_multinode(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
         sources: dict[int, DeviceSource] = {0: LocalSource(self._supply), **self._far}
         node_needs = [NodeNeed(node, sources[node], needs[node]) for node in self._layout.order(needs)]
         granted, failed = partial(self._granted_multinode, ticket), partial(self._fail, ticket)
-        ticket.multinode = MultiNodeRequest(self._lock, ticket.shape.kind, node_needs, ticket.holder, granted, failed)
+        ticket.multinode = MultiNodeRequest(self._lock, ticket.key.kind, node_needs, ticket.holder, granted, failed)
         ticket.multinode.submit()
 
     def _granted_multinode(self, ticket: Ticket, leases: dict[int, Any]) -> None:
@@ -354,9 +355,9 @@ class Pool:
             self._start(ticket, local, None, leases)
         except Exception as error:
             self._fail(ticket, error)
-            self._supply.give_back(ticket.shape.kind, local, killed=False)
+            self._supply.give_back(ticket.key.kind, local, killed=False)
             for node, lease in leases.items():
-                self._far[node].give_back(ticket.shape.kind, lease, killed=False)
+                self._far[node].give_back(ticket.key.kind, lease, killed=False)
 
     def _granted(self, ticket: Ticket, lease: Lease) -> None:
         with self._lock:
@@ -370,10 +371,10 @@ class Pool:
                 self._supply.broker(ticket.broker).release(lease.id)
 
     def _use(self, ticket: Ticket, lease: Lease) -> None:
-        if ticket.shape.need is not None:
+        if ticket.key.need is not None:
             self._start(ticket, lease, None)
             return
-        world = self._manager.idle(ticket.shape)
+        world = self._manager.idle(ticket.key)
         if world is None:
             self._start(ticket, None, lease)
         else:
@@ -390,13 +391,13 @@ class Pool:
             self._on_wanted(ticket.driver, world.spec.world)
 
     def _pass_on(self, world: PooledWorld) -> bool:
-        """Hand a wanted world to the next ticket in the queue if that asks for the same shape; return True if done."""
+        """Hand a wanted world to the next ticket in the queue if that asks for the same key; return True if done."""
         assert world.lease is not None
         # Not idle: the broker may report the lease as wanted meanwhile, which would retire an idle world.
         world.state, world.wanted = "leased", False
         for ticket in self._tickets.values():
-            if ticket.shape == world.shape and ticket.request is not None:
-                if self._supply.broker(world.shape.kind).pass_on(world.lease.id, ticket.request):
+            if ticket.key == world.spec.key and ticket.request is not None:
+                if self._supply.broker(world.spec.key.kind).pass_on(world.lease.id, ticket.request):
                     self._hand_over(world, ticket)
                     return True
                 return False
@@ -417,30 +418,31 @@ class Pool:
         slots: Lease | None,
         far: Mapping[int, RemoteLease] = MappingProxyType({}),
     ) -> None:
-        shape = ticket.shape
-        keys: list[tuple[str | int | None, int]] = [(node, remote.number) for node, remote in far.items()]
-        keys += [(shape.kind, lease.id)] if lease is not None else []
-        for key in keys:
-            if key in self._lost_leases:
-                raise LockFolderError(self._lost_leases[key])
+        key = ticket.key
+        leases: list[tuple[str | int | None, int]] = [(node, remote.number) for node, remote in far.items()]
+        leases += [(key.kind, lease.id)] if lease is not None else []
+        for one in leases:
+            if one in self._lost_leases:
+                raise LockFolderError(self._lost_leases[one])
         ids = lease.devices if lease else ()
-        by_id = {device.id: device for device in self._machine.of(shape.kind).devices} if ids else {}
+        by_id = {device.id: device for device in self._machine.of(key.kind).devices} if ids else {}
         self._last_number += 1
-        argument = self._machine.argument(shape.kind)
+        argument = self._machine.argument(key.kind)
         devices = [by_id[name] for name in ids]
         devices += [device for node in sorted(far) for device in far[node].devices]
-        spec = shape.spec(self._last_number, tuple(devices), argument)
-        if self._layout.size > 1:
-            spec = self._placed(spec, shape)
-        world = PooledWorld(spec, shape, "starting", ticket, lease, dict(far), slots, idle_since=monotonic())
-        world.wanted = lease is not None and (shape.kind, lease.id) in self._wanted_leases
+        spec = self._placed(WorldSpec(self._last_number, key, argument, tuple(devices)))
+        world = PooledWorld(spec, "starting", ticket, lease, dict(far), slots, idle_since=monotonic())
+        world.wanted = lease is not None and (key.kind, lease.id) in self._wanted_leases
         self._manager.start(world)
 
-    def _placed(self, spec: WorldSpec, shape: WorldShape) -> WorldSpec:
-        """Return `spec` with the fork server, node and address of each rank."""
-        if not shape.grouped:
-            return replace(spec, servers=(shape.server,))
-        seats = self._layout.seats(shape.ranks, shape.nodes)
+    def _placed(self, spec: WorldSpec) -> WorldSpec:
+        """Return `spec` with the fork server, node and address of each rank, if the session has several servers."""
+        key = spec.key
+        if self._layout.size == 1:
+            return spec
+        if not key.grouped:
+            return replace(spec, servers=(key.server,))
+        seats = self._layout.seats(key.ranks, key.nodes)
         nodes = tuple(seat.node for seat in seats)
         addresses = tuple(self._layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
         return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
@@ -477,7 +479,7 @@ class Pool:
         for rank, pid in enumerate(world.pids):
             by_node.setdefault(world.spec.node_of(rank), []).append(pid)
         processes = [(pid, created) for pid in by_node[0] if (created := _created(pid)) is not None]
-        self._supply.broker(world.shape.kind).describe(lease.id, processes=processes)
+        self._supply.broker(world.spec.key.kind).describe(lease.id, processes=processes)
         for node, remote in world.remote_leases.items():
             self._far[node].describe(remote, tuple(by_node[node]))
 
@@ -502,9 +504,9 @@ class Pool:
         """Return the leases of the world, whose processes have all ended."""
         self._release_slots(world)
         if world.lease is not None:
-            self._supply.give_back(world.shape.kind, world.lease, killed=world.state == "killed")
+            self._supply.give_back(world.spec.key.kind, world.lease, killed=world.state == "killed")
         for node, lease in world.remote_leases.items():
-            self._far[node].give_back(world.shape.kind, lease, killed=world.state == "killed")
+            self._far[node].give_back(world.spec.key.kind, lease, killed=world.state == "killed")
 
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""
@@ -517,8 +519,8 @@ class Pool:
     def on_tick(self) -> None:
         """Refuse requests for devices that were set aside, and retire worlds that have been idle for `LINGER`."""
         for ticket in [ticket for ticket in self._tickets.values() if ticket.request is not None]:
-            need = ticket.shape.need
-            unavailable = self._supply.lost(ticket.shape.kind, need) if need is not None else None
+            need = ticket.key.need
+            unavailable = self._supply.lost(ticket.key.kind, need) if need is not None else None
             if unavailable is not None:
                 self.cancel(ticket.id)
                 self._answer(ticket, PoolError(unavailable))

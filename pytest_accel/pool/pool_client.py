@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.records import Grant, PoolError
@@ -39,8 +39,8 @@ class Port(Protocol):
     def keep_out(self, modules: tuple[str, ...]) -> None:
         """Tell the pool which modules an import finder has changed; see :meth:`Pool.keep_out`."""
 
-    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
-        """Wait for a world of `shape` and return it; wait for its devices at most `timeout` seconds.
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
+        """Wait for a world of `key` and return it; wait for its devices at most `timeout` seconds.
 
         Raise :class:`PoolError` if the pool cannot provide the world.
         """
@@ -133,9 +133,9 @@ class LocalPort(_WantedWorlds):
         self.keep_out = pool.keep_out
         self.release = pool.release
 
-    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        ticket = self._pool.acquire(shape, holder, self, answers.put)
+        ticket = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:
             if (waiting := self._pool.waiting(ticket)) is not None:
@@ -190,9 +190,9 @@ class RemotePort(_WantedWorlds):
     def keep_out(self, modules: tuple[str, ...]) -> None:
         self._send("keep out", modules)
 
-    def acquire(self, shape: WorldShape, holder: Holder, timeout: float | None) -> Grant:
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
         number, answers = self._expect()
-        self._send("acquire", number, shape, holder)
+        self._send("acquire", number, key, holder)
         return _receive(
             answers,
             timeout,
@@ -318,8 +318,8 @@ class PoolService:
 
     def _handle(self, kind: str, values: list[Any]) -> None:
         if kind == "acquire":
-            number, shape, holder = values
-            self._tickets[number] = self._pool.acquire(shape, holder, self, lambda answer: self._answer(number, answer))
+            number, key, holder = values
+            self._tickets[number] = self._pool.acquire(key, holder, self, lambda answer: self._answer(number, answer))
         elif kind == "show":
             number, seconds = values
             if (waiting := self._pool.waiting(self._tickets.get(number, 0))) is not None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_accel.core.messages import WorldSpec
 from pytest_accel.core.rank_exit import RankExit
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.remote_leases import RemoteLease
@@ -35,7 +35,7 @@ class Ticket:
     """A driver's request for a world; it lives on as part of the world until the driver returns it."""
 
     id: int
-    shape: WorldShape
+    key: WorldKey
     holder: Holder
     answer: Callable[[Grant | PoolError], None]
     driver: object
@@ -50,7 +50,7 @@ class Ticket:
     @property
     def broker(self) -> str | None:
         """The device kind of the broker that gets the request; None for the broker of the CPU slots."""
-        return None if self.shape.need is None else self.shape.kind
+        return None if self.key.need is None else self.key.kind
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,6 @@ class PooledWorld:
     """A world whose processes exist or are being started."""
 
     spec: WorldSpec
-    shape: WorldShape
     state: Literal["starting", "leased", "idle", "retiring", "killed"]
     ticket: Ticket | None = None
     lease: Lease | None = None

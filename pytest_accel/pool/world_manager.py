@@ -18,23 +18,22 @@ from pytest_accel.core import paths, shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.messages import (
-    RETIRED,
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.core.rank_messages import RETIRED, Retire
+from pytest_accel.core.server_messages import (
     ImportedAhead,
     KeepOut,
     KillWorld,
     Preload,
     RankExited,
-    Retire,
     ServerNote,
-    SessionSpec,
     StartFailed,
     StartWorld,
     WorldStarted,
 )
-from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
 from pytest_accel.diagnostics.exit_status import describe_exit, tail, where
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
@@ -154,10 +153,10 @@ class WorldManager:
         try:
             self.warm()
             assert self._starter is not None
-            if world.shape.launcher is None:
+            if world.spec.key.launcher is None:
                 self._starter.send(StartWorld(world.spec))
             else:
-                self._start_job(world, world.shape.launcher)
+                self._start_job(world, world.spec.key.launcher)
         except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
             self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
 
@@ -168,10 +167,10 @@ class WorldManager:
         job = MpiJob(launcher, world.spec, numbers, self._spec, self._lock, self._event, self._job_ended, self.fail)
         self._jobs[world.spec.world] = job
 
-    def idle(self, shape: WorldShape) -> PooledWorld | None:
-        """Return an idle world of `shape` whose ranks are all alive, or None."""
+    def idle(self, key: WorldKey) -> PooledWorld | None:
+        """Return an idle world of `key` whose ranks are all alive, or None."""
         for world in self.worlds.values():
-            if world.state == "idle" and world.shape == shape and not world.exits:
+            if world.state == "idle" and world.spec.key == key and not world.exits:
                 return world
         return None
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.messages import When
 from pytest_accel.core.paths import captured_log_path, captured_path, stderr_path, stdout_path
+from pytest_accel.core.rank_messages import When
 from pytest_accel.core.shims import captured_log, captured_streams
 from pytest_accel.core.truncation import read_cut
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import is_library
-from pytest_accel.core.messages import NodeRef, RunTest
+from pytest_accel.core.rank_messages import NodeRef, RunTest
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.device import Device
-from pytest_accel.core.messages import SessionSpec, WorldSpec
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.hardware.registry import make_vendor
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RankContext:
         """Names of the process groups that live as long as the world."""
         self.absent: frozenset[str] = frozenset()
         """Modules of the plugins with the role `absent`, which only add their options in a rank."""
-        self.vendor = make_vendor(spec.kind, spec.kind_argument)
+        self.vendor = make_vendor(spec.key.kind, spec.kind_argument)
 
     @property
     def own(self) -> tuple[Device, ...]:

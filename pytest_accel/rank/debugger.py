@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.messages import GivesTerminal, WantsTerminal
+from pytest_accel.core.rank_messages import GivesTerminal, WantsTerminal
 from pytest_accel.core.shims import ask_before_debugging
 
 

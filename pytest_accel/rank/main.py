@@ -19,9 +19,10 @@ from typing import IO
 import pytest
 
 from pytest_accel.core import plugin_roles, prctl
-from pytest_accel.core.messages import RETIRED, SessionSpec, with_options
 from pytest_accel.core.metadata_cache import Installed
 from pytest_accel.core.paths import stack_path
+from pytest_accel.core.rank_messages import RETIRED
+from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shared_memory import Watch
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_key import backend_names
@@ -116,11 +117,11 @@ def _reseed() -> None:
 def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
-    if context.seen or spec.kind != "cpu":
+    if context.seen or spec.key.kind != "cpu":
         # A CPU slot cannot be visible to other ranks, so its mask (threads and cores) contains this rank's own only.
         changes |= context.vendor.mask(context.own if context.cores else context.seen, os.environ)
-    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.backend):
-        changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.env)}))
+    if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.key.backend):
+        changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.key.env)}))
     if spec.grouped:
         assert store_port is not None
         changes |= rank_environment.environment(spec, rank, store_port.port)
@@ -129,7 +130,7 @@ def _set_environment(context: RankContext, store_port: process_group.StorePort |
         if spec.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             changes.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, for the same reason.
     os.environ.pop("PYTEST_CURRENT_TEST", None)
-    for name, value in {**changes, **dict(spec.env)}.items():
+    for name, value in {**changes, **dict(spec.key.env)}.items():
         if value is None:
             os.environ.pop(name, None)
         else:

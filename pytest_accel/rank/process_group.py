@@ -75,9 +75,9 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         choose(device)
     _serve_rendezvous(context, port)
     _let_children_serve()
-    if spec.init:
+    if spec.key.init:
         watch(context)
-        backend = spec.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
+        backend = spec.key.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
         _check_backend(backend)
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=GROUP_TIMEOUT

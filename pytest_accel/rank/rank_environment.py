@@ -7,7 +7,7 @@ import os
 import psutil
 
 from pytest_accel.core.launcher_env import OWN_RUN
-from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank import flight_recorder
 
 HOST = "127.0.0.1"
@@ -33,7 +33,7 @@ def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
         "RANK": str(rank),
         "WORLD_SIZE": size,
         # If each rank has its own mask, its device is number 0, as under torchrun's --virtual-local-rank.
-        "LOCAL_RANK": "0" if spec.visible == "rank" else str(neighbours.index(rank)),
+        "LOCAL_RANK": "0" if spec.key.visible == "rank" else str(neighbours.index(rank)),
         "LOCAL_WORLD_SIZE": str(len(neighbours)),
         "GROUP_RANK": str(spec.node_rank(rank)),
         "GROUP_WORLD_SIZE": str(spec.node_count),

@@ -10,8 +10,9 @@ from contextlib import suppress
 from os import stat, truncate
 from os.path import relpath
 
-from pytest_accel.core.messages import NodeRef, SessionSpec
 from pytest_accel.core.paths import HEADING, kept_log_path, log_path
+from pytest_accel.core.rank_messages import NodeRef
+from pytest_accel.core.session_spec import SessionSpec
 
 _open = open
 

@@ -23,7 +23,8 @@ import pytest
 from pytest_accel.core import plugin_roles, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import MaskError
-from pytest_accel.core.messages import (
+from pytest_accel.core.paths import progress_path
+from pytest_accel.core.rank_messages import (
     Astray,
     Broken,
     ExceptionSketch,
@@ -36,7 +37,6 @@ from pytest_accel.core.messages import (
     RunTest,
     WarningSketch,
 )
-from pytest_accel.core.paths import progress_path
 from pytest_accel.core.serialization import plain_properties, sketch, sketch_warning, travels
 from pytest_accel.core.shims import forget_sections
 from pytest_accel.core.stash_keys import RANK_PLUGIN

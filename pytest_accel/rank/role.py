@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import NamedTuple
 
-from pytest_accel.core.messages import WorldSpec
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.run_ahead import Peers
 

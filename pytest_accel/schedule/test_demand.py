@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
@@ -19,17 +19,17 @@ NO_DEVICE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The tests of a collection that need a world, and the shapes of their worlds."""
+    """The tests of a collection that need a world, and the keys of their worlds."""
 
-    shapes: tuple[WorldShape, ...]
+    keys: tuple[WorldKey, ...]
     tests: tuple[tuple[int, int], ...]
-    """The index of each test in the collection, and the index of its shape; tests that cannot run are left out."""
+    """The index of each test in the collection, and the index of its key; tests that cannot run are left out."""
 
     @classmethod
-    def of(cls, wanted: Iterable[tuple[int, WorldShape]]) -> Demand:
-        """Make a demand from the indices of tests and their shapes."""
-        numbers: dict[WorldShape, int] = {}
-        tests = tuple((index, numbers.setdefault(shape, len(numbers))) for index, shape in wanted)
+    def of(cls, wanted: Iterable[tuple[int, WorldKey]]) -> Demand:
+        """Make a demand from the indices of tests and their keys."""
+        numbers: dict[WorldKey, int] = {}
+        tests = tuple((index, numbers.setdefault(key, len(numbers))) for index, key in wanted)
         return cls(tuple(numbers), tests)
 
     def pack(self) -> bytes:
@@ -37,12 +37,12 @@ class Demand:
         return pickle.dumps(self)
 
     def needs(self, machine: Machine, slots: int) -> list[Need]:
-        """Return the needs of the tests: first the need of a test without a world, then one for each shape."""
-        return [Need(), *(_need(shape, machine, slots) for shape in self.shapes)]
+        """Return the needs of the tests: first the need of a test without a world, then one for each key."""
+        return [Need(), *(_need(key, machine, slots) for key in self.keys)]
 
     def kinds(self) -> list[str]:
         """Return the kind of device for each of the :meth:`needs`."""
-        return [NO_DEVICE, *(kind_of(shape) for shape in self.shapes)]
+        return [NO_DEVICE, *(kind_of(key) for key in self.keys)]
 
     def requests(self, count: int, machine: Machine, slots: int) -> list[Request | None]:
         """Return the request of each of the `count` tests of the collection."""
@@ -66,23 +66,23 @@ class Demand:
         return Backlog(self.needs(machine, slots), tasks)
 
     def _need_of(self) -> dict[int, int]:
-        return {index: 1 + shape for index, shape in self.tests}
+        return {index: 1 + key for index, key in self.tests}
 
     def devices(self, machine: Machine) -> dict[str, int]:
         """Return all devices that a test may use, each with its number of parts."""
-        kinds = dict.fromkeys(shape.kind for shape in self.shapes if shape.need is not None)
+        kinds = dict.fromkeys(key.kind for key in self.keys if key.need is not None)
         return {device.id: WHOLE for kind in kinds for device in machine.of(kind).devices}
 
 
-def kind_of(shape: WorldShape) -> str:
-    """Return the kind of device that tests in worlds of `shape` use."""
-    return shape.kind if shape.need is not None else NO_DEVICE
+def kind_of(key: WorldKey) -> str:
+    """Return the kind of device that tests in worlds of `key` use."""
+    return key.kind if key.need is not None else NO_DEVICE
 
 
-def _need(shape: WorldShape, machine: Machine, slots: int) -> Need:
-    if shape.need is None:
-        return Need(Request(0, (), 0, slots=min(shape.ranks, slots)))
-    request = request_for(shape.need, machine.of(shape.kind))
+def _need(key: WorldKey, machine: Machine, slots: int) -> Need:
+    if key.need is None:
+        return Need(Request(0, (), 0, slots=min(key.ranks, slots)))
+    request = request_for(key.need, machine.of(key.kind))
     devices = _devices(request)
     return Need(request, min(1.0, devices / max(1, len(request.candidates))), devices)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from pytest_accel.core.messages import ExceptionSketch
 from pytest_accel.core.rank_exit import ExitCause, exited
+from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.report_text import is_consequence
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_accel.core.messages import ExceptionSketch, Finished, When
+from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.rank_state import RankOutcome

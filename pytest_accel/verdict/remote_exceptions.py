@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_accel import LeftoverWarning
-from pytest_accel.core.messages import ExceptionSketch, WarningSketch
+from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.serialization import stand_in_type
 from pytest_accel.verdict.judgement import RankError, RankUnstarted
 

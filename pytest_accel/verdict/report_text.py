@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.core.frames import PACKAGE, is_library
-from pytest_accel.core.messages import ExceptionSketch, When
 from pytest_accel.core.rank_exit import ExitCause
+from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.exit_status import describe_exit, where

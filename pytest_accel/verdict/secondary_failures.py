@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_accel.core.messages import ExceptionSketch
+from pytest_accel.core.rank_messages import ExceptionSketch
 
 _LOST = "lost its connection to another rank"
 _TIMED_OUT = "timed out waiting for another rank"

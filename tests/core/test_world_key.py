@@ -6,7 +6,8 @@ import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
 from pytest_accel.core.requirement import Requirement
-from pytest_accel.core.world_key import Traits, WorldShape, shape_of
+from pytest_accel.core.world_key import Traits, WorldKey, key_for
+from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.mark_arguments import requirement
 from pytest_accel.marks import Marks
 
@@ -21,19 +22,19 @@ def asked(*decorators: pytest.MarkDecorator) -> Requirement:
     return found
 
 
-def shape(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldShape:
-    return shape_of(asked(*decorators), session)
+def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:
+    return key_for(asked(*decorators), session)
 
 
 def test_devices_alone_are_one_process() -> None:
-    assert shape(devices(2)) == WorldShape("sim", DeviceNeed(2), 1, grouped=False, devices_per_rank=2)
-    assert shape(devices(2)).about == "sim"
+    assert key(devices(2)) == WorldKey("sim", DeviceNeed(2), 1, grouped=False, devices_per_rank=2)
+    assert key(devices(2)).about == "sim"
 
 
 def test_devices_are_leased_whatever_their_kind() -> None:
-    assert shape(devices(kind="cpu")).need == DeviceNeed(1, kind="cpu")
-    assert shape(devices(kind="cuda"), session=None).kind == "cuda"
-    assert shape(devices(1), session=None).kind == "none"
+    assert key(devices(kind="cpu")).need == DeviceNeed(1, kind="cpu")
+    assert key(devices(kind="cuda"), session=None).kind == "cuda"
+    assert key(devices(1), session=None).kind == "none"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_devices_are_leased_whatever_their_kind() -> None:
 def test_ranks_are_on_accelerators_where_there_are_any(
     session: str | None, mark: pytest.MarkDecorator, kind: str, leased: int | None
 ) -> None:
-    found = shape(mark, session=session)
+    found = key(mark, session=session)
     assert (found.kind, found.ranks, found.grouped) == (kind, 4, True)
     assert (found.need.count if found.need else None) == leased
     assert found.devices_per_rank == (leased or 0) // 4
@@ -61,59 +62,59 @@ def test_ranks_are_on_accelerators_where_there_are_any(
 
 
 def test_both_marks_describe_each_rank() -> None:
-    found = shape(devices(2, memory="8GiB", name="*H100*"), distributed(3, backend="gloo", visible="rank"))
+    found = key(devices(2, memory="8GiB", name="*H100*"), distributed(3, backend="gloo", visible="rank"))
     assert found.need == DeviceNeed(6, kind="sim", memory=8 * 1024**3, name="*H100*")
     assert (found.ranks, found.devices_per_rank, found.backend, found.visible) == (3, 2, "gloo", "rank")
 
 
 def test_devices_of_the_cpu_are_leased_where_both_marks_ask_for_them() -> None:
-    assert shape(devices(1, kind="cpu"), distributed(2)).need == DeviceNeed(2, kind="cpu")
+    assert key(devices(1, kind="cpu"), distributed(2)).need == DeviceNeed(2, kind="cpu")
 
 
-OTHERS: tuple[Callable[[], WorldShape], ...] = (
-    lambda: shape(distributed(3)),
-    lambda: shape(distributed(2), session=None),
-    lambda: shape(distributed(2, backend="gloo")),
-    lambda: shape(distributed(2, init=False)),
-    lambda: shape(distributed(2, devices_per_rank=2)),
-    lambda: shape(distributed(2, visible="rank")),
-    lambda: shape(distributed(2, env={"A": "1"})),
-    lambda: shape(distributed(2), devices(memory="8GiB")),
-    lambda: shape(devices(2)),
+OTHERS: tuple[Callable[[], WorldKey], ...] = (
+    lambda: key(distributed(3)),
+    lambda: key(distributed(2), session=None),
+    lambda: key(distributed(2, backend="gloo")),
+    lambda: key(distributed(2, init=False)),
+    lambda: key(distributed(2, devices_per_rank=2)),
+    lambda: key(distributed(2, visible="rank")),
+    lambda: key(distributed(2, env={"A": "1"})),
+    lambda: key(distributed(2), devices(memory="8GiB")),
+    lambda: key(devices(2)),
 )
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_tests_that_ask_for_unlike_worlds_share_none(other: Callable[[], WorldShape]) -> None:
-    assert other() != shape(distributed(2))
+def test_tests_that_ask_for_unlike_worlds_share_none(other: Callable[[], WorldKey]) -> None:
+    assert other() != key(distributed(2))
     assert other() == other()
     assert hash(other()) == hash(other())
 
 
 def test_how_long_a_phase_may_take_is_no_matter_of_the_world() -> None:
-    assert shape(distributed(2, timeout=5)) == shape(distributed(2))
+    assert key(distributed(2, timeout=5)) == key(distributed(2))
 
 
 def test_fresh_may_come_from_the_mark_or_the_session() -> None:
-    assert shape(distributed(fresh=True)).fresh
-    assert shape(devices(fresh=True)).fresh
-    assert shape_of(asked(distributed(2)), "sim", fresh=True).fresh
-    assert not shape(distributed(2)).fresh
+    assert key(distributed(fresh=True)).fresh
+    assert key(devices(fresh=True)).fresh
+    assert key_for(asked(distributed(2)), "sim", fresh=True).fresh
+    assert not key(distributed(2)).fresh
 
 
-def test_a_world_of_a_shape() -> None:
-    found = shape(distributed(2, devices_per_rank=2, backend="gloo", env={"A": "1"}, init=False))
+def test_each_rank_of_a_world_owns_its_part_of_the_devices() -> None:
+    found = key(distributed(2, devices_per_rank=2, backend="gloo", env={"A": "1"}, init=False))
     leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(4))
-    spec = found.spec(7, leased, "8")
-    assert (spec.world, spec.ranks, spec.grouped, spec.kind, spec.kind_argument) == (7, 2, True, "sim", "8")
-    assert (spec.backend, spec.init, spec.env) == ("gloo", False, (("A", "1"),))
+    spec = WorldSpec(7, found, "8", leased)
+    assert (spec.ranks, spec.grouped, spec.share) == (2, True, None)
+    assert (found.backend, found.init, found.env) == ("gloo", False, (("A", "1"),))
     assert [spec.devices_of(rank) for rank in range(2)] == [leased[:2], leased[2:]]
     assert spec.seen_by(1) == leased
 
 
 def test_a_rank_that_sees_its_own_devices_only() -> None:
     leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(2))
-    spec = shape(distributed(2, visible="rank")).spec(1, leased, None)
+    spec = WorldSpec(1, key(distributed(2, visible="rank")), None, leased)
     assert [spec.seen_by(rank) for rank in range(2)] == [leased[:1], leased[1:]]
 
 
@@ -121,8 +122,8 @@ def test_ranks_leave_a_kind_alone_whose_tensors_no_group_takes() -> None:
     def traits(kind: str) -> Traits:
         return Traits(ranks=kind != "mps")
 
-    def found(*decorators: pytest.MarkDecorator) -> WorldShape:
-        return shape_of(asked(*decorators), "mps", traits)
+    def found(*decorators: pytest.MarkDecorator) -> WorldKey:
+        return key_for(asked(*decorators), "mps", traits)
 
     assert (found(distributed(2)).kind, found(distributed(2)).need) == ("cpu", None)
     assert found(devices(1)).kind == "mps"
@@ -147,10 +148,10 @@ def test_ranks_may_be_on_one_device_where_their_backend_can(
 ) -> None:
     quarter = Share(fraction=0.25)
     for shared in (
-        shape_of(asked(devices(share=0.25), mark), "sim", lambda kind: Traits(default)),
-        shape_of(asked(mark), "sim", lambda kind: Traits(default, share=quarter)),
+        key_for(asked(devices(share=0.25), mark), "sim", lambda kind: Traits(default)),
+        key_for(asked(mark), "sim", lambda kind: Traits(default, share=quarter)),
     ):
         assert shared.need == DeviceNeed(4, kind="sim", share=quarter, sets=sets)
-    alone = shape_of(asked(mark), "sim", lambda kind: Traits(default)).need
+    alone = key_for(asked(mark), "sim", lambda kind: Traits(default)).need
     assert alone is not None
     assert alone.sets == 1

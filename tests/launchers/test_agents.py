@@ -9,7 +9,7 @@ from pickle import UnpicklingError
 
 import pytest
 
-from pytest_accel.core.messages import SessionSpec
+from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.nodes.agent_messages import Hello, ServerEnded
 from pytest_accel.nodes.local_agent_client import LocalAgentClient
 

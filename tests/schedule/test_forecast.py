@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import DeviceNeed, Share
-from pytest_accel.core.world_key import WorldShape
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule import plan_text
@@ -22,25 +22,25 @@ DEVICES = 4
 SLOTS = 2
 
 
-def shape(devices: int, share: float | None = None, ranks: int = 0) -> WorldShape:
+def key(devices: int, share: float | None = None, ranks: int = 0) -> WorldKey:
     if not devices:
-        return WorldShape("cpu", None, ranks, grouped=True)
+        return WorldKey("cpu", None, ranks, grouped=True)
     part = Share(fraction=share) if share else None
-    return WorldShape("sim", DeviceNeed(devices, "sim", share=part), 1, grouped=False, devices_per_rank=devices)
+    return WorldKey("sim", DeviceNeed(devices, "sim", share=part), 1, grouped=False, devices_per_rank=devices)
 
 
-SHAPES = [None, shape(1), shape(2), shape(3), shape(4), shape(2, share=0.5), shape(0, ranks=2), shape(0, ranks=1)]
+KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2), key(0, ranks=1)]
 
 
 @dataclass(frozen=True)
 class Case:
-    shapes: tuple[WorldShape | None, ...]
+    keys: tuple[WorldKey | None, ...]
     seconds: tuple[float, ...]
     known: tuple[bool, ...]
 
     def suite(self) -> Suite:
-        wanted = [(index, one) for index, one in enumerate(self.shapes) if one is not None]
-        names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.shapes))]
+        wanted = [(index, one) for index, one in enumerate(self.keys) if one is not None]
+        names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
         found = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
         return Suite(names, Demand.of(wanted), found, PretendedMachine(DEVICES, "sim"), SLOTS)
@@ -51,7 +51,7 @@ def cases(draw: st.DrawFn) -> Case:
     count = draw(st.integers(1, 30))
     seconds = st.sampled_from((0.0, 0.01, 0.3, 1.0, 2.5, 9.0))
     return Case(
-        tuple(draw(st.sampled_from(SHAPES)) for _ in range(count)),
+        tuple(draw(st.sampled_from(KEYS)) for _ in range(count)),
         tuple(draw(seconds) for _ in range(count)),
         tuple(draw(st.booleans()) for _ in range(count)),
     )
@@ -62,7 +62,7 @@ def test_no_plan_is_shorter_than_the_bound_or_longer_than_one_after_the_other(ca
     suite = case.suite()
     play = suite.play(workers)
     assert suite.least - 1e-9 <= play.makespan <= sum(case.seconds) + 1e-9
-    assert sorted(span.index for span in play.spans) == list(range(len(case.shapes)))
+    assert sorted(span.index for span in play.spans) == list(range(len(case.keys)))
     assert 0.0 <= play.utilisation(suite.devices) <= 1.0 + 1e-9
 
 
@@ -139,7 +139,7 @@ def test_clock(seconds: float, text: str) -> None:
 
 def test_names_fit_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
-    suite = Case((SHAPES[1],) * 2, (1.0, 1.0), (True, True)).suite()
+    suite = Case((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
     lines = list(plan_text.about(Play(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.messages import ExceptionSketch, Finished, PhaseReport, When
+from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.verdict import report_text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.core.messages import ExceptionSketch
+from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.verdict.secondary_failures import consequence
 
 

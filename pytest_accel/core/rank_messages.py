@@ -1,0 +1,170 @@
+"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+When = Literal["setup", "call", "teardown"]
+Location = tuple[str, int | None, str]
+"""File, line and name of a test, as in `pytest.Item.location`."""
+
+# Driver to rank
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRef:
+    """A reference to a test: the file to collect, and the names of its nodes in that file."""
+
+    path: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTest:
+    """Run a test."""
+
+    serial: int
+    node: NodeRef
+    location: Location
+    """Location of the test. The driver sends it because a rank would access the file for every test to find it."""
+    next: NodeRef | None
+    """The test that this world is expected to run next."""
+    last: bool = False
+    """True if no test follows in this world, so that session fixtures are torn down after this test."""
+    ahead: bool = False
+    """True if the driver sends the test before the previous one has ended (see `pytest_accel.rank.run_ahead`).
+
+    The ranks start it once all of them have passed the previous test; else they wait for the driver's next message.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
+
+
+RETIRED = 93
+"""Exit status of a rank after :class:`Retire`. It is not 0, since any code in the rank may exit with 0."""
+
+
+# Rank to driver
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank can run tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Astray:
+    """A process that the test forked has left the test's code, and would have continued as a copy of the rank."""
+
+    text: str
+    phase: When
+    """The phase in which the process left the test's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """The report of one phase of a test."""
+
+    serial: int
+    when: When
+    report: dict[str, Any]
+    """The pytest report of this phase, as ``pytest_report_to_serializable`` returns it."""
+    at: float
+    exception: ExceptionSketch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantsTerminal:
+    """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
+
+    See `pytest_accel.rank.debugger`.
+    """
+
+    method: str
+    """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivesTerminal:
+    """The debugger has finished, and the test continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRequest:
+    """The test has requested the end of the whole session (``pytest.exit``)."""
+
+    serial: int
+    reason: str
+    returncode: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraReport:
+    """A report that does not belong to a phase, such as that of a subtest."""
+
+    serial: int
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionSketch:
+    """Type, text and cause of an exception, enough for marks and plugins that examine it in the driver."""
+
+    module: str
+    qualname: str
+    text: str
+    cause: ExceptionSketch | None = None
+    peer: int | None = None
+    """The rank whose failure this exception repeats; None: it is a failure of its own."""
+    own: bool = False
+    """If `peer` is set: True if this rank has failed in the same way itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarningSketch:
+    """A recorded warning, in a form that can always be pickled."""
+
+    message: str
+    category_module: str
+    category: str
+    filename: str
+    lineno: int
+    location: tuple[str, int, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
+
+    serial: int
+    collectives: dict[str, tuple[tuple[int, ...], int]]
+    """For each process group of the rank: the global ranks of its members, and its number of issued collectives."""
+    warnings: tuple[WarningSketch, ...] = ()
+    stale: str | None = None
+    """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
+    harm: str | None = None
+    """Why this world must not run another test; None: no reason."""
+    left: tuple[str, ...] = ()
+    """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
+    groups: int = 0
+    """Number of process groups that have been created in the rank, by torch's counter."""
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    word: int | None = None
+    """Value that the rank has sent to its peers (see `run_ahead.word`).
+
+    None: the test did not pass cleanly, so the ranks must not start the next test without the driver.
+    """
+    worn: bool = False
+    """True if this world must not run another test but can still shut down cleanly."""

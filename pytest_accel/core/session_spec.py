@@ -1,0 +1,64 @@
+"""Settings of a pytest session that all its ranks share: the driver sends them to each fork server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_accel.core.plugin_roles import RoleName
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Settings of the pytest session that all ranks share."""
+
+    args: tuple[str, ...]
+    """Command line of the controller, with additional options for the ranks."""
+    invocation_dir: str
+    sys_path: tuple[str, ...]
+    directory: str
+    """The session's private folder: sockets, logs and stack files of its ranks."""
+    basetemp: str
+    """The parent of every rank's base temporary directory."""
+    preload: tuple[str, ...]
+    """Modules that the fork server imports before it forks."""
+    plugins: tuple[str, ...]
+    """Values of ``-p``: installed plugins that are enabled, or disabled (``no:NAME``)."""
+    roles: tuple[tuple[str, RoleName], ...]
+    """Roles that the user has given to plugins, by module or package."""
+    markers: tuple[str, ...]
+    """All registered marks of the controller's session, as lines of the ini option ``markers``."""
+    hidden: tuple[tuple[str, str | None], ...]
+    """Mask that hides the session's accelerators, for ranks that have no lease on any."""
+    distributed: bool
+    """True if xdist distributes the tests; its workers then are the drivers."""
+    debug: bool = False
+    """True if torch compares the ranks' collectives before it starts them."""
+    logs: str | None = None
+    """Folder in which the ranks' logs are kept; None: they are not kept."""
+    leaks: str = "warn"
+    """Reaction to a test that leaks resources: ``warn``, ``fail`` or ``off``."""
+    kept_processes: tuple[str, ...] = ()
+    """Parts of command lines: tests may leave processes running whose command line contains one of them."""
+    streams: bool = False
+    """True if the driver shows the ranks' output live."""
+    server: int = 0
+    """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
+    far: bool = False
+    """True if the fork server is on another machine than the driver; `directory` then is its own."""
+    clock: float = 0.0
+    """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `far`."""
+    bare: bool = False
+    """True if the fork server preloads only torch and pytest: neither `preload` nor plugins."""
+    shared: bool = True
+    """True if `basetemp` is the driver's, on a file system that both machines share."""
+    coverage: str | None = None
+    """Settings with which ranks measure coverage (`pytest_accel.rank.coverage`); None: they do not."""
+
+
+def with_options(args: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line `args` with `options` at its end, or before ``--`` if it has one."""
+    end = args.index("--") if "--" in args else len(args)
+    return (*args[:end], *options, *args[end:])

@@ -1,0 +1,97 @@
+"""Description of a world: what its tests need, and the devices, machines and fork servers that it has got."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pytest_accel.core.device import Device, Share
+from pytest_accel.core.world_key import WorldKey
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSpec:
+    """Description of a world: its ranks, their devices and their machines."""
+
+    world: int
+    """Number of the world in its session."""
+    key: WorldKey
+    """What the tests of the world need."""
+    kind_argument: str | None = None
+    """Argument of the kind in ``--accel`` (the `8` of ``sim:8``), or None."""
+    devices: tuple[Device, ...] = ()
+    """All devices of the lease, rank by rank. A device that several ranks share occurs several times."""
+    servers: tuple[int, ...] = ()
+    """Number of each rank's fork server; empty: the driver's own server forks all ranks."""
+    nodes: tuple[int, ...] = ()
+    """Number of each rank's node; 0 is the driver's. Empty: all ranks are on the driver's node."""
+    addresses: tuple[str, ...] = ()
+    """Network address of each rank's node; empty: all ranks are on one node."""
+    secret: bytes = field(default_factory=lambda: os.urandom(32), repr=False, compare=False)
+    """Key that authenticates the ranks' values in their store (`pytest_accel.rank.signed_store`)."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.key.ranks
+
+    @property
+    def grouped(self) -> bool:
+        """True if the ranks form a distributed world; False: one process that only has devices."""
+        return self.key.grouped
+
+    @property
+    def share(self) -> Share | None:
+        """Share that each rank has of each of its devices; None: whole devices."""
+        return None if self.key.need is None else self.key.need.share
+
+    def server_of(self, rank: int) -> int:
+        """Return the number of the fork server of `rank`."""
+        return self.servers[rank] if self.servers else 0
+
+    def node_of(self, rank: int) -> int:
+        """Return the number, in the session, of the node of `rank`."""
+        return self.nodes[rank] if self.nodes else 0
+
+    def is_far(self, rank: int) -> bool:
+        """Return whether `rank` is on another node than the driver."""
+        return bool(self.nodes and self.nodes[rank])
+
+    @property
+    def near(self) -> bool:
+        """True if all ranks are on the driver's node, so that socket pairs can connect them (`rank.run_ahead`)."""
+        return not any(self.nodes)
+
+    @property
+    def parted(self) -> bool:
+        """True if the ranks, all on the driver's node, come from several fork servers.
+
+        The servers then have to receive the sockets that connect the ranks.
+        """
+        return self.near and len(set(self.servers)) > 1
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes that the ranks are on."""
+        return len(set(self.nodes)) or 1
+
+    def node_rank(self, rank: int) -> int:
+        """Return the position of `rank`'s node among the nodes of the world."""
+        return sorted(set(self.nodes)).index(self.nodes[rank]) if self.nodes else 0
+
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks on the node of `rank`, including itself. Its position among them is its local rank."""
+        if not self.nodes:
+            return tuple(range(self.ranks))
+        return tuple(other for other in range(self.ranks) if self.nodes[other] == self.nodes[rank])
+
+    def devices_of(self, rank: int) -> tuple[Device, ...]:
+        """Return the devices that belong to `rank`."""
+        first = rank * self.key.devices_per_rank
+        return self.devices[first : first + self.key.devices_per_rank]
+
+    def seen_by(self, rank: int) -> tuple[Device, ...]:
+        """Return the devices that the mask of `rank` shows: its own, or all of the world on its node."""
+        if self.key.visible == "rank":
+            return self.devices_of(rank)
+        return tuple(dict.fromkeys(device for other in self.neighbours(rank) for device in self.devices_of(other)))
