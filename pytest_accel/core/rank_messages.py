@@ -154,8 +154,8 @@ class Finished:
     warnings: tuple[WarningSketch, ...] = ()
     stale: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
-    harm: str | None = None
-    """Why this world must not run another test; None: no reason."""
+    kill_reason: str | None = None
+    """Why the ranks must be killed after this test; None: no reason."""
     left: tuple[str, ...] = ()
     """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
     groups: int = 0
@@ -166,5 +166,5 @@ class Finished:
 
     None: the test did not pass cleanly, so the ranks must not start the next test without the driver.
     """
-    worn: bool = False
-    """True if this world must not run another test but can still shut down cleanly."""
+    retire: bool = False
+    """True if the ranks must not run another test, but can shut down cleanly."""

@@ -111,7 +111,7 @@ class Driver:
             or self._key != marked.key
             or (world is not None and marked.key.fresh and world.used)
         )
-        if world is not None and (unfit or world.worn or not world.alive or world.harm is not None):
+        if world is not None and (unfit or not world.alive or not world.condition.reusable):
             self._close()
             world = None
         while world is None:
@@ -133,7 +133,7 @@ class Driver:
             on_quiet = self._show_progress if self._interactive and not self.streams else None
             world = self._world = World(grant, self._port, self._debugger_relay(grant), self._log_tail(grant), on_quiet)
         except OSError as error:  # For example, tests have used up this process's file descriptors.
-            self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), worn=False)
+            self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
         self._key = marked.key
         outcomes = world.start()
@@ -166,14 +166,13 @@ class Driver:
         if world is None:
             return
         self._update_started_ahead(world)
-        if self._started_ahead is not None and self._started_ahead is following and world.harm is None:
+        if self._started_ahead is not None and self._started_ahead is following and world.condition.reusable:
             world.switch_to_next()
         elif (
             following is None
             or self._started_ahead is not None
             or not self._can_keep(world, following)
-            or world.harm is not None
-            or world.worn
+            or not world.condition.reusable
             or not world.alive  # The pool then reports the death, and the next test is not blamed for it.
         ):
             self._close()
@@ -197,7 +196,7 @@ class Driver:
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""
         if self._world is not None:
-            self._world.harm = self._world.harm or reason
+            self._world.condition.rule_out(reason)
             self._close()
 
     def close(self) -> None:
@@ -209,7 +208,7 @@ class Driver:
         ahead, self._started_ahead, self._announced = self._started_ahead, None, None
         if world is not None:
             if ahead is not None:
-                world.harm = world.harm or f"it runs {ahead.item.nodeid}, which is not to be run after all"
+                world.condition.rule_out(f"it runs {ahead.item.nodeid}, which is not to be run after all")
             world.close()
 
 

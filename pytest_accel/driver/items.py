@@ -260,7 +260,7 @@ class MarkedItem:
         if judged.outcome == "failed":
             self._reported_ends |= {outcome.rank for outcome in outcomes if outcome.report is None or outcome.later}
         if when != "teardown" and len({outcome.ending for outcome in outcomes}) > 1:
-            world.worn = True  # A rank may have sent a message that its receiver has not read.
+            world.condition.rule_out(retire=True)  # A rank may have sent a message that its receiver has not read.
         if when == "teardown":
             judged = self._finish(world, judged, failed_before)
         durations = [outcome.report.report.get("duration", 0.0) for outcome in outcomes if outcome.report]
@@ -295,10 +295,10 @@ class MarkedItem:
         problems = [left.stale for left in finished.values() if left.stale]
         mismatch = judgement.compare_collectives(finished)
         if mismatch is not None:
-            world.harm = world.harm or mismatch
+            world.condition.rule_out(mismatch)
             problems.insert(0, mismatch)
         if len({left.groups for left in finished.values()}) > 1:
-            world.harm = world.harm or "its ranks made different numbers of process groups"
+            world.condition.rule_out("its ranks made different numbers of process groups")
         leftovers = judgement.leftovers(finished)
         if self._driver.settings.leaks == "warn":
             leftovers = remote_exceptions.warn(leftovers, self.place)

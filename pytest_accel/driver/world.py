@@ -42,6 +42,7 @@ from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, Ran
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
 from pytest_accel.driver.debugger_relay import Connect, DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
+from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import Port
 from pytest_accel.pool.records import Grant
 from pytest_accel.rank.run_ahead import go_on
@@ -100,10 +101,7 @@ class World:
         self.grant = grant
         self.findings = NOTHING
         """The diagnosis of the living ranks of a test that failed."""
-        self.harm: str | None = None
-        """Why the world must not run another test; None if it may."""
-        self.worn = False
-        """True if the world should not run another test, but can be shut down cleanly."""
+        self.condition = WorldCondition()
         self.exit_request: ExitRequest | None = None
         self.extras: list[tuple[int, ExtraReport]] = []
         self._port = port
@@ -295,10 +293,11 @@ class World:
             if rank.pidfd is not None:
                 os.close(rank.pidfd)
         self._selector.close()
-        # Ranks that have finished their test can be shut down cleanly, even if the test has harmed the world.
+        # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_gone_on
-        worn = self.worn or (self.harm is not None and ended)
-        self._port.release(self.number, self.harm, frozenset(self._reported_ends), worn)
+        kill_reason = self.condition.kill_reason
+        retire = self.condition.retire or (kill_reason is not None and ended)
+        self._port.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
 
     @property
     def alive(self) -> bool:
@@ -392,8 +391,7 @@ class World:
             self._debugger.holder = None
         elif isinstance(message, Finished) and message.serial == self._serial:
             rank.finished = message
-            self.harm = self.harm or message.harm
-            self.worn = self.worn or message.worn
+            self.condition.rule_out(message.kill_reason, retire=message.retire)
 
     # Ends of ranks
 
@@ -420,7 +418,7 @@ class World:
         at = monotonic() if at is None else at
         rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit)
         self._unregister(rank)
-        self.harm = self.harm or f"rank {rank.rank} {text}"
+        self.condition.rule_out(f"rank {rank.rank} {text}")
 
     def _unregister(self, rank: _Rank) -> None:
         for source in (rank.connection, rank.pidfd):

@@ -191,10 +191,10 @@ class Pool:
         """
         self._manager.fail(why)
 
-    def release(self, number: int, harm: str | None, noticed: frozenset[int], worn: bool = False) -> None:
+    def release(self, number: int, kill_reason: str | None, noticed: frozenset[int], retire: bool = False) -> None:
         """Return a world that a driver has used.
 
-        `harm` says why the world must be killed. `worn` retires the world: it must not run another test, but its
+        `kill_reason` says why the world must be killed. With `retire`, the world must not run another test, but its
         session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
         retired, since a killed rank loses its data.
 
@@ -209,11 +209,11 @@ class Pool:
                 if rank not in noticed:
                     self._manager.complain(world, rank, end, "died after its last test had passed")
             world.ticket = None
-            if world.exits or (harm is not None and not (worn and self._measured)):
+            if world.exits or (kill_reason is not None and not (retire and self._measured)):
                 self._manager.kill(world)
-            elif world.spec.key.fresh or worn or self._manager.closing:
+            elif world.spec.key.fresh or retire or self._manager.closing:
                 self._manager.retire(world)
-                if harm is not None:
+                if kill_reason is not None:
                     world.state = "killed"  # Errors while its sessions end are not complaints.
             else:
                 world.state, world.idle_since = "idle", monotonic()

@@ -45,7 +45,7 @@ class Port(Protocol):
         Raise :class:`PoolError` if the pool cannot provide the world.
         """
 
-    def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
+    def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         """Return a world to the pool; see :meth:`Pool.release`."""
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
@@ -201,9 +201,9 @@ class RemotePort(_WantedWorlds):
             lambda: self._send("cancel", number),
         )
 
-    def release(self, world: int, harm: str | None, noticed: frozenset[int], worn: bool) -> None:
+    def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         self._wanted.discard(world)
-        self._send("release", world, harm, noticed, worn)
+        self._send("release", world, kill_reason, noticed, retire)
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         number, answers = self._expect()

@@ -29,9 +29,9 @@ class Leaks(NamedTuple):
 
     lines: tuple[str, ...] = ()
     """The text for the report, one line for each leak."""
-    harm: str | None = None
-    """Why the next test must not run in this process; None: it may."""
-    worn: bool = False
+    kill_reason: str | None = None
+    """Why this process must be killed after the test; None: no reason."""
+    retire: bool = False
     """True if the process should not run another test, although the test did nothing wrong."""
 
 
@@ -142,8 +142,8 @@ class LeakCheck:
         same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
         self._ended_clean = same and not (lines or harms or groups.endable)
         lines += [f"{harm}; {_REPLACED}" for harm in harms]
-        harm = f"the test {harms[0]}" if harms else groups.harm
-        return Leaks(tuple(lines), harm, worn=initialised > 0 and not runs)
+        kill_reason = f"the test {harms[0]}" if harms else groups.kill_reason
+        return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
         return process_group.allocated_memory(self._context) if self._counts_memory else {}

@@ -351,8 +351,8 @@ class LeftGroups(NamedTuple):
 
     lines: tuple[str, ...] = ()
     """The text for the report."""
-    harm: str | None = None
-    """Why the next test must not run in this process; None: it may."""
+    kill_reason: str | None = None
+    """Why this process must be killed after the test; None: no reason."""
     endable: bool = False
     """True if there are groups for :func:`end_left_groups`."""
 
@@ -369,7 +369,7 @@ def left_groups(context: RankContext) -> LeftGroups:
     if context.default_group is not None and (
         not dist.is_initialized() or dist.group.WORLD is not context.default_group
     ):
-        return LeftGroups(harm="the test destroyed or replaced the world's default process group")
+        return LeftGroups(kill_reason="the test destroyed or replaced the world's default process group")
     left = _left(context)
     if not left:
         return LeftGroups()

@@ -309,12 +309,12 @@ class RankPlugin:
             collectives,
             warnings=tuple(warnings),
             stale=stale,
-            harm=left.harm,
+            kill_reason=left.kill_reason,
             left=left.lines,
             groups=groups,
             properties=properties,
             word=self._word,
-            worn=left.worn,
+            retire=left.retire,
         )
         if self._word is not None:
             self._peers.tell(self.context.tests, self._word)
