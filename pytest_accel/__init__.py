@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.health import HealthVendor
     from pytest_accel.launch.launch_api import Launch
     from pytest_accel.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
-    from pytest_accel.verdict.judgement import LeftBehind, RankDied, RankError, RankHung, RanksDisagree, RankUnstarted
+    from pytest_accel.verdict.remote_exceptions import (
+        LeftBehind,
+        RankDied,
+        RankError,
+        RankHung,
+        RanksDisagree,
+        RankUnstarted,
+    )
 
 __all__ = [
     "Accel",
@@ -54,7 +61,7 @@ _HOMES = {
     "hardware.health": ("HealthVendor",),
     "launch.launch_api": ("Launch",),
     "launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
-    "verdict.judgement": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
+    "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""
 

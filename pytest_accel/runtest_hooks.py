@@ -71,7 +71,7 @@ class RuntestHooks:
         marked = marked_of(item)
         if marked is None:
             return None
-        marked.limit(settings.timeout)
+        marked.limits.limit_test(settings.timeout)
         return True
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -79,7 +79,7 @@ class RuntestHooks:
         marked = marked_of(item)
         if marked is None:
             return None
-        marked.limit(None)
+        marked.limits.limit_test(None)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -89,7 +89,7 @@ class RuntestHooks:
         report = yield
         marked = marked_of(item)
         if marked is not None:
-            marked.conclude(report, call.excinfo.value if call.excinfo is not None else None)
+            marked.conclude_report(report, call.excinfo.value if call.excinfo is not None else None)
         return report
 
 
@@ -103,7 +103,7 @@ class MergedReportHooks:
         report = yield
         marked = marked_of(item)
         if marked is not None:
-            marked.graft(report, call)
+            marked.complete_report(report, call)
         return report
 
 

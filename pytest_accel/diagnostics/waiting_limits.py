@@ -1,4 +1,4 @@
-"""Time limits for ranks that wait for another rank that has failed. Pure, except for `is_at_work`."""
+"""Time limits for ranks: of a phase, of a test, and of ranks that wait for another rank that has failed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,32 @@ from typing import NamedTuple
 
 import psutil
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.timeouts import AFTER_DEATH, GRACE
 from pytest_accel.diagnostics.rank_state import PHASES, RankState
+
+
+class TimeLimits:
+    """The timeout of each phase of a test, and of all its phases together."""
+
+    def __init__(self, phase: float) -> None:
+        """Each phase may take `phase` seconds."""
+        self._phase = phase
+        self._test: tuple[float, float] | None = None
+        """Seconds of all phases together, and their deadline (`clock.monotonic`)."""
+
+    def limit_test(self, seconds: float | None) -> None:
+        """Limit all phases together to `seconds` from now on; None: remove this limit."""
+        self._test = None if seconds is None else (seconds, monotonic() + seconds)
+
+    def of_phase(self) -> tuple[float, float]:
+        """Return the timeout that holds for a phase that begins now, and the seconds that are left of it."""
+        if self._test is not None:
+            seconds, deadline = self._test
+            if (left := deadline - monotonic()) < self._phase:
+                return seconds, max(0.0, left)
+        return self._phase, self._phase
 
 
 def beginning(when: When, ranks: Sequence[RankState], began: float) -> float:

@@ -14,14 +14,15 @@ from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
 from pytest_accel.driver.log_tail import LogTail
+from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.records import Grant, PoolError
 from pytest_accel.settings.options import is_distributed
-from pytest_accel.verdict import judgement, remote_exceptions, report_text
+from pytest_accel.verdict import remote_exceptions, report_text
+from pytest_accel.verdict.judgement import Phase, judge
 
 if TYPE_CHECKING:
-    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.pool.pool_client import Port
     from pytest_accel.settings.options import Settings
 
@@ -44,14 +45,14 @@ class Driver:
         self._world: World | None = None
         self._key: WorldKey | None = None
         self._error: BaseException | None = None
-        self._next: MarkedItem | None = None
-        self._running: MarkedItem | None = None
-        self._announced: MarkedItem | None = None
+        self._next: MarkedTest | None = None
+        self._running: MarkedTest | None = None
+        self._announced: MarkedTest | None = None
         """The test that the world's ranks start by themselves if they all pass the running one."""
-        self._started_ahead: MarkedItem | None = None
+        self._started_ahead: MarkedTest | None = None
         """A test that the world's ranks have started before pytest has asked for its setup phase."""
 
-    def prepare(self, marked: MarkedItem, following: MarkedItem | None) -> None:
+    def prepare(self, marked: MarkedTest, following: MarkedTest | None) -> None:
         """Wait for the test's world before its phases begin, so that the timeouts of other plugins do not include this.
 
         `following` is the next test of this process if it has marks, else None.
@@ -63,7 +64,7 @@ class Driver:
             except (Exception, pytest.fail.Exception) as error:
                 self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
-    def begin(self, marked: MarkedItem) -> World:
+    def begin(self, marked: MarkedTest) -> World:
         """Start the test in its world, and return the world: a new one if the last must not be used again."""
         error, self._error = self._error, None
         if error is not None:
@@ -86,11 +87,11 @@ class Driver:
             self._send(world, following, ahead=True)
         return world
 
-    def _send(self, world: World, marked: MarkedItem, *, ahead: bool = False) -> None:
+    def _send(self, world: World, marked: MarkedTest, *, ahead: bool = False) -> None:
         following = marked.following.node if marked.following else None
         world.send(marked.node, marked.item.location, following, last=marked.last, ahead=ahead)
 
-    def _can_keep(self, world: World, following: MarkedItem) -> bool:
+    def _can_keep(self, world: World, following: MarkedTest) -> bool:
         """Return whether `following` can use the world, and nobody else waits for it."""
         return (
             following.missing is None
@@ -99,7 +100,7 @@ class Driver:
             and not self._port.wanted(world.number)
         )
 
-    def _ensure_world(self, marked: MarkedItem) -> World:
+    def _ensure_world(self, marked: MarkedTest) -> World:
         """Return a world in which the test can run: the present one if possible, else another from the pool."""
         world = self._world
         if world is not None and self._started_ahead is marked:
@@ -121,7 +122,7 @@ class Driver:
                 self._close()
         return world
 
-    def _acquire(self, marked: MarkedItem) -> World:
+    def _acquire(self, marked: MarkedTest) -> World:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
         holder = Holder.here(marked.item.nodeid)
         try:
@@ -138,9 +139,9 @@ class Driver:
         self._key = marked.key
         outcomes = world.start()
         if outcomes is not None:
-            judged = judgement.judge("setup", outcomes, place=marked.place, about=marked.key.about)
+            verdict = judge(Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about))
             self._close()
-            raise remote_exceptions.not_run(judgement.plain_text(judged))
+            raise remote_exceptions.not_run(verdict.plain_text())
         return world
 
     def _debugger_relay(self, grant: Grant) -> DebuggerRelay:
@@ -159,7 +160,7 @@ class Driver:
         if announced is not None and world.has_gone_on:
             self._started_ahead = announced
 
-    def after(self, following: MarkedItem | None) -> None:
+    def after(self, following: MarkedTest | None) -> None:
         """Keep the world if the next test can use it and nobody else waits for it; otherwise give it back."""
         self._error = None
         world = self._world
@@ -188,7 +189,7 @@ class Driver:
         folder, test = str(self.config.invocation_params.dir), self._running.item.nodeid
         self._port.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
 
-    def look_at_interrupted(self, marked: MarkedItem) -> None:
+    def look_at_interrupted(self, marked: MarkedTest) -> None:
         """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""
         if self._world is not None:
             self._port.look_at_interrupted(self._world.number, marked.item.nodeid)

@@ -103,7 +103,7 @@ class World:
         """The diagnosis of the living ranks of a test that failed."""
         self.condition = WorldCondition()
         self.exit_request: ExitRequest | None = None
-        self.extras: list[tuple[int, ExtraReport]] = []
+        self._extras: list[tuple[int, ExtraReport]] = []
         self._port = port
         self._serial = 0
         self._announced_ahead = False
@@ -207,7 +207,7 @@ class World:
         self._announced_ahead = False
         self._began = now
         self._debugger.begin()
-        self.extras.clear()
+        self._extras.clear()
         self.findings = NOTHING
         for rank in self._ranks:
             for message in rank.begin():
@@ -279,6 +279,11 @@ class World:
     def finished(self) -> dict[int, Finished]:
         """Return the last message of the test of each rank that reached its end."""
         return {rank.rank: rank.finished for rank in self._ranks if rank.finished is not None}
+
+    def take_extras(self) -> list[tuple[int, ExtraReport]]:
+        """Return the reports that belong to no phase, with their ranks, and forget them."""
+        extras, self._extras = self._extras, []
+        return extras
 
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""
@@ -384,7 +389,7 @@ class World:
         elif isinstance(message, PhaseReport) and message.serial == self._serial:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self._serial:
-            self.extras.append((rank.rank, message))
+            self._extras.append((rank.rank, message))
         elif isinstance(message, WantsTerminal):
             self._debugger.ask(rank.rank, message.method)
         elif isinstance(message, GivesTerminal):

@@ -2,48 +2,35 @@
 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
-earliest that is not a consequence of another.
+earliest that is not a consequence of another. A phase that has passed on all ranks still fails for a failed subtest
+(call), and for a mismatch of collectives, an error in stale fixtures or a leak (teardown).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.rank import rank_data
 from pytest_accel.rank.collectives import group_label
 from pytest_accel.verdict import report_text
+from pytest_accel.verdict.infra_failures import outside_cause
+from pytest_accel.verdict.phase_verdict import Verdict
+from pytest_accel.verdict.remote_exceptions import (
+    LeftBehind,
+    RankDied,
+    RankError,
+    RankHung,
+    RanksDisagree,
+    RankUnstarted,
+)
 from pytest_accel.verdict.report_text import is_consequence
-
-
-class RankError(Exception):
-    """Raised in the driver for a failure for which no rank has reported an exception."""
-
-
-class RankDied(RankError):
-    """A rank's process ended in the middle of a test."""
-
-
-class RankHung(RankError):
-    """A rank did not finish in time."""
-
-
-class RankUnstarted(RankError):
-    """A rank could not start, or could not run the test."""
-
-
-class RanksDisagree(RankError):
-    """Some ranks skipped and some ran, or they issued different numbers of collectives."""
-
-
-class LeftBehind(RankError):
-    """The test has leaked something in its ranks (``--accel-leaks``)."""
-
 
 _ERRORS: dict[str, type[RankError]] = {
     "failed": RankError,
@@ -53,55 +40,109 @@ _ERRORS: dict[str, type[RankError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of one phase of a test, merged over its ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Everything from which the verdict on one phase of a test follows."""
 
-    outcome: Literal["passed", "failed", "skipped", "xfailed"]
-    message: str = ""
-    """The line that pytest's short summary shows; for a skip the reason."""
-    error: type[RankError] | ExceptionSketch | None = None
-    """The exception to raise in the driver."""
-    longrepr: Any = None
-    """pytest's representation of the failure, serialized as pytest does it."""
-    sections: tuple[tuple[str, str], ...] = ()
-    """Title and text of captured output, labelled by rank."""
-    wasxfail: str | None = None
-    """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
+    when: When
+    outcomes: Sequence[RankOutcome]
+    place: tuple[str, int]
+    """File and line of the test, shown for failures that have no traceback."""
+    about: str
+    """A description of the world in a few words."""
+    here: str = ""
+    """Paths below this folder are shown relative to it."""
+    findings: Findings = NOTHING
+    failed_subtests: int = 0
+    """Number of subtests that have failed on some rank."""
+    failed_before: bool = False
+    """True if an earlier phase of the test has failed. Leaks and mismatches are not reported in addition."""
+    ended_before: frozenset[int] = frozenset()
+    """Ranks whose end was reported with an earlier phase. It is reported only once."""
+    finished: Mapping[int, Finished] = field(default_factory=dict)
+    """The last message of each rank that reached the end of the test. Empty before the teardown."""
+    leaks: Literal["warn", "fail", "off"] = "fail"
+    """Treatment of a leak."""
+    leak_errors: Sequence[str] = ()
+    """With ``leaks="warn"``: warnings that a warning filter has turned into errors."""
 
 
-def judge(
-    when: When,
-    outcomes: Sequence[RankOutcome],
-    *,
-    place: tuple[str, int],
-    about: str,
-    here: str = "",
-    findings: Findings = NOTHING,
-) -> Verdict:
-    """Return the verdict on phase `when`.
+def judge(phase: Phase) -> Verdict:
+    """Return the verdict on `phase`."""
+    size = len(phase.outcomes)
+    if phase.ended_before:
+        reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
+        phase = replace(phase, outcomes=reported)
+    outcomes = phase.outcomes
+    verdict = _merge(phase)
+    if verdict.outcome == "failed":
+        verdict = replace(
+            verdict,
+            infra_cause=outside_cause(outcomes),
+            ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
+        )
+    elif verdict.outcome == "passed" and phase.when == "call" and phase.failed_subtests:
+        message = f"contains {phase.failed_subtests} failed subtest{'s' if phase.failed_subtests > 1 else ''}"
+        verdict = _fail(verdict, RankError, [message], phase)
+    if phase.finished:
+        verdict = _add_end_of_test(verdict, phase)
+    reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
+    return replace(
+        verdict,
+        duration=max((report.get("duration", 0.0) for _, report in reports), default=0.0),
+        properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
+        rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
+        # If ranks end the phase differently, one may have sent a message that its receiver has not read.
+        retire=phase.when != "teardown" and len({one.ending for one in outcomes}) > 1,
+    )
 
-    `place` is the test's file and line, shown for failures that have no traceback. `about` describes the world in a few
-    words. Paths below the folder `here` are shown relative to it.
-    """
+
+def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
+    """Return `verdict` with what follows from the ranks' last messages."""
+    finished = phase.finished.values()
+    leaks = _leaks(phase.finished)
+    failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
+    mismatch = compare_collectives(phase.finished)
+    problems = [] if mismatch is None else [mismatch]
+    problems += [left.stale for left in finished if left.stale]
+    if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
+        verdict = _fail(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
+    differ = len({left.groups for left in finished}) > 1
+    return replace(
+        verdict,
+        warnings=tuple(warning for left in finished for warning in left.warnings),
+        leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),
+        kill_reason=mismatch or ("its ranks made different numbers of process groups" if differ else None),
+    )
+
+
+def _fail(verdict: Verdict, error: type[RankError], problems: Sequence[str], phase: Phase) -> Verdict:
+    """Return `verdict`, which has passed, as a failure because of `problems`."""
+    lines = "\n".join(problems).splitlines()
+    return Verdict("failed", lines[0], error, failure(lines[0], lines, phase.place), verdict.sections)
+
+
+def _merge(phase: Phase) -> Verdict:
+    """Return the verdict that follows from the ranks' own outcomes."""
+    outcomes = phase.outcomes
     sections = _captured_output(outcomes)
     wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
     if wrong:
         root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
-        return _failed(when, root, outcomes, place, about, sections, here, findings)
+        return _failed(phase, root, sections)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if skipped and hung and all(outcome.secondary for outcome in hung):
-        return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
+        return _disagreement(phase, skipped, sections)
     if hung:
-        return _failed(when, min(hung, key=_is_secondary), outcomes, place, about, sections, here, findings)
+        return _failed(phase, min(hung, key=_is_secondary), sections)
     expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
         reason = report_text.wasxfail(expected[0]) or ""
         return Verdict("xfailed", reason, longrepr=longrepr, sections=sections, wasxfail=reason)
     if skipped and len(skipped) < len(outcomes):
-        return _disagreement(when, outcomes, skipped, place, about, sections, here, findings)
+        return _disagreement(phase, skipped, sections)
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
@@ -109,8 +150,8 @@ def judge(
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
     if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
         who = ranks_text([outcome.rank for outcome in unknown])
-        message = f"{who} reported {unknown[0].ending!r} for the {when} phase, which is no pass, failure or skip"
-        longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
+        message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
+        longrepr = failure(message, [message, "", *report_text.others(outcomes, phase.here)], phase.place)
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
     unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
@@ -133,6 +174,15 @@ def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
     return merged
 
 
+def _end_properties(finished: Mapping[int, Finished], size: int) -> list[tuple[str, object]]:
+    """Return the properties of the ranks' last messages, labelled by rank if the world has several."""
+    return [
+        (f"{name}[rank {rank}]" if size > 1 else name, value)
+        for rank, left in sorted(finished.items())
+        for name, value in left.properties.items()
+    ]
+
+
 def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
     """Return a message if ranks issued different numbers of collectives in a process group, else None."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
@@ -149,7 +199,7 @@ def compare_collectives(finished: Mapping[int, Finished]) -> str | None:
     return None
 
 
-def leftovers(finished: Mapping[int, Finished]) -> list[str]:
+def _leaks(finished: Mapping[int, Finished]) -> list[str]:
     """Return a line for each leak of the test, with the ranks in which it occurred."""
     ranks: dict[str, list[int]] = {}
     for rank, message in sorted(finished.items()):
@@ -171,43 +221,25 @@ def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[
     }
 
 
-def plain_text(judged: Verdict) -> str:
-    """Return the text of a failure that is raised without a report of its own."""
-    lines = [judged.message]
-    for entry in judged.longrepr["reprtraceback"]["reprentries"]:
-        lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
-    for name, text, _ in judged.longrepr["sections"]:
-        lines += [f"--- {name} ---", text]
-    return "\n".join(dict.fromkeys(lines))
-
-
-def _failed(
-    when: When,
-    root: RankOutcome,
-    outcomes: Sequence[RankOutcome],
-    place: tuple[str, int],
-    about: str,
-    sections: tuple[tuple[str, str], ...],
-    here: str,
-    findings: Findings,
-) -> Verdict:
+def _failed(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
+    outcomes = phase.outcomes
     label = ranks_text(report_text.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
     if root.report is not None:
         error = root.report.exception
-        longrepr, message = _labelled(root.report.report["longrepr"], error, label, place)
+        longrepr, message = _labelled(root.report.report["longrepr"], error, label, phase.place)
     else:
         who = label or "the test's process"
         if root.ending == "hung" and root.stack and len(outcomes) > 1:  # Name all hung ranks, wherever they hung.
             hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
             who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
-        message, lines = _describe(root, who, when)
-        longrepr = failure(message, lines, place)
+        message, lines = _describe(root, who, phase.when)
+        longrepr = failure(message, lines, phase.place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
-        lines = report_text.summary(root, outcomes, here)
-        longrepr["sections"] = [*longrepr["sections"], (f"{label} of {about}", "\n".join(lines), "-")]
-    longrepr["sections"] += _diagnosis(outcomes, here, findings)
+        lines = report_text.summary(root, outcomes, phase.here)
+        longrepr["sections"] = [*longrepr["sections"], (f"{label} of {phase.about}", "\n".join(lines), "-")]
+    longrepr["sections"] += _diagnosis(phase)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
@@ -215,11 +247,12 @@ def _failed(
     return Verdict("failed", message, error or RankError, longrepr, sections)
 
 
-def _diagnosis(outcomes: Sequence[RankOutcome], here: str, findings: Findings) -> list[tuple[str, str, str]]:
+def _diagnosis(phase: Phase) -> list[tuple[str, str, str]]:
     """Return report sections with the stacks and collectives of ranks that were inspected from outside."""
-    sections = report_text.stacks(outcomes, findings)
-    if findings.collectives:
-        sections.insert(0, ("collectives", report_text.shorten_paths("\n".join(findings.collectives), here)))
+    sections = report_text.stacks(phase.outcomes, phase.findings)
+    if phase.findings.collectives:
+        lines = "\n".join(phase.findings.collectives)
+        sections.insert(0, ("collectives", report_text.shorten_paths(lines, phase.here)))
     return [(title, text, "-") for title, text in sections]
 
 
@@ -240,23 +273,14 @@ def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
     return message, [message, *rest]
 
 
-def _disagreement(
-    when: When,
-    outcomes: Sequence[RankOutcome],
-    skipped: Sequence[RankOutcome],
-    place: tuple[str, int],
-    about: str,
-    sections: tuple[tuple[str, str], ...],
-    here: str,
-    findings: Findings,
-) -> Verdict:
-    ran = [outcome.rank for outcome in outcomes if outcome not in skipped]
+def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[tuple[str, str], ...]) -> Verdict:
+    ran = [outcome.rank for outcome in phase.outcomes if outcome not in skipped]
     message = (
-        f"the ranks disagree in the {when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
+        f"the ranks disagree in the {phase.when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
         f"{ranks_text(ran)} ran"
     )
-    longrepr = failure(message, [message, "", *report_text.others(outcomes, here)], place)
-    longrepr["sections"] += _diagnosis(outcomes, here, findings)
+    longrepr = failure(message, [message, "", *report_text.others(phase.outcomes, phase.here)], phase.place)
+    longrepr["sections"] += _diagnosis(phase)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 

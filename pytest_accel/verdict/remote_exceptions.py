@@ -1,4 +1,4 @@
-"""Repeats exceptions and warnings of ranks in the driver."""
+"""The exceptions that the driver raises for failures of ranks, and the ranks' warnings, which it repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,31 @@ import pytest
 from pytest_accel import LeftoverWarning
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.serialization import stand_in_type
-from pytest_accel.verdict.judgement import RankError, RankUnstarted
+
+
+class RankError(Exception):
+    """Raised in the driver for a failure for which no rank has reported an exception."""
+
+
+class RankDied(RankError):
+    """A rank's process ended in the middle of a test."""
+
+
+class RankHung(RankError):
+    """A rank did not finish in time."""
+
+
+class RankUnstarted(RankError):
+    """A rank could not start, or could not run the test."""
+
+
+class RanksDisagree(RankError):
+    """Some ranks skipped and some ran, or they issued different numbers of collectives."""
+
+
+class LeftBehind(RankError):
+    """The test has leaked something in its ranks (``--accel-leaks``)."""
+
 
 _NOT_RUN = "accel_not_run"
 

@@ -11,18 +11,15 @@ from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseRepo
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.verdict import report_text
-from pytest_accel.verdict.judgement import (
+from pytest_accel.verdict.judgement import Phase, compare_collectives, failure, judge, properties
+from pytest_accel.verdict.phase_verdict import Verdict
+from pytest_accel.verdict.remote_exceptions import (
+    LeftBehind,
     RankDied,
     RankError,
     RankHung,
     RanksDisagree,
     RankUnstarted,
-    Verdict,
-    compare_collectives,
-    failure,
-    judge,
-    plain_text,
-    properties,
 )
 
 PLACE = ("test_it.py", 3)
@@ -64,8 +61,8 @@ def terminated(rank: int, cause: str) -> RankOutcome:
     return RankOutcome(rank, "hung", 9.0, text=text, stack=STACK, sections=(OUTPUT,), secondary=True)
 
 
-def judged(*outcomes: RankOutcome, when: When = "call") -> Verdict:
-    return judge(when, outcomes, place=PLACE, about=f"{len(outcomes)} on sim")
+def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
+    return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=f"{len(outcomes)} on sim", **more))
 
 
 def sections(verdict: Verdict) -> dict[str, str]:
@@ -255,7 +252,7 @@ def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> Non
     verdict = judged(skipped(0), terminated(1, "rank 0 skipped"))
     assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
-    told = plain_text(verdict).splitlines()
+    told = verdict.plain_text().splitlines()
     assert "rank 1: was terminated 3 s after rank 0 skipped; was at /home/me/test_it.py:12 in test_it" in told
     assert sections(verdict)["[rank 1] stacks"] == STACK
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
@@ -295,7 +292,7 @@ def test_ranks_that_disagree() -> None:
     verdict = judged(skipped(0), passed(1), skipped(2), passed(3))
     assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: ranks 0, 2 skipped, ranks 1, 3 ran"
-    assert plain_text(verdict).splitlines() == [
+    assert verdict.plain_text().splitlines() == [
         verdict.message,
         "",
         "ranks 0, 2: skipped: no network",
@@ -381,7 +378,7 @@ def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
 
 
 def test_plain_text_says_everything_once() -> None:
-    assert plain_text(judged(passed(0), died(1, log="out of memory"))).splitlines() == [
+    assert judged(passed(0), died(1, log="out of memory")).plain_text().splitlines() == [
         "rank 1 died in the call phase: killed by SIGSEGV",
         "--- rank 1 of 2 on sim ---",
         "rank 1: killed by SIGSEGV",
@@ -436,6 +433,92 @@ def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
         "the ranks issued different numbers of collectives in process group 1 (ranks 2-3), "
         "counted since the group was made: rank 2: 6, rank 3: 7"
     )
+
+
+def at_the_end(*ends: Finished, **more: Any) -> Verdict:
+    return judged(*map(passed, range(len(ends))), when="teardown", finished=dict(enumerate(ends)), **more)
+
+
+def test_a_mismatch_fails_the_teardown_and_ends_the_world() -> None:
+    verdict = at_the_end(*finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 5)}).values())
+    assert (verdict.outcome, verdict.error) == ("failed", RanksDisagree)
+    assert verdict.message.startswith("the ranks issued different numbers of collectives")
+    assert verdict.kill_reason == verdict.message
+
+
+def test_ranks_that_made_unlike_numbers_of_groups_do_not_fail_but_are_ended() -> None:
+    verdict = at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=2))
+    assert (verdict.outcome, verdict.kill_reason) == ("passed", "its ranks made different numbers of process groups")
+    assert at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).kill_reason is None
+
+
+def test_stale_fixtures_fail_the_teardown() -> None:
+    verdict = at_the_end(Finished(1, {}), Finished(1, {}, stale="left by test_a:\nValueError: x"))
+    assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RanksDisagree, "left by test_a:")
+    assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
+
+
+@pytest.mark.parametrize(
+    ("leaks", "outcome", "warnings"), [("off", "passed", 0), ("warn", "passed", 1), ("fail", "failed", 0)]
+)
+def test_a_leak_is_treated_as_the_user_wants(leaks: str, outcome: str, warnings: int) -> None:
+    leak = Finished(1, {}, left=("left a thread running",))
+    verdict = at_the_end(leak, leak, leaks=leaks)
+    assert (verdict.outcome, len(verdict.leak_warnings)) == (outcome, warnings)
+    assert verdict.error is (LeftBehind if outcome == "failed" else None)
+    assert (*verdict.leak_warnings, verdict.message)[0] == ("" if leaks == "off" else "ranks 0-1 left a thread running")
+
+
+def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
+    leak = Finished(1, {}, left=("left this", "left that"))
+    verdict = at_the_end(leak, leaks="warn", leak_errors=["rank 0 left that"])
+    assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
+
+
+def test_the_end_of_the_test_is_not_reported_in_addition_to_a_failure() -> None:
+    bad = Finished(1, {}, left=("left a file",), stale="an error")
+    assert at_the_end(bad, failed_before=True).outcome == "passed"
+    verdict = judged(failed(0), when="teardown", finished={0: bad})
+    assert verdict.message == "assert 0 == 1"
+
+
+def test_the_end_of_a_rank_is_reported_once() -> None:
+    first = judged(passed(0)._replace(later=died(0)), failed(1))
+    assert first.ended_ranks == {0}
+    assert judged(died(0), passed(1), when="teardown").outcome == "failed"
+    assert judged(died(0), passed(1), when="teardown", ended_before=first.ended_ranks).outcome == "passed"
+
+
+def test_failed_subtests_fail_the_call() -> None:
+    verdict = judged(passed(0), passed(1), failed_subtests=2)
+    assert (verdict.message, verdict.error) == ("contains 2 failed subtests", RankError)
+    assert judged(failed(0), failed_subtests=1).message == "assert 0 == 1"
+
+
+def test_ranks_that_end_a_phase_differently_are_retired() -> None:
+    assert judged(passed(0), failed(1)).retire
+    assert not judged(failed(0), failed(1)).retire
+    assert not judged(passed(0), failed(1), when="teardown").retire
+
+
+def test_the_verdict_has_the_slowest_time_and_all_data() -> None:
+    verdict = judged(passed(0, duration=1.0), passed(1, duration=3.0, accel_rank_data={"key": 1}), died(2))
+    assert (verdict.duration, verdict.rank_data) == (3.0, {1: {"key": 1}})
+    ends = [Finished(1, {}, properties={"peak": rank}) for rank in range(2)]
+    assert at_the_end(*ends).properties == (("peak[rank 0]", 0), ("peak[rank 1]", 1))
+    assert at_the_end(ends[0]).properties == (("peak", 0),)
+
+
+def test_a_verdict_becomes_an_exception() -> None:
+    assert judged(passed(0)).exception() is None
+    assert isinstance(judged(skipped(0)).exception(), pytest.skip.Exception)
+    expected = judged(skipped(0, wasxfail="reason: known")).exception()
+    assert isinstance(expected, pytest.xfail.Exception)
+    assert expected.msg == "known"
+    error = judged(passed(0), failed(1)).exception()
+    assert isinstance(error, AssertionError)
+    assert str(error) == "assert 0 == 1"
+    assert isinstance(judged(died(0)).exception(), RankDied)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""The run of a marked test in a world, phase by phase, and its retry after a failure outside of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.core.rank_messages import When
+from pytest_accel.core.stash_keys import RETRIED
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
+from pytest_accel.diagnostics.waiting_limits import TimeLimits
+from pytest_accel.driver.marked_test import MarkedTest
+from pytest_accel.driver.subtests import Subtests
+from pytest_accel.driver.world import World
+from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict.judgement import Phase, judge
+from pytest_accel.verdict.phase_verdict import Verdict
+
+if TYPE_CHECKING:
+    from pytest_accel.driver.driver import Driver
+
+
+class WorldRun:
+    """The run of a marked test in a world. The test's `MarkedItem` makes one when pytest sets the test up.
+
+    With ``--accel-retry-dead``, the test is retried once in another world if it failed for a reason outside of it.
+    """
+
+    def __init__(self, test: MarkedTest, driver: Driver, limits: TimeLimits, subtests: Subtests) -> None:
+        """Start the test in a world of the `driver`. Reports of subtests are added to `subtests`."""
+        __tracebackhide__ = True
+        self._test = test
+        self._driver = driver
+        self._limits = limits
+        self._subtests = subtests
+        self._retried = False
+        self._failed = False
+        """True if a phase has failed."""
+        self._ended_ranks: frozenset[int] = frozenset()
+        """Ranks whose end has been reported with a phase."""
+        self._world: World | None = None
+        self.spec: WorldSpec
+        """The world in which the test was started. It stays known when the world has been given back."""
+        self._start()
+
+    @property
+    def has_world(self) -> bool:
+        """False after the last phase, and if the world was terminated."""
+        return self._world is not None
+
+    def phase(self, when: When) -> Verdict:
+        """Wait for phase `when`, and return its verdict. If the world fails, retry the test up to this phase."""
+        __tracebackhide__ = True
+        try:
+            verdict = self._judge_or_retry(when)
+        finally:
+            if when == "teardown":
+                self._world = None
+        self._failed |= verdict.outcome == "failed"
+        return verdict
+
+    def _judge_or_retry(self, when: When) -> Verdict:
+        __tracebackhide__ = True
+        verdict = self._judge(when)
+        if verdict.infra_cause is not None and self._driver.settings.retry_dead and not self._retried:
+            self._retried = True
+            self._add_properties([(RETRIED, f"{verdict.message} ({verdict.infra_cause})")])
+            self._start()
+            for phase in PHASES:
+                verdict = self._judge(phase)
+                if phase == when or verdict.outcome != "passed":
+                    break
+        return verdict
+
+    def _start(self) -> None:
+        __tracebackhide__ = True
+        self._world = self._driver.begin(self._test)
+        self._ended_ranks = frozenset()
+        spec = self.spec = self._world.grant.spec
+        # For junit files and report hooks.
+        if spec.grouped:
+            self._add_properties([("accel_ranks", spec.ranks)])
+        if spec.devices:
+            self._add_properties([("accel_devices", ",".join(device.id for device in spec.devices))])
+
+    def _judge(self, when: When) -> Verdict:
+        """Wait for phase `when` in the present world, and return its verdict."""
+        __tracebackhide__ = True
+        world = self._world
+        assert world is not None
+        outcomes = self._wait(world, when)
+        phase = Phase(
+            when=when,
+            outcomes=outcomes,
+            place=self._test.place,
+            about=self._test.key.about,
+            here=str(self._test.item.config.invocation_params.dir),
+            findings=world.findings,
+            # Subtests of a setup that passed are reported with the call phase, which follows.
+            failed_subtests=0 if when == "setup" else self._subtests.add(world.take_extras(), world.size),
+            failed_before=self._failed,
+            ended_before=self._ended_ranks if when == "teardown" else frozenset(),
+            finished=world.finished() if when == "teardown" else {},
+            leaks=self._driver.settings.leaks,
+        )
+        verdict = judge(phase)
+        if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
+            verdict = judge(replace(phase, leak_errors=leak_errors))
+        if when == "setup" and verdict.outcome != "passed":
+            self._subtests.add(world.take_extras(), world.size)
+        world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)
+        self._ended_ranks |= verdict.ended_ranks
+        self._add_properties(verdict.properties)
+        return verdict
+
+    def _wait(self, world: World, when: When) -> tuple[RankOutcome, ...]:
+        """Return the ranks' outcomes of phase `when`. End the world if the wait is interrupted."""
+        __tracebackhide__ = True
+        item = self._test.item
+        try:
+            outcomes = world.wait(when, *self._limits.of_phase())
+        except BaseException as error:
+            # After Ctrl-C or another plugin's timeout the ranks still run.
+            if isinstance(error, KeyboardInterrupt):
+                self._driver.look_at_interrupted(self._test)
+            else:
+                for rank, stack in world.stacks().items():
+                    item.add_report_section(when, f"stacks [rank {rank}]", stack)
+            self._end_world(f"the driver stopped waiting ({type(error).__name__})")
+            raise
+        if world.exit_request is not None:
+            request = world.exit_request
+            self._end_world("pytest.exit was called in it")
+            pytest.exit(request.reason, returncode=request.returncode)
+        return outcomes
+
+    def _end_world(self, reason: str) -> None:
+        """Have the world terminated; later phases of the test do not wait for it."""
+        self._world = None
+        self._driver.end_world(reason)
+
+    def _add_properties(self, properties: Iterable[tuple[str, object]]) -> None:
+        own = self._test.item.user_properties
+        for one in properties:
+            if one not in own:
+                own.append(one)

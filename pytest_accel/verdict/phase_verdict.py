@@ -1,0 +1,99 @@
+"""The verdict on one phase of a test, and the ways in which pytest gets it: as an exception, and in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
+from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict.remote_exceptions import RankError
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one phase of a test, merged over its ranks, and everything that has to be done because of it."""
+
+    outcome: Literal["passed", "failed", "skipped", "xfailed"]
+    message: str = ""
+    """The line that pytest's short summary shows; for a skip the reason."""
+    error: type[RankError] | ExceptionSketch | None = None
+    """The exception to raise in the driver."""
+    longrepr: Any = None
+    """pytest's representation of the failure, serialized as pytest does it."""
+    sections: tuple[tuple[str, str], ...] = ()
+    """Title and text of captured output, labelled by rank."""
+    wasxfail: str | None = None
+    """The reason of an xfail mark that a rank added while the test ran; None if there was none."""
+    duration: float = 0.0
+    """Seconds of the slowest rank."""
+    properties: tuple[tuple[str, object], ...] = ()
+    """Name and value of the user properties of the ranks, labelled by rank where ranks differ."""
+    rank_data: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    """Data that plugins have sent from ranks with their reports, by rank."""
+    warnings: tuple[WarningSketch, ...] = ()
+    """Warnings of all ranks, to be replayed in the driver."""
+    leak_warnings: tuple[str, ...] = ()
+    """Leaks of which the user has to be warned, one line for each."""
+    kill_reason: str | None = None
+    """Why the ranks must be killed after this test; None: no reason."""
+    retire: bool = False
+    """True if the ranks must not run another test, but can shut down cleanly."""
+    infra_cause: str | None = None
+    """The cause of a failure that lies outside of the test; None if there is no such cause."""
+    ended_ranks: frozenset[int] = frozenset()
+    """Ranks whose end is part of a reported failure."""
+
+    def exception(self) -> BaseException | None:
+        """Return the exception by which pytest learns the outcome in the driver; None if the phase passed."""
+        if self.outcome == "passed":
+            return None
+        if self.outcome == "skipped":
+            return pytest.skip.Exception(self.message)
+        if self.outcome == "xfailed":
+            return pytest.xfail.Exception(self.message.removeprefix("reason: "))
+        if isinstance(self.error, ExceptionSketch):
+            return remote_exceptions.stand_in(self.error)
+        return (self.error or RankError)(self.message)
+
+    def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None], item: pytest.Item) -> None:
+        """Put the ranks' results into pytest's `report` of the driver's phase, and their time into its `call`."""
+        if self.duration:
+            # Use the ranks' duration: the driver receives the reports of all phases when the test has ended.
+            report.duration, report.stop = self.duration, report.start + self.duration
+            call.duration, call.stop = self.duration, call.start + self.duration
+        report.sections.extend(self.sections)
+        if self.wasxfail is not None and not report.failed:
+            report.wasxfail = self.wasxfail
+        if self.longrepr is None or report.passed:
+            return
+        if self.outcome == "skipped" and isinstance(self.longrepr, (tuple, list)):
+            report.longrepr = tuple(self.longrepr)
+        elif report.when != "call" and isinstance(self.longrepr, dict) and not isinstance(report.longrepr, str):
+            report.longrepr = self.representation(item)
+
+    def representation(self, item: pytest.Item) -> Any:
+        """Return `longrepr` as the object that pytest makes for a failure of `item`."""
+        data = {
+            "$report_type": "TestReport",
+            "nodeid": item.nodeid,
+            "location": item.location,
+            "keywords": {},
+            "outcome": "failed",
+            "longrepr": deepcopy(self.longrepr),  # pytest modifies it.
+            "when": "call",
+        }
+        return item.config.hook.pytest_report_from_serializable(config=item.config, data=data).longrepr
+
+    def plain_text(self) -> str:
+        """Return the text of a failure that is raised without a report of its own."""
+        lines = [self.message]
+        for entry in self.longrepr["reprtraceback"]["reprentries"]:
+            lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
+        for name, text, _ in self.longrepr["sections"]:
+            lines += [f"--- {name} ---", text]
+        return "\n".join(dict.fromkeys(lines))
