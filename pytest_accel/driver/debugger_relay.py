@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.driver.rank_connection import RankConnection
 
 Terminal = Callable[[int], AbstractContextManager[tuple[int, int]]]
 """Lends the driver's terminal to the process with the given id while the context lasts: input and output descriptor."""
-
-Connect = Callable[[], socket.socket]
-"""Connects to a rank. Raises OSError if the rank is gone."""
 
 
 class DebuggerRelay:
@@ -26,7 +24,7 @@ class DebuggerRelay:
         self._requests: list[tuple[int, str]] = []
         self._first: int | None = None
         """The rank that got the terminal first in the running test."""
-        self.holder: int | None = None
+        self._holder: int | None = None
         """The rank that has the terminal now."""
         self.ended = 0.0
         """Time at which the last debugger ended (`clock.monotonic`). Timeouts count from then at the earliest."""
@@ -40,30 +38,35 @@ class DebuggerRelay:
         """Queue the request of `rank`, which waits for the answer, to start a debugger by pytest's `method`."""
         self._requests.append((rank, method))
 
-    def serve(self, locate: Callable[[int], tuple[int | None, Connect]], wait: Callable[[], bool]) -> bool:
-        """Answer one request; return False if there is none.
+    def release(self) -> None:
+        """Take the terminal from the rank that has it."""
+        self._holder = None
 
-        `locate` returns the process id of a rank (None if the rank is on another machine) and a function that connects
-        to it. While a rank has the terminal, `wait` is called until it returns False: it handles messages, and returns
-        whether that rank lives and still has the terminal.
+    def serve(self, ranks: Sequence[RankConnection], wait: Callable[[], object]) -> bool:
+        """Answer one request of `ranks`; return False if there is none.
+
+        `wait` handles the next message. It is called until the rank that got the terminal has ended or released it.
         """
         if not self._requests:
             return False
-        rank, method = min(self._requests, key=lambda request: request[0] != self._chosen(*request))
-        self._requests.remove((rank, method))
-        pid, connect = locate(rank)
-        if self._terminal is None or pid is None or self._chosen(rank, method) != rank:
-            _answer(connect, ())
+        number, method = min(self._requests, key=lambda request: request[0] != self._chosen(*request))
+        self._requests.remove((number, method))
+        rank = ranks[number]
+        if self._terminal is None or rank.is_far or self._chosen(number, method) != number:
+            _answer(rank, ())
             return True
-        self._first = rank
-        with self._terminal(pid) as (source, target):
-            self.holder = rank
-            if _answer(connect, (source, target)):
-                while wait():
-                    pass
-            self.holder = None
+        self._first = number
+        with self._terminal(rank.pid) as (source, target):
+            self._holder = number
+            if _answer(rank, (source, target)):
+                while self._is_lent_to(rank):
+                    wait()
+            self._holder = None
         self.ended = monotonic()
         return True
+
+    def _is_lent_to(self, rank: RankConnection) -> bool:
+        return self._holder == rank.rank and rank.is_open
 
     def _chosen(self, rank: int, method: str) -> int:
         """Return the rank that may debug when `rank` asks."""
@@ -74,9 +77,9 @@ class DebuggerRelay:
         return rank if self._first is None else self._first
 
 
-def _answer(connect: Connect, descriptors: tuple[int, ...]) -> bool:
-    """Send a rank the terminal's `descriptors`, or a refusal if there are none; return False if the rank is gone."""
-    with contextlib.suppress(OSError), connect() as connection:
+def _answer(rank: RankConnection, descriptors: tuple[int, ...]) -> bool:
+    """Send `rank` the terminal's `descriptors`, or a refusal if there are none; return False if the rank is gone."""
+    with contextlib.suppress(OSError), rank.call() as connection:
         if descriptors:
             socket.send_fds(connection, [b"y"], descriptors)
         else:

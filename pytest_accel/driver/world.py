@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import pickle
-import selectors
-import socket
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 
-from pytest_accel.core import prctl
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.connect import call_rank
-from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
-    Astray,
-    Broken,
     ExitRequest,
     ExtraReport,
     Finished,
-    GivesTerminal,
     Location,
     NodeRef,
-    PhaseReport,
-    Ready,
     RunTest,
-    WantsTerminal,
     When,
 )
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
-from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.exit_status import describe_exit
-from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.diagnostics.oom import with_memory
-from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, RankState
+from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
-from pytest_accel.driver.debugger_relay import Connect, DebuggerRelay
+from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
+from pytest_accel.driver.rank_connection import RankConnection
+from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import Port
 from pytest_accel.pool.records import Grant
 from pytest_accel.rank.run_ahead import go_on
 
-_STALLED = 30
-"""Seconds after which a rank that has sent part of a message counts as hung."""
-_EXIT_STATUS_TIMEOUT = 1.0
-"""Seconds to wait for the exit status of a rank that died."""
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two looks at the ranks' progress files: a rank sends the report of a passed phase only at the end."""
 
@@ -66,16 +45,6 @@ _LOG_INTERVAL = 0.05
 
 class LostWorld(Exception):
     """A rank of a warm world had died before the world was granted."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Rank(RankState):
-    """State of a rank and the driver's connection to it."""
-
-    pid: int
-    connection: Connection
-    pidfd: int | None
-    """Readable when the process has ended (`prctl.end_of`). None if it is on another machine."""
 
 
 class World:
@@ -99,26 +68,12 @@ class World:
         self._debugger = debugger
         self._log_tail = log_tail
         self.grant = grant
-        self.findings = NOTHING
-        """The diagnosis of the living ranks of a test that failed."""
         self.condition = WorldCondition()
-        self.exit_request: ExitRequest | None = None
-        self._extras: list[tuple[int, ExtraReport]] = []
         self._port = port
-        self._serial = 0
-        self._announced_ahead = False
-        """True if the ranks have been sent the test to run after the present one."""
-        self._began = 0.0
-        self._ready: set[int] = set()
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
-        self._inspector = WorldInspector(grant.directory, grant.spec)
-        self._oom_kills = self._count_oom_kills()
-        self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
-        self._selector = selectors.DefaultSelector()
-        self._ranks: list[_Rank] = []
-        for rank, pid in enumerate(grant.pids):
-            self._ranks.append(self._connect(rank, pid))
+        self._monitor = RankMonitor(grant, port, self.condition, debugger)
+        self._ranks = self._monitor.ranks
 
     @property
     def number(self) -> int:
@@ -128,34 +83,17 @@ class World:
     def size(self) -> int:
         return self.grant.spec.ranks
 
-    def _connect(self, rank: int, pid: int) -> _Rank:
-        try:
-            stream = call_rank(self.grant.directory, self.grant.spec, rank, pid)
-        except OSError:
-            # The rank is dead. Use a closed connection, so that `_pump` finds the exit like any other.
-            stream, other = socket.socketpair()
-            other.close()
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
-        connection = Connection(stream.detach())
-        # For a rank on another machine, the node's bridge closes the connection when the process has ended.
-        pidfd = None if self.grant.spec.is_far(rank) else prctl.end_of(pid)
-        connected = _Rank(rank=rank, pid=pid, connection=connection, pidfd=pidfd)
-        self._selector.register(connection, selectors.EVENT_READ, connected)
-        if pidfd is not None:
-            self._selector.register(pidfd, selectors.EVENT_READ, connected)
-        return connected
-
     def start(self) -> tuple[RankOutcome, ...] | None:
         """Wait until every rank is ready for a test. Return None if all are, else the outcome of each rank.
 
         Raise :class:`LostWorld` if a rank of a warm world has died: the next test has nothing to do with that.
         """
         deadline = monotonic() + START_TIMEOUT
-        while len(self._ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
+        while len(self._monitor.ready) + sum(rank.end is not None for rank in self._ranks) < self.size:
             if any(rank.end is not None for rank in self._ranks):
                 deadline = min(deadline, monotonic() + GRACE)
-            if not self._pump(deadline):
-                unready = [rank for rank in self._ranks if rank.rank not in self._ready and not rank.done]
+            if not self._monitor.pump(deadline):
+                unready = [rank for rank in self._ranks if rank.rank not in self._monitor.ready and not rank.done]
                 spent = self._grace()._replace(seconds=GRACE)
                 self._give_up(unready, f"did not become ready within {START_TIMEOUT:g} s (timeout)", spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
@@ -165,9 +103,19 @@ class World:
         return tuple(rank.end or RankOutcome(rank.rank, "passed") for rank in self._ranks) if ends else None
 
     @property
+    def findings(self) -> Findings:
+        """The diagnosis of the living ranks of a test that failed."""
+        return self._monitor.findings
+
+    @property
+    def exit_request(self) -> ExitRequest | None:
+        """The request of a test to end the session; None if there is none."""
+        return self._monitor.exit_request
+
+    @property
     def used(self) -> bool:
         """True if this driver has sent the world a test."""
-        return self._serial > 0
+        return self._monitor.serial > 0
 
     def send(
         self, node: NodeRef, location: Location, following: NodeRef | None, *, last: bool, ahead: bool = False
@@ -177,41 +125,23 @@ class World:
         With `ahead`, the ranks start the test by themselves once all of them have passed the present one.
         """
         if ahead:
-            self._announced_ahead = True
+            self._monitor.announced_ahead = True
         else:
-            self._begin(monotonic())
-        data = pickle.dumps(RunTest(self._serial + ahead, node, location, following, last, ahead))
+            self._monitor.begin(monotonic())
+        data = pickle.dumps(RunTest(self._monitor.serial + ahead, node, location, following, last, ahead))
         for rank in self._ranks:
-            with contextlib.suppress(OSError):  # The rank is dead, which `wait` finds in the first phase.
-                rank.connection.send_bytes(data)
+            rank.send(data)
 
     @property
     def has_gone_on(self) -> bool:
         """True if the ranks have started the test that was sent ahead; known once all have finished the present one."""
         words = [rank.finished.word for rank in self._ranks if rank.finished is not None and rank.end is None]
-        return self._announced_ahead and go_on(words, self.size)
+        return self._monitor.announced_ahead and go_on(words, self.size)
 
     def switch_to_next(self) -> None:
         """Make the test that the ranks have started by themselves the present one."""
-        self._begin(max(rank.reports["teardown"].at for rank in self._ranks))
-        self._end_early_deaths()
-
-    def _end_early_deaths(self) -> None:
-        """End the ranks that died when it was not yet known in which test."""
-        for rank in self._ranks:
-            if rank.died_early is not None:
-                self._end_exited(rank, rank.died_early)
-
-    def _begin(self, now: float) -> None:
-        self._serial += 1
-        self._announced_ahead = False
-        self._began = now
-        self._debugger.begin()
-        self._extras.clear()
-        self.findings = NOTHING
-        for rank in self._ranks:
-            for message in rank.begin():
-                self._handle(rank, message)
+        self._monitor.begin(max(rank.reports["teardown"].at for rank in self._ranks))
+        self._monitor.end_early_deaths()
 
     def wait(self, when: When, timeout: float, left: float | None = None) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at most `timeout` seconds and a short grace after it began.
@@ -230,7 +160,7 @@ class World:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", timeout, left if in_teardown else math.inf)
         if when == "teardown" and not self.has_gone_on:
-            self._end_early_deaths()
+            self._monitor.end_early_deaths()
         if self._log_tail is not None:
             self._log_tail.finish() if when == "teardown" else self._log_tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
@@ -242,39 +172,27 @@ class World:
     def _has_gone_wrong(self) -> bool:
         return any(rank.end is not None or rank.died_early is not None or rank.has_failed for rank in self._ranks)
 
-    def _pump_or_give_up(self, pending: list[_Rank], when: When, timeout: float, left: float) -> None:
+    def _pump_or_give_up(self, pending: list[RankConnection], when: When, timeout: float, left: float) -> None:
         """Wait for messages; give up `pending` after the timeout of phase `when`, or the grace after a failure."""
-        if self._debugger.serve(self._locate, self._wait_for_debugger):
+        if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
-        began = max(beginning(when, self._ranks, self._began), self._debugger.ended)
+        began = max(beginning(when, self._ranks, self._monitor.began), self._debugger.ended)
         deadline = began + left
         limit = min(deadline, self._grace().end)
         shown = self._log_tail is not None and self._log_tail.show()
         interval = 0.0 if shown else _PROGRESS_INTERVAL if self._log_tail is None else _LOG_INTERVAL
-        if self._pump(min(limit, monotonic() + interval)):
+        if self._monitor.pump(min(limit, monotonic() + interval)):
             return
-        noted = self._noted(self._ranks)
-        # Messages that a rank sent before it noted a phase come first. Return, since `pending` may have changed.
-        if self._pump(0.0) or self._apply_notes(noted):
-            return
-        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._serial, when):
-            self._quiet = self._serial, when
-            places, collectives = self._examiner.progress(_pids(rank for rank in self._ranks if rank.end is None))
+        if self._monitor.read_notes():
+            return  # `pending` may have changed.
+        if self._on_quiet is not None and monotonic() > began + QUIET and self._quiet != (self._monitor.serial, when):
+            self._quiet = self._monitor.serial, when
+            places, collectives = self._monitor.progress()
             self._on_quiet(when, monotonic() - began, timeout, places, collectives)
         spent = self._grace()
         if monotonic() >= min(deadline, spent.end):
             timed_out = f"did not finish the {when} phase within {timeout:g} s (timeout)"
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
-
-    def _locate(self, rank: int) -> tuple[int | None, Connect]:
-        pid = self._ranks[rank].pid
-        spec = self.grant.spec
-        return None if spec.is_far(rank) else pid, partial(call_rank, self.grant.directory, spec, rank, pid)
-
-    def _wait_for_debugger(self) -> bool:
-        self._pump(math.inf)
-        holder = self._debugger.holder
-        return holder is not None and self._ranks[holder].end is None and self._ranks[holder].died_early is None
 
     def finished(self) -> dict[int, Finished]:
         """Return the last message of the test of each rank that reached its end."""
@@ -282,22 +200,17 @@ class World:
 
     def take_extras(self) -> list[tuple[int, ExtraReport]]:
         """Return the reports that belong to no phase, with their ranks, and forget them."""
-        extras, self._extras = self._extras, []
-        return extras
+        return self._monitor.take_extras()
 
     def stacks(self) -> dict[int, str]:
         """Return the present stacks of every living rank."""
-        return self._examiner.stacks(_pids(rank for rank in self._ranks if rank.end is None))
+        return self._monitor.stacks()
 
     def close(self) -> None:
         """Give the world back to the pool."""
         if self._log_tail is not None:
             self._log_tail.finish()
-        for rank in self._ranks:
-            rank.connection.close()
-            if rank.pidfd is not None:
-                os.close(rank.pidfd)
-        self._selector.close()
+        self._monitor.close()
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_gone_on
         kill_reason = self.condition.kill_reason
@@ -307,174 +220,17 @@ class World:
     @property
     def alive(self) -> bool:
         """True if every rank lives. Handles all pending messages and exits first."""
-        while self._pump(0.0):
+        while self._monitor.pump(0.0):
             pass
         return all(rank.end is None for rank in self._ranks)
 
-    # Events
-
-    def _noted(self, ranks: Sequence[_Rank]) -> dict[int, tuple[int, float]]:
-        """Return how many phases each of `ranks` has noted as passed, and when it did so."""
-        asked = self._inspector.ask(NodeInspector.progress, {one.rank: None for one in ranks})
-        # Ignore notes on other tests. `serial` is not enough: an earlier driver of the world also counted from one.
-        return {
-            number: (passed, at)
-            for number, (serial, passed, at) in asked.items()
-            if serial == self._serial and at >= self._began
-        }
-
-    def _apply_notes(self, noted: Mapping[int, tuple[int, float]]) -> bool:
-        """Count phases that ranks have `noted` but not reported yet as passed; return whether there were any."""
-        changed = False
-        for number, (passed, at) in noted.items():
-            changed |= self._ranks[number].has_passed(self._serial, passed, at)
-        return changed
-
     def _grace(self) -> Grace:
-        return grace(self._ranks, self._debugger.ended, self._is_any_at_work)
+        return grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)
 
-    def _is_any_at_work(self) -> bool:
-        return any(
-            self._inspector.ask(NodeInspector.at_work, _pids(rank for rank in self._ranks if not rank.done)).values()
-        )
-
-    def _pump(self, deadline: float) -> bool:
-        """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""
-        timeout = max(0.0, deadline - monotonic()) if deadline < math.inf else None
-        events = self._selector.select(timeout)
-        for key, _ in events:
-            rank: _Rank = key.data
-            if rank.end is not None or rank.died_early is not None:
-                continue
-            if key.fileobj is rank.connection:
-                self._receive(rank)
-            else:
-                self._exited(rank)
-        return bool(events)
-
-    def _receive(self, rank: _Rank) -> None:
-        try:
-            self._handle_received(rank)
-        except (EOFError, OSError):
-            self._exited(rank)
-
-    def _handle_received(self, rank: _Rank) -> None:
-        try:
-            messages = rank.connection.recv()
-        except BlockingIOError:
-            stack = self.stacks().get(rank.rank, "")
-            self._end(rank, "hung", f"stopped in the middle of a message for {_STALLED} s", stack)
-            return
-        for message in messages:
-            self._handle(rank, message)
-
-    def _drain(self, rank: _Rank) -> None:
-        """Handle all messages that a rank has sent until now."""
-        with contextlib.suppress(EOFError, OSError):
-            while rank.end is None and rank.connection.poll():
-                self._handle_received(rank)
-
-    def _handle(self, rank: _Rank, message: object) -> None:
-        if rank.finished is not None and self._announced_ahead:
-            rank.early.append(message)
-        elif isinstance(message, Ready):
-            self._ready.add(rank.rank)
-        elif isinstance(message, Broken):
-            self._end(rank, "unstarted", message.text)
-        elif isinstance(message, Astray):
-            self._end(rank, "failed", message.text, phase=message.phase)
-        elif isinstance(message, ExitRequest):
-            self.exit_request = self.exit_request or message
-            self._end(rank, "died", f"asked for the end of the session: {message.reason}")
-        elif isinstance(message, PhaseReport) and message.serial == self._serial:
-            rank.reports[message.when] = message
-        elif isinstance(message, ExtraReport) and message.serial == self._serial:
-            self._extras.append((rank.rank, message))
-        elif isinstance(message, WantsTerminal):
-            self._debugger.ask(rank.rank, message.method)
-        elif isinstance(message, GivesTerminal):
-            self._debugger.holder = None
-        elif isinstance(message, Finished) and message.serial == self._serial:
-            rank.finished = message
-            self.condition.rule_out(message.kill_reason, retire=message.retire)
-
-    # Ends of ranks
-
-    def _end(
-        self,
-        rank: _Rank,
-        ending: Ending,
-        text: str,
-        stack: str = "",
-        at: float | None = None,
-        *,
-        phase: When | None = None,
-        secondary: bool = False,
-        exit: RankExit | None = None,
-    ) -> None:
-        """Record that `rank` has ended in `phase`, and receive no more messages from it.
-
-        If `phase` is None, the rank has ended in the first phase that it has not noted as passed.
-        """
-        before = len(PHASES) if phase is None else PHASES.index(phase)
-        self._apply_notes({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
-        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
-        captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
-        at = monotonic() if at is None else at
-        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit)
-        self._unregister(rank)
-        self.condition.rule_out(f"rank {rank.rank} {text}")
-
-    def _unregister(self, rank: _Rank) -> None:
-        for source in (rank.connection, rank.pidfd):
-            if source is not None and source in self._selector.get_map():
-                self._selector.unregister(source)
-
-    def _exited(self, rank: _Rank) -> None:
-        """Handle the exit of a rank's process, or the end of its connection."""
-        if rank.end is not None:
-            return
-        now = monotonic()
-        self._drain(rank)
-        if self._announced_ahead and rank.finished is not None and rank.finished.word is not None:
-            # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
-            rank.died_early = now
-            self._unregister(rank)
-        else:
-            self._end_exited(rank, now)
-
-    def _end_exited(self, rank: _Rank, at: float) -> None:
-        if rank.end is not None:
-            return  # The rank had sent the reason.
-        others = [other for other in self._ranks if other is not rank and not other.done and other.died_early is None]
-        if others and self._serial and all(other.end is None for other in self._ranks):
-            self.findings = self._examiner.at_death(_pids(others))
-        end = self._port.rank_exit(self.number, rank.rank, _EXIT_STATUS_TIMEOUT)
-        text = "lost its connection to the driver (exit status unknown)"
-        if end is not None:
-            before, self._oom_kills = self._oom_kills, self._count_oom_kills()
-            end = with_memory(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
-            text = describe_exit(end)
-        self._end(rank, "died", text, at=at, exit=end)
-
-    def _count_oom_kills(self) -> dict[int, int | None]:
-        return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(self.size)))
-
-    def _give_up(self, pending: list[_Rank], timed_out: str, spent: Grace) -> None:
-        """Take the stacks of the ranks `pending`, and count these ranks as hung.
+    def _give_up(self, pending: list[RankConnection], timed_out: str, spent: Grace) -> None:
+        """Count the ranks `pending` as hung.
 
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
         """
-        alive = _pids(rank for rank in self._ranks if rank.end is None)
-        # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
-        fine = [rank for rank in self._ranks if rank.end is None and not rank.has_failed]
-        thoroughly = len(fine) == self.size
-        stacks, self.findings = self._examiner.hung(alive, _pids(pending), thoroughly=thoroughly)
-        for rank in pending:
-            stack = stacks.get(rank.rank, "")
-            text = f"was terminated {spent.seconds:g} s after {spent.cause}" if spent.cause else timed_out
-            self._end(rank, "hung", text, stack, secondary=bool(spent.cause))
-
-
-def _pids(ranks: Iterable[_Rank]) -> dict[int, int]:
-    return {rank.rank: rank.pid for rank in ranks}
+        text = f"was terminated {spent.seconds:g} s after {spent.cause}" if spent.cause else timed_out
+        self._monitor.end_hung(pending, text, secondary=bool(spent.cause))

@@ -1,0 +1,73 @@
+"""The driver's connection to one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+
+from pytest_accel.core import prctl
+from pytest_accel.core.connect import call_rank
+from pytest_accel.diagnostics.rank_state import RankState
+from pytest_accel.pool.records import Grant
+
+STALLED = 30
+"""Seconds after which a rank that has sent part of a message counts as hung."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RankConnection(RankState):
+    """The state of one rank, and the driver's connection to it. Owned by the world's `RankMonitor`."""
+
+    pid: int
+    is_far: bool
+    """True if the rank is on another machine."""
+    call: Callable[[], socket.socket]
+    """Opens another connection to the rank. Raises OSError if the rank is gone."""
+    connection: Connection
+    pidfd: int | None
+    """Readable when the process has ended (`prctl.end_of`). None if that is impossible."""
+
+    @classmethod
+    def open(cls, grant: Grant, rank: int) -> RankConnection:
+        """Connect to `rank` of the world of `grant`."""
+        pid = grant.pids[rank]
+        call = partial(call_rank, grant.directory, grant.spec, rank, pid)
+        try:
+            stream = call()
+        except OSError:
+            # The rank is dead. Use a closed connection, so that the exit is found like any other.
+            stream, other = socket.socketpair()
+            other.close()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALLED, 0))
+        # For a rank on another machine, the node's bridge closes the connection when the process has ended.
+        is_far = grant.spec.is_far(rank)
+        pidfd = None if is_far else prctl.end_of(pid)
+        return cls(rank=rank, pid=pid, is_far=is_far, call=call, connection=Connection(stream.detach()), pidfd=pidfd)
+
+    @property
+    def is_open(self) -> bool:
+        """True if the rank is not known to have ended."""
+        return self.end is None and self.died_early is None
+
+    @property
+    def sources(self) -> Iterator[Connection | int]:
+        """The file objects that become readable when the rank sends a message or ends."""
+        yield self.connection
+        if self.pidfd is not None:
+            yield self.pidfd
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled message. Do nothing if the rank is dead, which is found when its outcome is awaited."""
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(data)
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)

@@ -1,0 +1,279 @@
+"""What the ranks of a world send and how they end, as the driver learns it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import selectors
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.rank_messages import (
+    Astray,
+    Broken,
+    ExitRequest,
+    ExtraReport,
+    Finished,
+    GivesTerminal,
+    PhaseReport,
+    Ready,
+    WantsTerminal,
+    When,
+)
+from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
+from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.oom import with_memory
+from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome
+from pytest_accel.driver.debugger_relay import DebuggerRelay
+from pytest_accel.driver.rank_connection import STALLED, RankConnection
+from pytest_accel.driver.world_condition import WorldCondition
+from pytest_accel.pool.pool_client import Port
+from pytest_accel.pool.records import Grant
+
+_EXIT_STATUS_TIMEOUT = 1.0
+"""Seconds to wait for the exit status of a rank that died."""
+
+
+class RankMonitor:
+    """Receives the messages of a world's ranks, and records how the ranks end. Owned by the driver's `World`."""
+
+    def __init__(self, grant: Grant, port: Port, condition: WorldCondition, debugger: DebuggerRelay) -> None:
+        """Connect to the ranks of `grant`. Requests of the ranks for a debugger go to `debugger`."""
+        self._number = grant.spec.world
+        self._port = port
+        self._condition = condition
+        self._debugger = debugger
+        self._inspector = WorldInspector(grant.directory, grant.spec)
+        self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
+        self._oom_kills = self._count_oom_kills(grant.spec.ranks)
+        self.serial = 0
+        """Number of the present test."""
+        self.began = 0.0
+        """Time at which the present test began (`clock.monotonic`)."""
+        self.announced_ahead = False
+        """True if the ranks have been sent the test to run after the present one."""
+        self.ready: set[int] = set()
+        """The ranks that can run tests."""
+        self.exit_request: ExitRequest | None = None
+        self.findings = NOTHING
+        """The diagnosis of the living ranks of a test that failed."""
+        self._extras: list[tuple[int, ExtraReport]] = []
+        self._selector = selectors.DefaultSelector()
+        self.ranks: list[RankConnection] = []
+        for number in range(grant.spec.ranks):
+            rank = RankConnection.open(grant, number)
+            self.ranks.append(rank)
+            for source in rank.sources:
+                self._selector.register(source, selectors.EVENT_READ, rank)
+
+    def close(self) -> None:
+        """Close the connections to the ranks."""
+        for rank in self.ranks:
+            rank.close()
+        self._selector.close()
+
+    def begin(self, now: float) -> None:
+        """Make the next test the present one, and handle the messages that ranks have already sent about it."""
+        self.serial += 1
+        self.announced_ahead = False
+        self.began = now
+        self._debugger.begin()
+        self._extras.clear()
+        self.findings = NOTHING
+        for rank in self.ranks:
+            for message in rank.begin():
+                self._handle(rank, message)
+
+    def take_extras(self) -> list[tuple[int, ExtraReport]]:
+        """Return the reports that belong to no phase, with their ranks, and forget them."""
+        extras, self._extras = self._extras, []
+        return extras
+
+    def pump(self, deadline: float) -> bool:
+        """Handle messages and exits, waiting for them until `deadline`; return False if there were none."""
+        timeout = max(0.0, deadline - monotonic()) if deadline < math.inf else None
+        events = self._selector.select(timeout)
+        for key, _ in events:
+            rank: RankConnection = key.data
+            if not rank.is_open:
+                continue
+            if key.fileobj is rank.connection:
+                self._receive(rank)
+            else:
+                self._exited(rank)
+        return bool(events)
+
+    def _receive(self, rank: RankConnection) -> None:
+        try:
+            self._handle_received(rank)
+        except (EOFError, OSError):
+            self._exited(rank)
+
+    def _handle_received(self, rank: RankConnection) -> None:
+        try:
+            messages = rank.connection.recv()
+        except BlockingIOError:
+            stack = self.stacks().get(rank.rank, "")
+            self._end(rank, "hung", f"stopped in the middle of a message for {STALLED} s", stack)
+            return
+        for message in messages:
+            self._handle(rank, message)
+
+    def _drain(self, rank: RankConnection) -> None:
+        """Handle all messages that a rank has sent until now."""
+        with contextlib.suppress(EOFError, OSError):
+            while rank.end is None and rank.connection.poll():
+                self._handle_received(rank)
+
+    def _handle(self, rank: RankConnection, message: object) -> None:
+        if rank.finished is not None and self.announced_ahead:
+            rank.early.append(message)
+        elif isinstance(message, Ready):
+            self.ready.add(rank.rank)
+        elif isinstance(message, Broken):
+            self._end(rank, "unstarted", message.text)
+        elif isinstance(message, Astray):
+            self._end(rank, "failed", message.text, phase=message.phase)
+        elif isinstance(message, ExitRequest):
+            self.exit_request = self.exit_request or message
+            self._end(rank, "died", f"asked for the end of the session: {message.reason}")
+        elif isinstance(message, PhaseReport) and message.serial == self.serial:
+            rank.reports[message.when] = message
+        elif isinstance(message, ExtraReport) and message.serial == self.serial:
+            self._extras.append((rank.rank, message))
+        elif isinstance(message, WantsTerminal):
+            self._debugger.ask(rank.rank, message.method)
+        elif isinstance(message, GivesTerminal):
+            self._debugger.release()
+        elif isinstance(message, Finished) and message.serial == self.serial:
+            rank.finished = message
+            self._condition.rule_out(message.kill_reason, retire=message.retire)
+
+    # Observation from outside
+
+    @property
+    def _alive(self) -> dict[int, int]:
+        """The process ids of the ranks that have not ended, by rank."""
+        return _pids(rank for rank in self.ranks if rank.end is None)
+
+    def stacks(self) -> dict[int, str]:
+        """Return the present stacks of every living rank."""
+        return self._examiner.stacks(self._alive)
+
+    def progress(self) -> tuple[dict[int, str], list[str]]:
+        """Return the places of the living ranks in the code, and lines on their collectives."""
+        return self._examiner.progress(self._alive)
+
+    def is_any_at_work(self) -> bool:
+        """Return True if a rank that has not finished the test is computing."""
+        unfinished = _pids(rank for rank in self.ranks if not rank.done)
+        return any(self._inspector.ask(NodeInspector.at_work, unfinished).values())
+
+    def read_notes(self) -> bool:
+        """Count phases that ranks have noted as passed but not reported yet; return whether anything has changed."""
+        noted = self._noted(self.ranks)
+        # Messages that a rank sent before it noted a phase come first.
+        return self.pump(0.0) or self._apply_notes(noted)
+
+    def _noted(self, ranks: Sequence[RankConnection]) -> dict[int, tuple[int, float]]:
+        """Return how many phases each of `ranks` has noted as passed, and when it did so."""
+        asked = self._inspector.ask(NodeInspector.progress, {one.rank: None for one in ranks})
+        # Ignore notes on other tests. `serial` is not enough: an earlier driver of the world also counted from one.
+        return {
+            number: (passed, at)
+            for number, (serial, passed, at) in asked.items()
+            if serial == self.serial and at >= self.began
+        }
+
+    def _apply_notes(self, noted: Mapping[int, tuple[int, float]]) -> bool:
+        """Count phases that ranks have `noted` but not reported yet as passed; return whether there were any."""
+        changed = False
+        for number, (passed, at) in noted.items():
+            changed |= self.ranks[number].has_passed(self.serial, passed, at)
+        return changed
+
+    # Ends of ranks
+
+    def end_hung(self, pending: Sequence[RankConnection], text: str, *, secondary: bool) -> None:
+        """Take the stacks of the ranks `pending`, and record that they hang; `text` says why they are given up.
+
+        With `secondary`, they are given up because of another rank.
+        """
+        # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
+        thoroughly = all(rank.end is None and not rank.has_failed for rank in self.ranks)
+        stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=thoroughly)
+        for rank in pending:
+            self._end(rank, "hung", text, stacks.get(rank.rank, ""), secondary=secondary)
+
+    def _end(
+        self,
+        rank: RankConnection,
+        ending: Ending,
+        text: str,
+        stack: str = "",
+        at: float | None = None,
+        *,
+        phase: When | None = None,
+        secondary: bool = False,
+        exit: RankExit | None = None,
+    ) -> None:
+        """Record that `rank` has ended in `phase`, and receive no more messages from it.
+
+        If `phase` is None, the rank has ended in the first phase that it has not noted as passed.
+        """
+        before = len(PHASES) if phase is None else PHASES.index(phase)
+        self._apply_notes({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
+        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
+        captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
+        at = monotonic() if at is None else at
+        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit)
+        self._unregister(rank)
+        self._condition.rule_out(f"rank {rank.rank} {text}")
+
+    def _unregister(self, rank: RankConnection) -> None:
+        for source in rank.sources:
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+
+    def _exited(self, rank: RankConnection) -> None:
+        """Handle the exit of a rank's process, or the end of its connection."""
+        if rank.end is not None:
+            return
+        now = monotonic()
+        self._drain(rank)
+        if self.announced_ahead and rank.finished is not None and rank.finished.word is not None:
+            # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
+            rank.died_early = now
+            self._unregister(rank)
+        else:
+            self._end_exited(rank, now)
+
+    def end_early_deaths(self) -> None:
+        """End the ranks that died when it was not yet known in which test."""
+        for rank in self.ranks:
+            if rank.died_early is not None:
+                self._end_exited(rank, rank.died_early)
+
+    def _end_exited(self, rank: RankConnection, at: float) -> None:
+        if rank.end is not None:
+            return  # The rank had sent the reason.
+        others = [other for other in self.ranks if other is not rank and not other.done and other.died_early is None]
+        if others and self.serial and all(other.end is None for other in self.ranks):
+            self.findings = self._examiner.at_death(_pids(others))
+        end = self._port.rank_exit(self._number, rank.rank, _EXIT_STATUS_TIMEOUT)
+        text = "lost its connection to the driver (exit status unknown)"
+        if end is not None:
+            before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
+            end = with_memory(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
+            text = describe_exit(end)
+        self._end(rank, "died", text, at=at, exit=end)
+
+    def _count_oom_kills(self, size: int) -> dict[int, int | None]:
+        return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(size)))
+
+
+def _pids(ranks: Iterable[RankConnection]) -> dict[int, int]:
+    """Return the process ids of `ranks`, by rank."""
+    return {rank.rank: rank.pid for rank in ranks}
