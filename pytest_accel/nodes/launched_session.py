@@ -15,13 +15,14 @@ from pytest_accel.core.launcher_env import Outer, of_a_rank, without_local_rank
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.nodes import agent, local_agent, machines
-from pytest_accel.nodes.agent_client import TcpAgentClient
+from pytest_accel.nodes import agent, machines
+from pytest_accel.nodes.agent_client import AgentClient, ClientTransport
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.local_agent_client import LocalAgentClient
+from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.nodes.machines import RemotePeer, Rendezvous
 from pytest_accel.nodes.remote_leases import RemoteLeases
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join
+from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
 """The device kinds that have masks."""
@@ -70,8 +71,8 @@ def _run_agent(world: Outer, hello: Hello, rendezvous: Rendezvous | None) -> int
     if rendezvous is not None:
         met = machines.call(world, rendezvous, hello)
         if met is not None:
-            return agent.serve_driver(*met)
-    return local_agent.serve_driver(join(world, hello))
+            return agent.serve_driver(TcpAgentTransport(*met))
+    return agent.serve_driver(LocalAgentTransport(join(world, hello)))
 
 
 def _masks() -> dict[str, str]:
@@ -130,11 +131,14 @@ class OuterSession:
         self._before = dict(os.environ)
         self._ended = False
         self._loss = threading.Event()
-        clients: list[LocalAgentClient | TcpAgentClient] = [
-            *(LocalAgentClient(hello, connection, self._lose, self._changes) for hello, connection in found),
-            *(TcpAgentClient(one, self._name(one.hello.rank), self._lose, self._changes) for one in far),
+        transports: list[tuple[Hello, ClientTransport]] = [
+            *((hello, LocalClientTransport(connection)) for hello, connection in found),
+            *((one.hello, TcpClientTransport(one.link)) for one in far),
         ]
-        self._clients = sorted(clients, key=lambda client: client.hello.rank)
+        self._clients = [
+            AgentClient(hello, transport, self._name(hello.rank), self._lose, self._changes)
+            for hello, transport in sorted(transports, key=lambda pair: pair[0].rank)
+        ]
 
     @property
     def servers(self) -> tuple[Spawn, ...]:
@@ -144,15 +148,14 @@ class OuterSession:
     @property
     def supplies(self) -> dict[int, RemoteLeases]:
         """The devices of the other nodes, by node number; the first agent of each node leases them."""
-        clients = {client.hello.rank: client for client in self._clients if isinstance(client, TcpAgentClient)}
-        firsts = {number: min(node.servers) for number, node in enumerate(self.layout.nodes)}
-        return {number: clients[rank].supply for number, rank in firsts.items() if rank in clients}
+        clients = {client.hello.rank: client for client in self._clients}
+        return {number: clients[min(node.servers)].devices for number, node in enumerate(self.layout.nodes) if number}
 
     @property
     def lost(self) -> str | None:
         """A message on the processes and nodes that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
-        silent = {client.hello.node: client.silent for client in gone if isinstance(client, TcpAgentClient)}
+        silent = {client.hello.node: client.silent for client in gone}
         named = [
             f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
             for client in gone

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
@@ -73,12 +73,11 @@ class TcpMux:
         key: bytes,
         first: int,
         open_stream: Callable[[str], StreamTarget],
-        take: Callable[[Any], None],
     ) -> None:
         """`key` is a secret that only the two ends have. `first` is 0 at one end and 1 at the other.
 
         `open_stream` returns the target of a stream that the other end opens by name; it raises OSError if there is
-        none. `take` handles messages.
+        none.
         """
         self.broken = False
         """True if the connection ended because a frame failed authentication, or because of an error at this end."""
@@ -88,7 +87,7 @@ class TcpMux:
         self._parts = bytearray()
         """The parts received so far of an incomplete message."""
         self._open_stream = open_stream
-        self._take = take
+        self._handle: Callable[[object], None] | None = None
         self._numbers = count(first, 2)
         self._streams: dict[int, _Stream] = {}
         self._listeners: list[socket.socket] = []
@@ -148,12 +147,13 @@ class TcpMux:
         self._deadline = monotonic() + seconds
         self._post(lambda: None)
 
-    def run(self) -> str | None:
-        """Carry data until the connection ends; return the reason, or None if the other end has closed it normally.
+    def run(self, handle: Callable[[object], None]) -> str | None:
+        """Carry data until the connection ends, and call `handle` with each message.
 
-        The reason may be an error at this end, with its traceback: other threads depend on this one, so it must not end
-        without a report.
+        Return the reason for the end, or None if the other end has closed the connection normally. The reason may be an
+        error at this end, with its traceback: other threads depend on this one, so it must not end without a report.
         """
+        self._handle = handle
         try:
             while self._deadline is None or monotonic() < self._deadline:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
@@ -249,7 +249,8 @@ class TcpMux:
             try:
                 message = pickle.loads(self._parts + data)
                 self._parts.clear()
-                self._take(message)
+                assert self._handle is not None
+                self._handle(message)
             except (EOFError, OSError) as error:  # `run` would take these for errors of the connection.
                 raise RuntimeError("a message could not be handled") from error
         elif kind == _OPEN:

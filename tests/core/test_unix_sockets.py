@@ -165,10 +165,10 @@ def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> N
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     bridges = [
-        TcpMux(near, key=b"key", first=0, open_stream=open_stream, take=print),
-        TcpMux(far, key=b"key", first=1, open_stream=open_stream, take=print),
+        TcpMux(near, key=b"key", first=0, open_stream=open_stream),
+        TcpMux(far, key=b"key", first=1, open_stream=open_stream),
     ]
-    threads = [threading.Thread(target=bridge.run) for bridge in bridges]
+    threads = [threading.Thread(target=bridge.run, args=(print,)) for bridge in bridges]
     for thread in threads:
         thread.start()
     path = str(common / "far.sock")

@@ -10,8 +10,9 @@ from pickle import UnpicklingError
 import pytest
 
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.nodes.agent_client import AgentClient
 from pytest_accel.nodes.agent_messages import Hello, ServerEnded
-from pytest_accel.nodes.local_agent_client import LocalAgentClient
+from pytest_accel.nodes.local_transport import LocalClientTransport
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
@@ -22,7 +23,7 @@ def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyP
     lost = threading.Event()
     hello = Hello(1, 1, (), "/", "/", {}, "here", "here")
     with Connection(theirs.detach()) as other:
-        client = LocalAgentClient(hello, Connection(ours.detach()), lost.set, dict)
+        client = AgentClient(hello, LocalClientTransport(Connection(ours.detach())), "here", lost.set, dict)
         spec = SessionSpec((), "/", (), "/", "/", (), (), (), (), (), False)
         end, _ = pair = socket.socketpair()
         server = client.spawn(spec, end)

@@ -67,9 +67,9 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 def near(far: Far) -> Iterator[TcpMux]:
     """The near end of a bridge that works."""
     call, link = tcp_pair()
-    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
-    threads = [threading.Thread(target=each.run) for each in (made, other)]
+    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
+    threads = [threading.Thread(target=made.run, args=(print,)), threading.Thread(target=other.run, args=(far.take,))]
     for thread in threads:
         thread.start()
     yield made
@@ -156,9 +156,9 @@ def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         listener.accept()[0].close()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
     ours, theirs = socket.socketpair()
-    steps: list[Callable[[], object]] = [bridge.run, lambda: bridge.join(theirs, "stream")]
+    steps: list[Callable[[], object]] = [lambda: bridge.run(print), lambda: bridge.join(theirs, "stream")]
     for step in steps if late else reversed(steps):
         step()
     with ours:
@@ -247,11 +247,11 @@ def test_a_frame_that_was_not_sent_ends_the_connection(
     near_end, near_way = tcp_pair()
     far_end, far_way = tcp_pair()
     reasons: dict[str, str | None] = {}
-    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing, take=print)
-    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open, take=far.take)
+    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing)
+    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open)
     threads = [
-        threading.Thread(target=lambda: reasons.update(sender=sender.run())),
-        threading.Thread(target=lambda: reasons.update(receiver=receiver.run())),
+        threading.Thread(target=lambda: reasons.update(sender=sender.run(print))),
+        threading.Thread(target=lambda: reasons.update(receiver=receiver.run(far.take))),
     ]
     for thread in threads:
         thread.start()
@@ -302,12 +302,12 @@ def test_a_message_that_cannot_be_handled_ends_the_bridge_with_the_reason(far: F
         raise error
 
     call, link = tcp_pair()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=take)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
-    thread = threading.Thread(target=other.run)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
+    thread = threading.Thread(target=other.run, args=(print,))
     thread.start()
     other.send("a message")
-    why = bridge.run()
+    why = bridge.run(take)
     thread.join()
     assert why is not None
     assert why.startswith("an error at this end of the connection to it:\nTraceback")
