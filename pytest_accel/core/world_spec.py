@@ -53,7 +53,7 @@ class WorldSpec:
         """Return the number, in the session, of the node of `rank`."""
         return self.nodes[rank] if self.nodes else 0
 
-    def is_far(self, rank: int) -> bool:
+    def is_remote(self, rank: int) -> bool:
         """Return whether `rank` is on another node than the driver."""
         return bool(self.nodes and self.nodes[rank])
 

@@ -139,8 +139,8 @@ class World:
             other.close()
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALLED, 0))
         connection = Connection(stream.detach())
-        # For a rank on another machine, the node's bridge closes the connection when the process has ended.
-        pidfd = None if self.grant.spec.is_far(rank) else prctl.end_of(pid)
+        # For a rank on another machine, the agent of its node closes the connection when the process has ended.
+        pidfd = None if self.grant.spec.is_remote(rank) else prctl.end_of(pid)
         connected = _Rank(rank=rank, pid=pid, connection=connection, pidfd=pidfd)
         self._selector.register(connection, selectors.EVENT_READ, connected)
         if pidfd is not None:
@@ -271,7 +271,7 @@ class World:
     def _locate(self, rank: int) -> tuple[int | None, Connect]:
         pid = self._ranks[rank].pid
         spec = self.grant.spec
-        return None if spec.is_far(rank) else pid, partial(call_rank, self.grant.directory, spec, rank, pid)
+        return None if spec.is_remote(rank) else pid, partial(call_rank, self.grant.directory, spec, rank, pid)
 
     def _wait_for_debugger(self) -> bool:
         self._pump(math.inf)

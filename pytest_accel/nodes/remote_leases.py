@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
-from typing import Any
 
 import psutil
 
@@ -20,6 +19,7 @@ from pytest_accel.leases.allocator import Supply
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
+from pytest_accel.settings.options import Settings
 
 # Driver to agent
 
@@ -29,7 +29,7 @@ class InventoryRequest:
     """Ask for the inventory of a device kind."""
 
     kind: str
-    settings: object
+    settings: Settings
     """The session's settings."""
 
 
@@ -128,7 +128,7 @@ class RemoteLeases:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def inventory(self, kind: str, settings: object) -> Inventory:
+    def inventory(self, kind: str, settings: Settings) -> Inventory:
         """Return the node's devices of `kind`; raise :class:`FarSupplyError` if they cannot be looked up."""
         if kind not in self._inventories:
             self._send(InventoryRequest(kind, settings))
@@ -216,7 +216,7 @@ class RemoteLeases:
 class LeaseAgent:
     """The agent's side: takes leases on its node for the driver. :meth:`handle` is called in one thread only."""
 
-    def __init__(self, send: Callable[[object], None], make_machine: Callable[[Any], Machine]) -> None:
+    def __init__(self, send: Callable[[object], None], make_machine: Callable[[Settings], Machine]) -> None:
         """`make_machine` makes the :class:`Machine` of this node from the session's settings."""
         self._send = send
         self._make_machine = make_machine
@@ -259,7 +259,7 @@ class LeaseAgent:
         try:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
-                waits = getattr(message.settings, "busy", None) == "wait"
+                waits = message.settings.busy == "wait"
                 self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
             self._send(InventoryReply(message.kind, self._machine.of(message.kind)))

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.connect import TARGET_LENGTH
 from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
 
 SILENCE = 10.0
@@ -42,11 +43,10 @@ _OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
 """Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
 _CHUNK = 1 << 16
 """Maximum number of bytes in a frame, so that a forged length is detected at once."""
-_LONGEST_NAME = 200
 
 
-class StreamTarget(NamedTuple):
-    """The socket that a stream is connected to."""
+class StreamSocket(NamedTuple):
+    """A socket that a stream is connected to."""
 
     socket: socket.socket
     end: int | None = None
@@ -72,12 +72,12 @@ class TcpMux:
         *,
         key: bytes,
         first: int,
-        open_stream: Callable[[str], StreamTarget],
+        open_stream: Callable[[object], StreamSocket],
     ) -> None:
         """`key` is a secret that only the two ends have. `first` is 0 at one end and 1 at the other.
 
-        `open_stream` returns the target of a stream that the other end opens by name; it raises OSError if there is
-        none.
+        `open_stream` returns the socket for a stream that the other end opens to a target; it raises OSError if there
+        is no such target.
         """
         self.broken = False
         """True if the connection ended because a frame failed authentication, or because of an error at this end."""
@@ -92,7 +92,7 @@ class TcpMux:
         self._streams: dict[int, _Stream] = {}
         self._listeners: list[socket.socket] = []
         self._callers: set[socket.socket] = set()
-        """Accepted connections that have not sent the name of their stream yet."""
+        """Accepted connections that have not sent their target yet."""
         self._in = bytearray()
         self._out = bytearray()
         self._deadline: float | None = None
@@ -112,13 +112,13 @@ class TcpMux:
         """Send `message` to the other end; no-op if the connection has ended."""
         self._post(partial(self._put_message, pickle.dumps(message)))
 
-    def join(self, end: socket.socket, name: str) -> None:
-        """Open a stream from `end` to the target `name` at the other end. This object closes `end`."""
-        if not self._post(partial(self._join, end, name)):
+    def join(self, end: socket.socket, target: object) -> None:
+        """Open a stream from `end` to `target` at the other end. This object closes `end`."""
+        if not self._post(partial(self._join, end, pickle.dumps(target))):
             end.close()
 
     def listen(self, path: str) -> None:
-        """Open a stream for each connection to the socket at `path`; the first line it sends is the target's name."""
+        """Open a stream for each connection to the socket at `path`, to the target that it names (`call_agent`)."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = unix_sockets.listen(path, 64)
@@ -255,8 +255,8 @@ class TcpMux:
                 raise RuntimeError("a message could not be handled") from error
         elif kind == _OPEN:
             try:
-                opened = self._open_stream(data.decode())
-            except OSError:
+                opened = self._open_stream(pickle.loads(data))
+            except (OSError, EOFError, pickle.UnpicklingError):
                 self._put(_CLOSE, number, b"")
             else:
                 self._add(number, opened)
@@ -286,12 +286,12 @@ class TcpMux:
                 del self._out[: self._link.send(self._out)]
         self._selector.modify(self._link, _events(self._out), self._on_link)
 
-    def _join(self, end: socket.socket, name: str) -> None:
+    def _join(self, end: socket.socket, target: bytes) -> None:
         number = next(self._numbers)
-        self._put(_OPEN, number, name.encode())
-        self._add(number, StreamTarget(end))
+        self._put(_OPEN, number, target)
+        self._add(number, StreamSocket(end))
 
-    def _add(self, number: int, opened: StreamTarget) -> None:
+    def _add(self, number: int, opened: StreamSocket) -> None:
         stream = self._streams[number] = _Stream(number, *opened)
         stream.socket.setblocking(False)
         self._selector.register(stream.socket, selectors.EVENT_READ, partial(self._on_stream, stream))
@@ -363,15 +363,16 @@ class TcpMux:
                 return
             call.setblocking(False)
             self._callers.add(call)
-            self._selector.register(call, selectors.EVENT_READ, partial(self._on_name, call, bytearray()))
+            self._selector.register(call, selectors.EVENT_READ, partial(self._on_target, call, bytearray()))
 
-    def _on_name(self, call: socket.socket, text: bytearray, mask: int) -> None:
+    def _on_target(self, call: socket.socket, data: bytearray, mask: int) -> None:
+        """Receive the target of `call`, and nothing more: what follows belongs to the stream."""
         try:
-            while not text.endswith(b"\n") and len(text) < _LONGEST_NAME:
-                piece = call.recv(1)  # Byte by byte, since what follows the line belongs to the stream.
+            while missing := _missing_bytes(data):
+                piece = call.recv(missing)
                 if not piece:
                     raise EOFError
-                text += piece
+                data += piece
         except BlockingIOError:
             return
         except (EOFError, OSError):
@@ -379,11 +380,18 @@ class TcpMux:
             call.close()
             return
         self._forget_caller(call)
-        self._join(call, text.decode().strip())
+        self._join(call, bytes(data[TARGET_LENGTH.size :]))
 
     def _forget_caller(self, call: socket.socket) -> None:
         self._callers.remove(call)
         self._selector.unregister(call)
+
+
+def _missing_bytes(data: bytearray) -> int:
+    """Return how many bytes of a target's length, or else of the target, are missing in `data`."""
+    if len(data) < TARGET_LENGTH.size:
+        return TARGET_LENGTH.size - len(data)
+    return TARGET_LENGTH.size + int(TARGET_LENGTH.unpack_from(data)[0]) - len(data)
 
 
 def _events(out: bytearray) -> int:

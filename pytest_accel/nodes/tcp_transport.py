@@ -12,12 +12,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from pytest_accel.core import prctl, unix_sockets
-from pytest_accel.core.connect import ASK, SERVER, named_rank
-from pytest_accel.core.paths import bridge_path, socket_path
+from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget
+from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.nodes.agent_messages import StartServer
 from pytest_accel.nodes.machines import AuthenticatedLink
-from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
+from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 
 _FLUSH_TIMEOUT = 2.0
 """Seconds to wait until the last message has been sent."""
@@ -35,9 +35,9 @@ class TcpClientTransport:
         os.register_at_fork(after_in_child=self._mux.leave_to_parent)
 
     def start_server(self, message: StartServer, end: socket.socket) -> None:
-        self._mux.listen(bridge_path(message.spec.directory, message.spec.server))
+        self._mux.listen(agent_path(message.spec.directory, message.spec.server))
         self.send(replace(message, token=self._leave_token(message.spec.basetemp)))
-        self._mux.join(end.dup(), SERVER)
+        self._mux.join(end.dup(), ServerTarget())
 
     def _leave_token(self, basetemp: str) -> str:
         """Return the path of a file in `basetemp` by which the agent finds out if the two share a file system."""
@@ -55,8 +55,8 @@ class TcpClientTransport:
                 os.unlink(self._token)
 
 
-def _nothing_here(name: str) -> StreamTarget:
-    raise FileNotFoundError(name)
+def _nothing_here(target: object) -> StreamSocket:
+    raise FileNotFoundError(target)
 
 
 class TcpAgentTransport:
@@ -90,20 +90,17 @@ class TcpAgentTransport:
         if self._driver_end is not None:
             self._driver_end.close()
 
-    def _open(self, name: str) -> StreamTarget:
-        """Return the target of a stream that the driver opens; raise OSError if there is no such target."""
-        if name == SERVER and self._driver_end is not None:
+    def _open(self, target: object) -> StreamSocket:
+        """Return the socket for a stream that the driver opens; raise OSError if there is no such target."""
+        if isinstance(target, ServerTarget) and self._driver_end is not None:
             end, self._driver_end = self._driver_end, None
-            return StreamTarget(end)
-        if self._directory is None:
-            raise FileNotFoundError(name)
-        if name == ASK:
+            return StreamSocket(end)
+        if isinstance(target, InspectorTarget) and self._directory is not None:
             ours, theirs = socket.socketpair()
             args = Connection(theirs.detach()), self._directory
             threading.Thread(target=answer, args=args, name="accel-inspector", daemon=True).start()
-            return StreamTarget(ours)
-        named = named_rank(name)
-        if named is None:
-            raise FileNotFoundError(name)
-        world, rank, pid = named
-        return StreamTarget(unix_sockets.connect(socket_path(self._directory, world, rank)), prctl.end_of(pid))
+            return StreamSocket(ours)
+        if isinstance(target, RankTarget) and self._directory is not None:
+            path = socket_path(self._directory, target.world, target.rank)
+            return StreamSocket(unix_sockets.connect(path), prctl.end_of(target.pid))
+        raise FileNotFoundError(target)

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import prctl
-from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
+from pytest_accel.core import prctl, unix_sockets
+from pytest_accel.core.connect import TARGET_LENGTH, call_agent
+from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 from tests.faults.conftest import eventually
 
 KEY = b"of this connection alone"
@@ -37,11 +38,12 @@ class Far:
         self.messages.append(message)
         self.came.set()
 
-    def open(self, name: str) -> StreamTarget:
+    def open(self, name: object) -> StreamSocket:
+        assert isinstance(name, str)
         if name.startswith("no"):
             raise FileNotFoundError(name)
         ours, self.ends[name] = socket.socketpair()
-        return StreamTarget(ours, None if self.process is None else prctl.end_of(self.process))
+        return StreamSocket(ours, None if self.process is None else prctl.end_of(self.process))
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def far() -> Iterator[Far]:
         end.close()
 
 
-def _nothing(name: str) -> StreamTarget:
+def _nothing(name: object) -> StreamSocket:
     raise FileNotFoundError(name)
 
 
@@ -122,15 +124,14 @@ def test_a_reader_that_is_slow_holds_up_no_other(near: TcpMux, far: Far) -> None
         assert far.ends["fast"].recv(64) == b"at once"
 
 
-def test_calls_are_led_to_what_their_first_line_names(near: TcpMux, far: Far, tmp_path: Path) -> None:
+def test_calls_are_led_to_their_targets(near: TcpMux, far: Far, tmp_path: Path) -> None:
     path = str(tmp_path / "calls")
     near.listen(path)
-    with socket.socket(socket.AF_UNIX) as good, socket.socket(socket.AF_UNIX) as bad:
-        for call, name in ((good, b"rank 3 1 77"), (bad, b"nobody")):
-            call.connect(path)
-            call.sendall(name + b"\nhello")
-        assert all_of(bad) == b""
-        there = far.ends["rank 3 1 77"]
+    with call_agent(path, "rank 3") as good, call_agent(path, "nobody") as bad, unix_sockets.connect(path) as junk:
+        junk.sendall(TARGET_LENGTH.pack(2) + b"no pickle")
+        good.sendall(b"hello")
+        assert all_of(bad) == all_of(junk) == b""
+        there = far.ends["rank 3"]
         there.settimeout(30)
         assert there.recv(64) == b"hello"
         there.sendall(b"welcome")

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ HOLDER = Holder.here("a test")
 class There:
     """Another machine: what the driver's side of it says is handled by its agent in a thread, in order."""
 
-    def __init__(self, make_machine: Callable[[Any], Machine] = machine_for) -> None:
+    def __init__(self, make_machine: Callable[[Settings], Machine] = machine_for) -> None:
         self._said: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.supply = RemoteLeases("there", self._said.put)
         self.agent = LeaseAgent(self._answer, make_machine)
