@@ -58,7 +58,7 @@ class WorldSpec:
         return bool(self.nodes and self.nodes[rank])
 
     @property
-    def near(self) -> bool:
+    def local(self) -> bool:
         """True if all ranks are on the driver's node, so that socket pairs can connect them (`rank.run_ahead`)."""
         return not any(self.nodes)
 
@@ -68,7 +68,7 @@ class WorldSpec:
 
         The servers then have to receive the sockets that connect the ranks.
         """
-        return self.near and len(set(self.servers)) > 1
+        return self.local and len(set(self.servers)) > 1
 
     @property
     def node_count(self) -> int:

@@ -136,7 +136,7 @@ class _Agent:
         shared = os.path.exists(message.token)
         basetemp = message.spec.basetemp if shared else os.path.join(directory, "tmp")
         clock = self._transport.clock
-        return replace(message.spec, directory=directory, basetemp=basetemp, far=True, clock=clock, shared=shared)
+        return replace(message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared)
 
     def _watch_server(self, server: OwnServer) -> None:
         """Have :meth:`_on_server_end` called once `server` has exited."""

@@ -70,7 +70,7 @@ class Layout:
         return sorted(nodes, key=lambda node: (self.nodes[node].name, self.nodes[node].address))
 
     @property
-    def near(self) -> tuple[int, ...]:
+    def local_servers(self) -> tuple[int, ...]:
         """The numbers of the fork servers on the driver's node."""
         return self.nodes[0].servers
 

@@ -98,7 +98,7 @@ class LeaseLost:
     why: str
 
 
-class FarSupplyError(Exception):
+class RemoteDevicesError(Exception):
     """The devices of another node are not available; the message says why."""
 
 
@@ -129,14 +129,14 @@ class RemoteLeases:
         self._thread: threading.Thread | None = None
 
     def inventory(self, kind: str, settings: Settings) -> Inventory:
-        """Return the node's devices of `kind`; raise :class:`FarSupplyError` if they cannot be looked up."""
+        """Return the node's devices of `kind`; raise :class:`RemoteDevicesError` if they cannot be looked up."""
         if kind not in self._inventories:
             self._send(InventoryRequest(kind, settings))
             lost = InventoryReply(kind, None, "the node is lost")
             self._inventories[kind] = lost if self._lost else self._replies.get()
         seen = self._inventories[kind]
         if seen.inventory is None:
-            raise FarSupplyError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
+            raise RemoteDevicesError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
         return seen.inventory
 
     def submit(
@@ -153,7 +153,7 @@ class RemoteLeases:
             number = self._numbers
             self._waiting[number] = on_grant, on_failure
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="accel-far-supply", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="accel-remote-leases", daemon=True)
                 self._thread.start()
         self._send(LeaseRequest(number, kind, need, holder))
         if self._lost:
@@ -184,7 +184,7 @@ class RemoteLeases:
             if waiting is not None and isinstance(message, RemoteLease):
                 self._calls.put(partial(waiting[0], message))
             elif waiting is not None and isinstance(message, LeaseFailed):
-                self._calls.put(partial(waiting[1], FarSupplyError(f"{message.text} (on {self.name})")))
+                self._calls.put(partial(waiting[1], RemoteDevicesError(f"{message.text} (on {self.name})")))
             elif isinstance(message, RemoteLease):
                 self._send(LeaseReturn(message.number, killed=False))  # Granted before the withdrawal arrived.
         elif isinstance(message, LeaseWanted):
@@ -202,7 +202,7 @@ class RemoteLeases:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():
-            self._calls.put(partial(on_failure, FarSupplyError(f"the node {self.name} is lost")))
+            self._calls.put(partial(on_failure, RemoteDevicesError(f"the node {self.name} is lost")))
 
     def _run(self) -> None:
         try:

@@ -29,7 +29,7 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLease, RemoteLeases
+from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
 from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.pool.world_manager import WorldManager
@@ -56,13 +56,13 @@ class Pool:
         waits_for_busy: bool = False,
         servers: Sequence[Spawn] = (spawn_here,),
         layout: Layout = HERE,
-        far: Mapping[int, RemoteLeases] = MappingProxyType({}),
+        remote: Mapping[int, RemoteLeases] = MappingProxyType({}),
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         ``on_wanted(driver, world)`` is called when a request waits for the devices or slots of a world that runs a
         test. `waits_for_busy` is True for ``--accel-busy wait``. `servers` start the fork servers from which ranks are
-        forked, and `layout` says on which nodes these are. `far` has the devices of all nodes but this one, by node
+        forked, and `layout` says on which nodes these are. `remote` has the devices of all nodes but this one, by node
         number.
         """
         self._machine = machine
@@ -73,8 +73,8 @@ class Pool:
         self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, servers)
         self._layout = layout
-        self._far = far
-        for node, source in far.items():
+        self._far = remote
+        for node, source in remote.items():
             source.on_wanted = partial(self._far_lease_wanted, node)
             source.on_lost = partial(self._far_lease_lost, node)
             source.on_failure = self._manager.fail
@@ -408,7 +408,7 @@ class Pool:
         ticket.answer(answer)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
-        expected = isinstance(error, (LockFolderError, BrokerError, FarSupplyError))
+        expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError))
         self._answer(ticket, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
 
     def _start(
