@@ -107,7 +107,7 @@ class AccelSession:
             if self._pool is None:
                 from pytest_accel.core.shims import base_temporary_directory
                 from pytest_accel.hardware.vendors.cpu import cpu_slots
-                from pytest_accel.pool.pool import Pool
+                from pytest_accel.pool.pool import Pool, SingleNode
                 from pytest_accel.rank import coverage
 
                 spec = _session_spec(self.config, self.settings, self.machine)
@@ -119,16 +119,9 @@ class AccelSession:
                     children = coverage.for_children(os.environ)
                     spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
-                self._pool = Pool(
-                    self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._launcher_arguments()
-                )
+                nodes = self.launched or SingleNode()
+                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, nodes=nodes)
             return self._pool
-
-    def _launcher_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the pool that describe the launched processes; none without a launcher."""
-        if self.launched is None:
-            return {}
-        return {"servers": self.launched.servers, "layout": self.launched.layout, "remote": self.launched.devices}
 
     @property
     def launched(self) -> LaunchedSession | None:
@@ -222,7 +215,7 @@ class AccelSession:
         key = key_for(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _is_forked(item))
         if self.launched is not None and self.settings.spread and not key.grouped:
             # Use only servers on this node, because the devices are leased here.
-            servers = self.launched.layout.local_servers
+            servers = self.launched.layout.nodes[0].server_numbers
             key = replace(key, server=servers[next(self._server_turns) % len(servers)])
         marked = MarkedItem(item, requirement, key, self._missing(key), self.driver)
         marked.install()
@@ -242,8 +235,8 @@ class AccelSession:
             shortage = self._launcher_missing(key.launcher)
         if shortage is not None or key.need is None:
             return shortage
-        nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped and self.launched else [0]
-        if len(layout.nodes) > 1 and any(nodes):
+        nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped else [0]
+        if any(nodes):
             return self._missing_on_several(key, nodes)
         missing = shortfall(key.need, self._inventory(key.kind))
         if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:

@@ -152,7 +152,9 @@ class LaunchedSession:
     def devices(self) -> dict[int, RemoteLeases]:
         """The devices of the other nodes, by node number; the first agent of each node leases them."""
         clients = {client.hello.rank: client for client in self._clients}
-        return {number: clients[min(node.servers)].devices for number, node in enumerate(self.layout.nodes) if number}
+        return {
+            number: clients[min(node.server_numbers)].devices for number, node in enumerate(self.layout.nodes) if number
+        }
 
     @property
     def lost(self) -> str | None:
@@ -174,14 +176,14 @@ class LaunchedSession:
     def about(self) -> str:
         """A short description of the launched processes."""
         nodes = self.layout.nodes
-        where = ", ".join(f"{node.name} ({ranks_text(node.servers)})" for node in nodes)
+        where = ", ".join(f"{node.name} ({ranks_text(node.server_numbers)})" for node in nodes)
         return self.process.about if len(nodes) == 1 else f"{self.process.about} on {len(nodes)} nodes: {where}"
 
     def _name(self, rank: int) -> str:
-        return next(node.name for node in self.layout.nodes if rank in node.servers)
+        return next(node.name for node in self.layout.nodes if rank in node.server_numbers)
 
     def _on_node(self, rank: int) -> str:
-        return "" if rank in self.layout.local_servers else f" on {self._name(rank)}"
+        return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
 
     def heed_signals(self) -> None:
         """Install a handler for SIGTERM that ends the session with a message on the cause.

@@ -31,7 +31,7 @@ from pytest_accel.core.launcher_env import LaunchedProcess
 from pytest_accel.nodes import mutual_auth, shared_secret
 from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
-from pytest_accel.nodes.placement import Layout, Node
+from pytest_accel.nodes.placement import ForkServer, Layout, Node
 from pytest_accel.nodes.rendezvous import TIMEOUT, RendezvousError, missing
 
 _RETRY_INTERVAL = 0.1
@@ -335,9 +335,14 @@ def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) ->
     for one in remote:
         groups.setdefault(one.hello.node, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]
-    nodes = [Node(own.host, remote[0].own_address if remote else "", (0, *sorted(local)))]
+    nodes = [Node(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
     for group in groups.values():
         name, address = group[0].hello.host, group[0].address
         shown = f"{name} ({address})" if names.count(name) > 1 else name
-        nodes.append(Node(shown, address, tuple(one.hello.rank for one in group)))
+        nodes.append(Node(shown, address, _servers([one.hello.rank for one in group])))
     return Layout(tuple(nodes))
+
+
+def _servers(ranks: Sequence[int]) -> tuple[ForkServer, ...]:
+    """Return the fork servers of launched processes: each forks one rank, which has the process's place."""
+    return tuple(ForkServer(rank, 1) for rank in ranks)
