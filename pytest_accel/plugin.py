@@ -11,7 +11,7 @@ import pytest
 
 from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
-from pytest_accel.core.stash_keys import OUTER, RANK_PLUGIN, SESSION
+from pytest_accel.core.stash_keys import LAUNCHED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -77,16 +77,16 @@ def pytest_load_initial_conftests(
 
     In all of these processes but rank 0, this raises ``SystemExit`` when the session has ended.
     """
-    world = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
-    if world is not None and options.sees_launchers(early_config):
+    process = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else launcher_env.find_here()
+    if process is not None and options.sees_launchers(early_config):
         from pytest_accel.nodes import launched_session
 
-        early_config.stash[OUTER] = launched_session.enter(early_config, args, world)
+        early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
     try:
         return (yield)
     except BaseException:
-        if OUTER in early_config.stash:  # No session starts that would end the agents.
-            early_config.stash[OUTER].end(int(pytest.ExitCode.USAGE_ERROR))
+        if LAUNCHED in early_config.stash:  # No session starts that would end the agents.
+            early_config.stash[LAUNCHED].end(int(pytest.ExitCode.USAGE_ERROR))
         raise
 
 
@@ -122,10 +122,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         worker_hooks = WorkerHooks(session, session.worker_input["accel_schedule"])
         config.pluginmanager.register(worker_hooks, "accel-schedule")
-    if OUTER in config.stash:
-        from pytest_accel.nodes.launcher_hooks import OuterHooks
+    if LAUNCHED in config.stash:
+        from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
-        config.pluginmanager.register(OuterHooks(config, config.stash[OUTER]), "accel-outer")
+        config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
     if not session.is_worker:
         from pytest_accel import report
 

@@ -27,7 +27,7 @@ class ReportHooks:
     def pytest_report_header(self) -> list[str]:
         session = self._session
         return [
-            *([] if session.outer is None else [f"accel: {session.outer.about}"]),
+            *([] if session.launched is None else [f"accel: {session.launched.about}"]),
             *(self._devices() if is_distributed(session.config) else []),
             *(
                 f"accel: this project registers a mark `{name}` of its own; with this plugin it {does}. "

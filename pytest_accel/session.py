@@ -19,7 +19,7 @@ import pytest
 
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.preload_discovery import installed_plugins
-from pytest_accel.core.stash_keys import MARKED, OUTER
+from pytest_accel.core.stash_keys import LAUNCHED, MARKED
 from pytest_accel.marks import MarkFinder, Marks
 from pytest_accel.settings.options import Settings, is_distributed, planned_machine
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
     from pytest_accel.driver.items import MarkedItem
     from pytest_accel.hardware.inventory import Inventory, Machine
-    from pytest_accel.nodes.launched_session import OuterSession
+    from pytest_accel.nodes.launched_session import LaunchedSession
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import Port
     from pytest_accel.rank.coverage import DriverCoverage
@@ -107,7 +107,7 @@ class AccelSession:
             if self._pool is None:
                 from pytest_accel.core.shims import base_temporary_directory
                 from pytest_accel.hardware.vendors.cpu import cpu_slots
-                from pytest_accel.pool.pool import Pool
+                from pytest_accel.pool.pool import Pool, SingleNode
                 from pytest_accel.rank import coverage
 
                 spec = _session_spec(self.config, self.settings, self.machine)
@@ -119,21 +119,14 @@ class AccelSession:
                     children = coverage.for_children(os.environ)
                     spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
-                self._pool = Pool(
-                    self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, **self._launcher_arguments()
-                )
+                nodes = self.launched or SingleNode()
+                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, nodes=nodes)
             return self._pool
 
-    def _launcher_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the pool that describe the launched processes; none without a launcher."""
-        if self.outer is None:
-            return {}
-        return {"servers": self.outer.servers, "layout": self.outer.layout, "far": self.outer.supplies}
-
     @property
-    def outer(self) -> OuterSession | None:
+    def launched(self) -> LaunchedSession | None:
         """The other processes that a launcher has started with this one; None without a launcher."""
-        return self.config.stash.get(OUTER, None)
+        return self.config.stash.get(LAUNCHED, None)
 
     @property
     def port(self) -> Port:
@@ -220,10 +213,10 @@ class AccelSession:
 
             requirement = replace(requirement, devices=without_figures(requirement.devices))
         key = key_for(requirement, self.session_kind, self._traits, fresh=self.settings.fresh or _is_forked(item))
-        if self.outer is not None and self.settings.spread and not key.grouped:
+        if self.launched is not None and self.settings.spread and not key.grouped:
             # Use only servers on this node, because the devices are leased here.
-            near = self.outer.layout.near
-            key = replace(key, server=near[next(self._server_turns) % len(near)])
+            servers = self.launched.layout.nodes[0].server_numbers
+            key = replace(key, server=servers[next(self._server_turns) % len(servers)])
         marked = MarkedItem(item, requirement, key, self._missing(key), self.driver)
         marked.install()
         item.stash[MARKED] = marked
@@ -235,15 +228,15 @@ class AccelSession:
         from pytest_accel.nodes.placement import HERE
 
         layout, launcher = HERE, None
-        if self.outer is not None:
-            layout, launcher = self.outer.layout, self.outer.world.launcher
+        if self.launched is not None:
+            layout, launcher = self.launched.layout, self.launched.process.launcher
         shortage = layout.shortage(key.ranks, key.nodes, launcher) if key.grouped else None
         if shortage is None and key.launcher is not None:
             shortage = self._launcher_missing(key.launcher)
         if shortage is not None or key.need is None:
             return shortage
-        nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped and self.outer else [0]
-        if len(layout.nodes) > 1 and any(nodes):
+        nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped else [0]
+        if any(nodes):
             return self._missing_on_several(key, nodes)
         missing = shortfall(key.need, self._inventory(key.kind))
         if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:
@@ -254,8 +247,9 @@ class AccelSession:
         """Return why `launcher` cannot start the ranks of a test; None if it can."""
         from pytest_accel.launch.launch_api import missing
 
-        if self.outer is not None:
-            return f"its ranks are started by {launcher}, which a session under {self.outer.world.launcher} does not do"
+        if self.launched is not None:
+            outer = self.launched.process.launcher
+            return f"its ranks are started by {launcher}, which a session under {outer} does not do"
         return missing(launcher)
 
     def _inventory(self, kind: str) -> Inventory:
@@ -264,19 +258,19 @@ class AccelSession:
     def _missing_on_several(self, key: WorldKey, nodes: Sequence[int]) -> str | None:
         """Return why the devices of several nodes do not suffice for `key`; `nodes` has the node of each rank."""
         from pytest_accel.hardware.matching import shortfall
-        from pytest_accel.nodes.remote_leases import FarSupplyError
+        from pytest_accel.nodes.remote_leases import RemoteDevicesError
 
-        assert self.outer is not None
+        assert self.launched is not None
         if 0 not in nodes:
             return f"needs {key.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
         for node, need in key.needs(nodes).items():
             try:
-                remote = self.outer.supplies[node].inventory(key.kind, self.settings) if node else None
-            except FarSupplyError as error:
+                remote = self.launched.devices[node].inventory(key.kind, self.settings) if node else None
+            except RemoteDevicesError as error:
                 return str(error)
             missing = shortfall(need, self._inventory(key.kind) if remote is None else remote)
             if missing is not None:
-                return f"{missing} (on {self.outer.layout.nodes[node].name})"
+                return f"{missing} (on {self.launched.layout.nodes[node].name})"
         return None
 
     def _traits(self, kind: str) -> Traits:
@@ -405,7 +399,7 @@ def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -
 
     option = config.option
     args = [str(argument) for argument in config.invocation_params.args]
-    if OUTER in config.stash:
+    if LAUNCHED in config.stash:
         args = without_local_rank(args)
     options = []
     for plugin in config.invocation_params.plugins or ():

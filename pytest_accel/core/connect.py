@@ -1,41 +1,53 @@
-"""Connections from a driver or the pool to a rank: to its socket, or over the bridge to its machine."""
+"""Connections from a driver or the pool to a rank: to its socket, or through the agent of its node."""
 
 from __future__ import annotations
 
+import pickle
 import socket
+import struct
+from dataclasses import dataclass
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.paths import bridge_path, socket_path
+from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.core.world_spec import WorldSpec
 
-ASK = "ask"
-"""Name of the stream to the inspector on the other machine (`pytest_accel.diagnostics.inspector`)."""
-SERVER = "server"
-"""Name of the stream to the fork server on the other machine."""
-_RANK = "rank"
+TARGET_LENGTH = struct.Struct("<H")
+"""The number of bytes of the pickled target, which follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTarget:
+    """The fork server that an agent has started last."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectorTarget:
+    """The inspector on an agent's node (`pytest_accel.diagnostics.inspector`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTarget:
+    """A rank on an agent's node."""
+
+    world: int
+    rank: int
+    pid: int
+    """The process id on the agent's node."""
 
 
 def call_rank(directory: str, spec: WorldSpec, rank: int, pid: int) -> socket.socket:
     """Return a connection to `rank`; raise OSError if it does not listen.
 
-    `pid` is the process id of the rank on its own machine.
+    `pid` is the process id of the rank on its own node.
     """
-    if spec.is_far(rank):
-        return call_far(bridge_path(directory, spec.server_of(rank)), f"{_RANK} {spec.world} {rank} {pid}")
+    if spec.is_remote(rank):
+        return call_agent(agent_path(directory, spec.server_of(rank)), RankTarget(spec.world, rank, pid))
     return unix_sockets.connect(socket_path(directory, spec.world, rank))
 
 
-def call_far(path: str, name: str) -> socket.socket:
-    """Open the stream `name` on another machine, over the bridge whose socket is at `path`, and return it."""
+def call_agent(path: str, target: object) -> socket.socket:
+    """Return a connection to `target` on another node, through the client of its agent, which listens at `path`."""
     stream = unix_sockets.connect(path)
-    stream.sendall(f"{name}\n".encode())
+    data = pickle.dumps(target)
+    stream.sendall(TARGET_LENGTH.pack(len(data)) + data)
     return stream
-
-
-def named_rank(name: str) -> tuple[int, int, int] | None:
-    """Return the world, rank and pid in the stream name `name`, or None if `name` is not that of a rank's stream."""
-    kind, _, numbers = name.partition(" ")
-    if kind != _RANK:
-        return None
-    world, rank, pid = map(int, numbers.split())
-    return world, rank, pid

@@ -30,9 +30,9 @@ def shared_memory_path(directory: str, server: int | str) -> str:
     return os.path.join(directory, f"shared-memory-{server}")
 
 
-def bridge_path(directory: str, server: int) -> str:
-    """Return the path of the socket of the bridge to a fork server on another machine."""
-    return os.path.join(directory, f"far-{server}.sock")
+def agent_path(directory: str, server: int) -> str:
+    """Return the path of the socket through which drivers reach the agent of a fork server on another node."""
+    return os.path.join(directory, f"agent-{server}.sock")
 
 
 def socket_path(directory: str, world: int, rank: int) -> str:

@@ -65,7 +65,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Astray:
+class EscapedFork:
     """A process that the test forked has left the test's code, and would have continued as a copy of the rank."""
 
     text: str

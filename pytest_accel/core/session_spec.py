@@ -46,10 +46,10 @@ class SessionSpec:
     """True if the driver shows the ranks' output live."""
     server: int = 0
     """Number of the fork server that receives this spec. Number 0 is the driver's own, and removes `directory`."""
-    far: bool = False
+    remote: bool = False
     """True if the fork server is on another machine than the driver; `directory` then is its own."""
     clock: float = 0.0
-    """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `far`."""
+    """Seconds to add to `clock.monotonic` to get the driver's, whose clock is another one if `remote`."""
     bare: bool = False
     """True if the fork server preloads only torch and pytest: neither `preload` nor plugins."""
     shared: bool = True

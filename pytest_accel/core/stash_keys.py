@@ -12,8 +12,8 @@ import pytest
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()
 """The `AccelSession`, on the config of a driver or controller."""
-OUTER: pytest.StashKey[Any] = pytest.StashKey()
-"""The `OuterSession`, on the config of a driver that a launcher has started as one of several processes."""
+LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
+"""The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
 RANK_PLUGIN = "accel-rank"

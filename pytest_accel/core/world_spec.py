@@ -53,12 +53,12 @@ class WorldSpec:
         """Return the number, in the session, of the node of `rank`."""
         return self.nodes[rank] if self.nodes else 0
 
-    def is_far(self, rank: int) -> bool:
+    def is_remote(self, rank: int) -> bool:
         """Return whether `rank` is on another node than the driver."""
         return bool(self.nodes and self.nodes[rank])
 
     @property
-    def near(self) -> bool:
+    def local(self) -> bool:
         """True if all ranks are on the driver's node, so that socket pairs can connect them (`rank.run_ahead`)."""
         return not any(self.nodes)
 
@@ -68,7 +68,7 @@ class WorldSpec:
 
         The servers then have to receive the sockets that connect the ranks.
         """
-        return self.near and len(set(self.servers)) > 1
+        return self.local and len(set(self.servers)) > 1
 
     @property
     def node_count(self) -> int:

@@ -11,11 +11,12 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from pytest_accel.core.connect import ASK, call_far
-from pytest_accel.core.paths import RANK_FILES, bridge_path, flight_path, log_path, progress_path, stack_path
+from pytest_accel.core.connect import InspectorTarget, call_agent
+from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, progress_path, stack_path
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_spec import WorldSpec
@@ -113,6 +114,17 @@ class NodeInspector:
         return {}
 
 
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The driver's request to the inspector on another node; the answer is the result of `look`."""
+
+    look: Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
+    """A method of :class:`NodeInspector`."""
+    world: int
+    given: Mapping[int, object]
+    """The argument of `look`."""
+
+
 class WorldInspector:
     """Inspects all ranks of a world, each on its node."""
 
@@ -129,13 +141,13 @@ class WorldInspector:
 
         All nodes work in parallel.
         """
-        far: dict[int, dict[int, Given]] = {}
+        remote: dict[int, dict[int, Given]] = {}
         for rank, value in given.items():
-            if self._spec.is_far(rank):
-                far.setdefault(self._spec.server_of(rank), {})[rank] = value
-        calls = [self._begin(server, look.__name__, part) for server, part in far.items()]
-        near = {rank: value for rank, value in given.items() if not self._spec.is_far(rank)}
-        found = look(self._here, near) if near else {}
+            if self._spec.is_remote(rank):
+                remote.setdefault(self._spec.server_of(rank), {})[rank] = value
+        calls = [self._begin(server, Inspection(look, self._spec.world, part)) for server, part in remote.items()]
+        local = {rank: value for rank, value in given.items() if not self._spec.is_remote(rank)}
+        found = look(self._here, local) if local else {}
         for call in calls:
             if call is not None:
                 found |= _receive_answer(call)
@@ -145,20 +157,20 @@ class WorldInspector:
         """Remove the files of the ranks, which have ended; do not wait for other nodes."""
         ranks = dict.fromkeys(range(self._spec.ranks))
         self._here.remove(ranks)
-        for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_far(rank)}:
-            call = self._begin(server, NodeInspector.remove.__name__, ranks)
+        for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_remote(rank)}:
+            call = self._begin(server, Inspection(NodeInspector.remove, self._spec.world, ranks))
             if call is not None:
                 call.close()
 
-    def _begin(self, server: int, name: str, given: Mapping[int, object]) -> Connection | None:
+    def _begin(self, server: int, request: Inspection) -> Connection | None:
         try:
-            call = call_far(bridge_path(self._directory, server), ASK)
+            call = call_agent(agent_path(self._directory, server), InspectorTarget())
         except OSError:
             return None
         call.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _TIMEOUT, 0))
         connection = Connection(call.detach())
         try:
-            connection.send((name, self._spec.world, dict(given)))
+            connection.send(request)
         except OSError:
             connection.close()
             return None
@@ -175,8 +187,8 @@ def _receive_answer(call: Connection) -> dict[int, Any]:
 def answer(call: Connection, directory: str) -> None:
     """Answer one request of the driver; called in a thread of an agent on another node."""
     with call, contextlib.suppress(EOFError, OSError):
-        name, world, given = call.recv()
-        call.send(getattr(NodeInspector(directory, world), name)(given))
+        request: Inspection = call.recv()
+        call.send(request.look(NodeInspector(directory, request.world), request.given))
 
 
 class RankLog:

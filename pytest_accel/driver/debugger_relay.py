@@ -52,7 +52,7 @@ class DebuggerRelay:
         number, method = min(self._requests, key=lambda request: request[0] != self._chosen(*request))
         self._requests.remove((number, method))
         rank = ranks[number]
-        if self._terminal is None or rank.is_far or self._chosen(number, method) != number:
+        if self._terminal is None or rank.is_remote or self._chosen(number, method) != number:
             _answer(rank, ())
             return True
         self._first = number

@@ -78,7 +78,7 @@ class Driver:
         if (
             following is not None
             and not self.streams
-            and world.grant.spec.near
+            and world.grant.spec.local
             and marked.is_sure_to_run
             and following.is_sure_to_run
             and self._can_keep(world, following)

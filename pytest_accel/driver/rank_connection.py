@@ -25,7 +25,7 @@ class RankConnection(RankState):
     """The state of one rank, and the driver's connection to it. Owned by the world's `RankMonitor`."""
 
     pid: int
-    is_far: bool
+    is_remote: bool
     """True if the rank is on another machine."""
     call: Callable[[], socket.socket]
     """Opens another connection to the rank. Raises OSError if the rank is gone."""
@@ -45,10 +45,12 @@ class RankConnection(RankState):
             stream, other = socket.socketpair()
             other.close()
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALLED, 0))
-        # For a rank on another machine, the node's bridge closes the connection when the process has ended.
-        is_far = grant.spec.is_far(rank)
-        pidfd = None if is_far else prctl.end_of(pid)
-        return cls(rank=rank, pid=pid, is_far=is_far, call=call, connection=Connection(stream.detach()), pidfd=pidfd)
+        # For a rank on another machine, the agent of its node closes the connection when the process has ended.
+        is_remote = grant.spec.is_remote(rank)
+        pidfd = None if is_remote else prctl.end_of(pid)
+        return cls(
+            rank=rank, pid=pid, is_remote=is_remote, call=call, connection=Connection(stream.detach()), pidfd=pidfd
+        )
 
     @property
     def is_open(self) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
-    Astray,
     Broken,
+    EscapedFork,
     ExitRequest,
     ExtraReport,
     Finished,
@@ -134,7 +134,7 @@ class RankMonitor:
             self.ready.add(rank.rank)
         elif isinstance(message, Broken):
             self._end(rank, "unstarted", message.text)
-        elif isinstance(message, Astray):
+        elif isinstance(message, EscapedFork):
             self._end(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message

@@ -170,7 +170,7 @@ class _Server:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         store = None
         try:
-            if spec.near:
+            if spec.local:
                 pairs = run_ahead.receive(self.connection, spec.ranks) if spec.parted else run_ahead.connect(spec.ranks)
             for rank in (rank for rank in range(spec.ranks) if spec.server_of(rank) == self.spec.server):
                 listeners[rank] = unix_sockets.listen(socket_path(self.spec.directory, spec.world, rank), _BACKLOG)
@@ -379,7 +379,7 @@ def clean_up(spec: SessionSpec) -> None:
     """
     kill_descendants()
     shared_memory.remove(shared_memory_path(spec.directory, spec.server))
-    if spec.server == 0 or spec.far:
+    if spec.server == 0 or spec.remote:
         shutil.rmtree(spec.directory, ignore_errors=True)
 
 

@@ -8,11 +8,10 @@ import sysconfig
 from collections.abc import Collection, Mapping, Sequence
 
 from pytest_accel.core import launcher_env
+from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.hardware.registry import make_vendor
 
 _THREADS = "OMP_NUM_THREADS"
-_HARDWARE = ("rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron", "cuda")
-"""The kinds whose masks can hide all devices; ``cuda`` is last, since ``rocm`` would remove its variable."""
 
 
 def launch_environment(
@@ -54,10 +53,11 @@ def launch_environment(
 
 
 def hidden_accelerators(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the masks that hide all devices of all vendors; ``mps`` and ``privateuse1`` have no mask."""
+    """Return the masks that hide all devices of all vendors but ``sim``; kinds without a mask cannot be hidden."""
     found: dict[str, str | None] = {}
-    for kind in _HARDWARE:
-        found |= make_vendor(kind).mask((), environ)
+    for kind in reversed(OWN_KINDS):  # ``cuda`` comes last, since ``rocm`` would remove its variable.
+        if kind != "sim":
+            found |= make_vendor(kind).mask((), environ)
     return found
 
 

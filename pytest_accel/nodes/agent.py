@@ -1,6 +1,8 @@
-"""The agent of a launched process on another node than rank 0.
+"""The agent of a launched process that is not rank 0. It runs the fork server from which its ranks are forked.
 
-The agent runs a fork server on its node and connects it, and the ranks, to the driver through a :class:`TcpMux`.
+The agent prints nothing and is not a rank itself: the launcher sees no process exit when a rank dies or hangs, and the
+world can be replaced as without a launcher. An agent on the driver's node uses the session's folder. An agent on
+another node has a folder of its own, and leases devices of its node for the driver.
 """
 
 from __future__ import annotations
@@ -13,153 +15,184 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Protocol
 
-from pytest_accel.core import prctl, shared_memory, unix_sockets
-from pytest_accel.core.connect import ASK, SERVER, named_rank
+from pytest_accel.core import prctl, shared_memory
 from pytest_accel.core.kill import kill_marked
-from pytest_accel.core.paths import private_directory, server_log_path, socket_path
+from pytest_accel.core.paths import private_directory, server_log_path
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.forkserver.server_client import OwnServer
 from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, StartServer
-from pytest_accel.nodes.local_agent import LOST, TIMEOUT, changed_environment
-from pytest_accel.nodes.machines import AuthenticatedLink
 from pytest_accel.nodes.remote_leases import LeaseAgent
-from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
 from pytest_accel.settings.machine import machine_for
 
+_LOST = 1
+"""Exit status of an agent whose driver has exited without sending `End`."""
+_TIMEOUT = 30.0
+"""Seconds that a driver may take to exit after it has sent `End`, and a fork server after the loss of its driver."""
 
-def serve_driver(link: AuthenticatedLink, clock: float) -> int:
-    """Serve the driver until it ends; return the exit status for this process.
 
-    `clock` is the number of seconds to add to this node's clock to get the driver's.
+class AgentTransport(Protocol):
+    """The agent's end of its connection to the driver.
+
+    :meth:`send` may be called in any thread, the other methods only in the thread of :meth:`run`.
     """
+
+    remote: bool
+    """True if the driver is on another node, and so neither its folder nor its processes are visible here."""
+    clock: float
+    """Seconds to add to this node's clock to get the driver's."""
+
+    def send(self, message: object) -> None:
+        """Send `message` to the driver; no-op if the connection has ended."""
+
+    def run(self, handle: Callable[[object], None]) -> str | None:
+        """Call `handle` with each message until the connection ends; return an error that only this end knows."""
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Close `descriptor` and call `call`, in the thread of :meth:`run`, once `descriptor` becomes readable."""
+
+    def connect_server(self, directory: str) -> socket.socket:
+        """Return a fork server's end of its connection to the driver; called once for each `StartServer`.
+
+        The ranks of the server listen in `directory`.
+        """
+
+    def expect_exit(self, driver: int, timeout: float) -> None:
+        """Have :meth:`run` return once the driver, whose process id is `driver`, has exited, or after `timeout`."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+def serve_driver(transport: AgentTransport) -> int:
+    """Serve the driver until it exits; return the exit status for this process."""
     # The driver handles a Ctrl-C at the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    agent = _TcpAgent(link, clock)
+    agent = _Agent(transport)
     try:
         return agent.run()
     finally:
         agent.close()
 
 
-class _TcpAgent:
-    """The agent's state: its connection to the driver and its current fork server."""
+class _Agent:
+    """The agent's state: its current fork server, the server's folder, and the exit status."""
 
-    def __init__(self, link: AuthenticatedLink, clock: float) -> None:
-        self._clock = clock
-        self._mux = TcpMux(link.socket, key=link.key, first=1, open_stream=self._open, take=self._handle)
+    def __init__(self, transport: AgentTransport) -> None:
+        self._transport = transport
         self._server: OwnServer | None = None
-        self._stream: socket.socket | None = None
-        """The driver's end of the connection to the fork server, until the driver opens its stream."""
         self._number = 0
+        """The number of the last server."""
         self._spec: SessionSpec | None = None
-        self._status = LOST
-        self._lease_agent = LeaseAgent(self._mux.send, machine_for)
+        """The session as the last server sees it."""
+        self._status: int | None = None
+        """The exit status that the driver has sent."""
+        self._owns_folder = transport.remote
+        self._lease_agent = LeaseAgent(transport.send, machine_for)
 
     def run(self) -> int:
-        """Handle messages until the connection ends; return the exit status."""
-        why = self._mux.run()
-        if self._mux.broken:  # The driver reports any other cause.
+        """Handle messages until the driver exits; return the exit status."""
+        why = self._transport.run(self._handle)
+        if why is not None:
             print(f"accel: the connection to rank 0 has ended: {why}", file=sys.stderr, flush=True)
+        if self._status is None:
+            # The driver's fork server removes the folder, but ranks of this agent may write files there afterwards.
+            self._owns_folder = True
+            return _LOST
         return self._status
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: object) -> None:
         if isinstance(message, StartServer):
-            try:
-                self._start(message)
-            except Exception:
-                self._mux.send(ServerEnded(message.number, traceback.format_exc()))
+            self._start(message)
         elif isinstance(message, KillServer):
             if self._server is not None and message.number == self._number:
                 self._server.kill_tree()
         elif isinstance(message, End):
             self._status = message.status
             # The driver exits first: a launcher that sees another exit status than 0 terminates all processes.
-            self._mux.expire(TIMEOUT)
+            self._transport.expect_exit(message.driver, _TIMEOUT)
         else:
             self._lease_agent.handle(message)
 
     def _start(self, message: StartServer) -> None:
+        self._number = message.number
+        try:
+            self._spec = self._own_spec(message) if self._transport.remote else message.spec
+            with self._transport.connect_server(self._spec.directory) as end:
+                self._server = OwnServer(self._spec, end, changed_environment(message.environment))
+        except Exception:
+            self._transport.send(ServerEnded(message.number, traceback.format_exc()))
+        else:
+            self._watch_server(self._server)
+
+    def _own_spec(self, message: StartServer) -> SessionSpec:
+        """Return the session for a server on another node than the driver's, with a new folder."""
         self._remove_folder()
         directory = private_directory()
         shared = os.path.exists(message.token)
         basetemp = message.spec.basetemp if shared else os.path.join(directory, "tmp")
-        spec = replace(message.spec, directory=directory, basetemp=basetemp, far=True, clock=self._clock, shared=shared)
-        self._spec, self._number = spec, message.number
-        ours, theirs = socket.socketpair()
-        self._stream = ours
-        with theirs:
-            self._server = OwnServer(spec, theirs, changed_environment(message.environment))
-        _when_ended(self._server, self._mux, self._on_server_end)
+        clock = self._transport.clock
+        return replace(message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared)
+
+    def _watch_server(self, server: OwnServer) -> None:
+        """Have :meth:`_on_server_end` called once `server` has exited."""
+        end = prctl.end_of(server.process.pid)
+        if end is None:
+            # Without a pidfd, a thread waits for the server, and closes the write end of a pipe when it has exited.
+            end, write_end = os.pipe()
+
+            def wait() -> None:
+                server.wait(None)
+                with contextlib.suppress(OSError):
+                    os.close(write_end)
+
+            threading.Thread(target=wait, daemon=True).start()
+        self._transport.watch(end, self._on_server_end)
 
     def _on_server_end(self) -> None:
-        """Clean up after a fork server that has ended, and tell the driver.
+        """Clean up after a fork server that has exited, and tell the driver.
 
-        Processes that were started by ranks and outlived them are killed, too.
+        On another node than the driver's, processes that were started by ranks and outlived them are killed, too.
         """
         assert self._server is not None
         assert self._spec is not None
         self._server.wait(None)
         self._server = None
-        kill_marked(self._spec.directory)
-        shared_memory.remove_all(self._spec.directory)
-        self._mux.send(ServerEnded(self._number, tail(server_log_path(self._spec.directory, self._spec.server))))
-
-    def _open(self, name: str) -> StreamTarget:
-        """Return the target of a stream that the driver opens; raise OSError if there is no such target."""
-        if name == SERVER and self._stream is not None:
-            stream, self._stream = self._stream, None
-            return StreamTarget(stream)
-        if self._spec is None:
-            raise FileNotFoundError(name)
-        if name == ASK:
-            ours, theirs = socket.socketpair()
-            call = Connection(theirs.detach())
-            args = call, self._spec.directory
-            threading.Thread(target=answer, args=args, name="accel-inspector", daemon=True).start()
-            return StreamTarget(ours)
-        named = named_rank(name)
-        if named is None:
-            raise FileNotFoundError(name)
-        world, rank, pid = named
-        return StreamTarget(unix_sockets.connect(socket_path(self._spec.directory, world, rank)), prctl.end_of(pid))
+        log = ""
+        if self._transport.remote:
+            _remove_leftovers(self._spec.directory)
+            log = tail(server_log_path(self._spec.directory, self._spec.server))
+        self._transport.send(ServerEnded(self._number, log))
 
     def close(self) -> None:
-        """Wait for the fork server, which ends since its connection is closed, and remove all that is left."""
-        if self._stream is not None:
-            self._stream.close()
-        if self._server is not None and not self._server.wait(TIMEOUT):
+        """Wait for the fork server, which exits since its connection is closed, and remove all that is left."""
+        self._transport.close()
+        if self._server is not None and not self._server.wait(_TIMEOUT):
             self._server.kill_tree()
             self._server.wait(None)
         self._lease_agent.close()
-        self._remove_folder()
+        if self._owns_folder:
+            self._remove_folder()
 
     def _remove_folder(self) -> None:
-        if self._spec is not None:
-            kill_marked(self._spec.directory)
-            shared_memory.remove_all(self._spec.directory)
-            shutil.rmtree(self._spec.directory, ignore_errors=True)
+        if self._spec is None:
+            return
+        if self._transport.remote:
+            _remove_leftovers(self._spec.directory)
+        shutil.rmtree(self._spec.directory, ignore_errors=True)
 
 
-def _when_ended(server: OwnServer, mux: TcpMux, call: Callable[[], None]) -> None:
-    """Call `call` in the thread of `mux` when `server` has ended."""
-    end = prctl.end_of(server.process.pid)
-    if end is not None:
-        mux.watch(end, call)
-        return
-    # Without a pidfd, a thread waits for the server, and closes the write end of a pipe when the server has ended.
-    source, target = os.pipe()
+def _remove_leftovers(directory: str) -> None:
+    """Kill the processes, and remove the shared memory, that belong to the session with the folder `directory`."""
+    kill_marked(directory)
+    shared_memory.remove_all(directory)
 
-    def wait() -> None:
-        server.wait(None)
-        with contextlib.suppress(OSError):
-            os.close(target)
 
-    mux.watch(source, call)
-    threading.Thread(target=wait, daemon=True).start()
+def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return this process's environment with `changes`; None removes a variable."""
+    environment = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    return {name: value for name, value in environment.items() if changes.get(name, "") is not None}

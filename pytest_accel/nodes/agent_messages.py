@@ -73,20 +73,14 @@ def hello_of(value: object) -> Hello:
 
 @dataclass(frozen=True, slots=True)
 class ServerEnded:
+    """A fork server has exited, or could not be started."""
+
     number: int
     log: str = ""
-    """The end of the server's log, if the driver cannot read it itself."""
+    """The end of the server's log, or the traceback of the failed start; empty if the driver can read the log."""
 
 
 # Driver to agent
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """All processes have connected."""
-
-    pid: int
-    """The driver's process id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +109,5 @@ class End:
     """Exit with `status` once the driver has exited."""
 
     status: int
+    driver: int
+    """The driver's process id."""

@@ -11,25 +11,25 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_accel.core.launcher_env import Outer, of_a_rank, without_local_rank
+from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.launcher_env import LaunchedProcess, of_a_rank, without_local_rank
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.nodes import agent, local_agent, machines
-from pytest_accel.nodes.agent_client import TcpAgentClient
+from pytest_accel.nodes import agent, machines
+from pytest_accel.nodes.agent_client import AgentClient, ClientTransport
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.local_agent_client import LocalAgentClient
+from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.nodes.machines import RemotePeer, Rendezvous
 from pytest_accel.nodes.remote_leases import RemoteLeases
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join
+from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
-_KINDS = ("cuda", "rocm", "xpu", "hpu", "npu", "mlu", "musa", "tpu", "neuron")
-"""The device kinds that have masks."""
 _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, for the news that another process has ended."""
 
 
-def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSession:
+def enter(early_config: pytest.Config, args: list[str], process: LaunchedProcess) -> LaunchedSession:
     """Meet the other launched processes; return the session in rank 0, and raise ``SystemExit`` in all others.
 
     The other processes run as agents until the driver ends. `args` is pytest's own list of the arguments that it has
@@ -37,45 +37,45 @@ def enter(early_config: pytest.Config, args: list[str], world: Outer) -> OuterSe
     """
     args[:] = without_local_rank(args)
     rendezvous = None
-    if world.local_size != world.size:
+    if process.local_size != process.size:
         try:
-            rendezvous = machines.read_rendezvous(os.environ, world)
+            rendezvous = machines.read_rendezvous(os.environ, process)
         except RendezvousError as error:
             raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
     node = machines.identity() if rendezvous is not None else ""
-    hello = Hello(world.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
+    hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # This process is a rank of no world; each world sets its own values.
     try:
-        if world.rank != 0:
-            raise SystemExit(_run_agent(world, hello, rendezvous))
-        far: list[RemotePeer] = []
-        near = list(range(1, world.size))
+        if process.rank != 0:
+            raise SystemExit(_run_agent(process, hello, rendezvous))
+        remote: list[RemotePeer] = []
+        local = list(range(1, process.size))
         if rendezvous is not None:
-            far, near = machines.receive(world, rendezvous, hello)
-        session = OuterSession(world, hello, gather(world, expected=near), far)
+            remote, local = machines.receive(process, rendezvous, hello)
+        session = LaunchedSession(process, hello, gather(process, expected=local), remote)
     except RendezvousError as error:
         raise pytest.UsageError(str(error)) from None
-    difference = differences(world.launcher, [hello, *session.hellos])
+    difference = differences(process.launcher, [hello, *session.hellos])
     if difference is not None:
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
     return session
 
 
-def _run_agent(world: Outer, hello: Hello, rendezvous: Rendezvous | None) -> int:
+def _run_agent(process: LaunchedProcess, hello: Hello, rendezvous: Rendezvous | None) -> int:
     if rendezvous is not None:
-        met = machines.call(world, rendezvous, hello)
+        met = machines.call(process, rendezvous, hello)
         if met is not None:
-            return agent.serve_driver(*met)
-    return local_agent.serve_driver(join(world, hello))
+            return agent.serve_driver(TcpAgentTransport(*met))
+    return agent.serve_driver(LocalAgentTransport(join(process, hello)))
 
 
 def _masks() -> dict[str, str]:
-    names = {name for kind in _KINDS for name in make_vendor(kind).mask((), os.environ)}
+    names = {name for kind in OWN_KINDS for name in make_vendor(kind).mask((), os.environ)}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
@@ -115,26 +115,33 @@ def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> ob
     return show(hello)
 
 
-class OuterSession:
+class LaunchedSession:
     """The other launched processes, as rank 0 sees them, with a client for the agent of each."""
 
     def __init__(
-        self, world: Outer, own: Hello, found: Sequence[tuple[Hello, Connection]], far: Sequence[RemotePeer]
+        self,
+        process: LaunchedProcess,
+        own: Hello,
+        found: Sequence[tuple[Hello, Connection]],
+        remote: Sequence[RemotePeer],
     ) -> None:
-        """`own` is the greeting of this process; `found` are the others on this node, `far` those on other nodes."""
-        self.world = world
-        self.hellos = [*(hello for hello, _ in found), *(one.hello for one in far)]
-        self.layout = machines.layout_of(own, [hello.rank for hello, _ in found], far)
+        """`own` is the greeting of this process; `found` are the others on this node, `remote` those on other nodes."""
+        self.process = process
+        self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
+        self.layout = machines.layout_of(own, [hello.rank for hello, _ in found], remote)
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message on the processes that have ended too early."""
         self._before = dict(os.environ)
         self._ended = False
         self._loss = threading.Event()
-        clients: list[LocalAgentClient | TcpAgentClient] = [
-            *(LocalAgentClient(hello, connection, self._lose, self._changes) for hello, connection in found),
-            *(TcpAgentClient(one, self._name(one.hello.rank), self._lose, self._changes) for one in far),
+        transports: list[tuple[Hello, ClientTransport]] = [
+            *((hello, LocalClientTransport(connection)) for hello, connection in found),
+            *((one.hello, TcpClientTransport(one.link)) for one in remote),
         ]
-        self._clients = sorted(clients, key=lambda client: client.hello.rank)
+        self._clients = [
+            AgentClient(hello, transport, self._name(hello.rank), self._lose, self._changes)
+            for hello, transport in sorted(transports, key=lambda pair: pair[0].rank)
+        ]
 
     @property
     def servers(self) -> tuple[Spawn, ...]:
@@ -142,17 +149,18 @@ class OuterSession:
         return (spawn_here, *(client.spawn for client in self._clients))
 
     @property
-    def supplies(self) -> dict[int, RemoteLeases]:
+    def devices(self) -> dict[int, RemoteLeases]:
         """The devices of the other nodes, by node number; the first agent of each node leases them."""
-        clients = {client.hello.rank: client for client in self._clients if isinstance(client, TcpAgentClient)}
-        firsts = {number: min(node.servers) for number, node in enumerate(self.layout.nodes)}
-        return {number: clients[rank].supply for number, rank in firsts.items() if rank in clients}
+        clients = {client.hello.rank: client for client in self._clients}
+        return {
+            number: clients[min(node.server_numbers)].devices for number, node in enumerate(self.layout.nodes) if number
+        }
 
     @property
     def lost(self) -> str | None:
         """A message on the processes and nodes that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
-        silent = {client.hello.node: client.silent for client in gone if isinstance(client, TcpAgentClient)}
+        silent = {client.hello.node: client.silent for client in gone}
         named = [
             f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
             for client in gone
@@ -162,20 +170,20 @@ class OuterSession:
             if why is not None:
                 ranks = [client.hello.rank for client in self._clients if client.hello.node == node]
                 named.append(f"the node {self._name(ranks[0])} with {ranks_text(ranks)}: {why}")
-        return f"{self.world.launcher} has lost {', '.join(named)}" if named else None
+        return f"{self.process.launcher} has lost {', '.join(named)}" if named else None
 
     @property
     def about(self) -> str:
         """A short description of the launched processes."""
         nodes = self.layout.nodes
-        where = ", ".join(f"{node.name} ({ranks_text(node.servers)})" for node in nodes)
-        return self.world.about if len(nodes) == 1 else f"{self.world.about} on {len(nodes)} nodes: {where}"
+        where = ", ".join(f"{node.name} ({ranks_text(node.server_numbers)})" for node in nodes)
+        return self.process.about if len(nodes) == 1 else f"{self.process.about} on {len(nodes)} nodes: {where}"
 
     def _name(self, rank: int) -> str:
-        return next(node.name for node in self.layout.nodes if rank in node.servers)
+        return next(node.name for node in self.layout.nodes if rank in node.server_numbers)
 
     def _on_node(self, rank: int) -> str:
-        return "" if rank in self.layout.near else f" on {self._name(rank)}"
+        return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
 
     def heed_signals(self) -> None:
         """Install a handler for SIGTERM that ends the session with a message on the cause.
@@ -188,7 +196,7 @@ class OuterSession:
     def _terminated(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._loss.wait(_LOSS_TIMEOUT)
-        pytest.exit(self.lost or f"{self.world.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
+        pytest.exit(self.lost or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""

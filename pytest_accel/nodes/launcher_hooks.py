@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.nodes.launched_session import OuterSession
+from pytest_accel.nodes.launched_session import LaunchedSession
 
 
-class OuterHooks:
+class LauncherHooks:
     """The hooks of a session under a launcher; registered in rank 0 only, which is the driver."""
 
-    def __init__(self, config: pytest.Config, outer: OuterSession) -> None:
+    def __init__(self, config: pytest.Config, launched: LaunchedSession) -> None:
         """Raise ``pytest.UsageError`` if xdist is to distribute the tests."""
-        self._outer = outer
+        self._launched = launched
         self._session: pytest.Session | None = None
         count = getattr(config.option, "numprocesses", None)
         if count or getattr(config.option, "tx", None):
-            launcher = outer.world.launcher
-            outer.end(int(pytest.ExitCode.USAGE_ERROR))
+            launcher = launched.process.launcher
+            launched.end(int(pytest.ExitCode.USAGE_ERROR))
             raise pytest.UsageError(
                 f"-n {count or '(xdist)'} under {launcher}: use only one of the two. {launcher} without -n runs each "
                 f"test in the ranks that it has started; pytest -n {count or 'N'} without {launcher} distributes the "
@@ -27,10 +27,10 @@ class OuterHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self._session = session
-        self._outer.on_lost = self._lose
-        self._outer.heed_signals()
-        if self._outer.lost is not None:
-            self._lose(self._outer.lost)
+        self._launched.on_lost = self._lose
+        self._launched.heed_signals()
+        if self._launched.lost is not None:
+            self._lose(self._launched.lost)
 
     def _lose(self, text: str) -> None:
         assert self._session is not None
@@ -38,4 +38,4 @@ class OuterHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        self._outer.end(int(self._session.exitstatus) if self._session is not None else 0)
+        self._launched.end(int(self._session.exitstatus) if self._session is not None else 0)

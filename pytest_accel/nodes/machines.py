@@ -27,11 +27,11 @@ import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
-from pytest_accel.core.launcher_env import Outer
+from pytest_accel.core.launcher_env import LaunchedProcess
 from pytest_accel.nodes import mutual_auth, shared_secret
 from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
-from pytest_accel.nodes.placement import Layout, Node
+from pytest_accel.nodes.placement import ForkServer, Layout, Node
 from pytest_accel.nodes.rendezvous import TIMEOUT, RendezvousError, missing
 
 _RETRY_INTERVAL = 0.1
@@ -96,7 +96,7 @@ class RemotePeer:
     """The address of this node to which the process has connected."""
 
 
-def read_rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
+def read_rendezvous(environ: Mapping[str, str], process: LaunchedProcess) -> Rendezvous:
     """Return the rendezvous that the launcher's and the user's variables describe.
 
     Raise :class:`RendezvousError` if a variable or the secret is missing.
@@ -104,22 +104,22 @@ def read_rendezvous(environ: Mapping[str, str], outer: Outer) -> Rendezvous:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise RendezvousError(
-            f"{outer.launcher} has started {outer.size} processes, {outer.local_size} of them on this machine, and "
-            f"they have no address to meet at: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, an "
-            "address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
+            f"{process.launcher} has started {process.size} processes, {process.local_size} of them on this machine, "
+            f"and they have no address to meet at: MASTER_ADDR={address!r}, MASTER_PORT={port!r}. Export MASTER_ADDR, "
+            "an address of rank 0's machine at which the others reach it, and MASTER_PORT, a free port there "
             "(with --accel-launcher none, each process runs all tests by itself)"
         )
     try:
         secret = shared_secret.read_secret(environ)
     except shared_secret.SecretError as error:
-        raise RendezvousError(f"rank {outer.rank} on {platform.node()}: {error}") from None
-    job = (outer.launcher, str(outer.size), address, port, *outer.job)
+        raise RendezvousError(f"rank {process.rank} on {platform.node()}: {error}") from None
+    job = (process.launcher, str(process.size), address, port, *process.job)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         key = f"pytest-accel/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         return Rendezvous(address, int(port), secret or b"", key, job)
     if secret is None:
         raise RendezvousError(
-            f"{outer.launcher} has started {outer.size} processes on several machines, and rank {outer.rank} on "
+            f"{process.launcher} has started {process.size} processes on several machines, and rank {process.rank} on "
             f"{platform.node()} has no secret by which they know each other. Export {shared_secret.VARIABLE} with the "
             f"same value to all of them, or keep one in {shared_secret.FILE}, a file that only you can read and that "
             f"the machines share: {shared_secret.HOW_TO_MAKE_ONE} (with --accel-launcher none, each process runs all "
@@ -141,7 +141,7 @@ def identity() -> str:
 
 
 def receive(
-    outer: Outer, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
+    process: LaunchedProcess, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
 ) -> tuple[list[RemotePeer], list[int]]:
     """As rank 0, wait for the others; return the processes on other nodes in order of rank, and the ranks on this node.
 
@@ -149,10 +149,10 @@ def receive(
     :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     deadline = monotonic() + timeout
-    far: dict[int, RemotePeer] = {}
-    near: set[int] = set()
+    remote: dict[int, RemotePeer] = {}
+    local: set[int] = set()
     wrong: dict[int, str] = {}
-    with _listen(where, outer.size) as listener:
+    with _listen(where, process.size) as listener:
         secret = where.secret
         if where.key is not None:
             random = secrets.token_bytes(32)
@@ -163,32 +163,32 @@ def receive(
 
         def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
             note = partial(_note_wrong, wrong, _plain(call.getpeername()[0]))
-            return _greet(secret, where.job, outer.size, own, note)
+            return _greet(secret, where.job, process.size, own, note)
 
-        with Handshakes(listener, begin, outer.size) as handshakes:
-            while len(far) + len(near) < outer.size - 1:
+        with Handshakes(listener, begin, process.size) as handshakes:
+            while len(remote) + len(local) < process.size - 1:
                 met = handshakes.wait(deadline)
                 if met is None:
-                    absent = [rank for rank in range(1, outer.size) if rank not in far and rank not in near]
+                    absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
-                    raise RendezvousError("; ".join([str(missing(outer, absent, timeout)), *notes]))
+                    raise RendezvousError("; ".join([str(missing(process, absent, timeout)), *notes]))
                 call, (hello, peer) = met
-                if hello.rank in far:  # The process has retried, since the end of the greeting came too late.
-                    far.pop(hello.rank).link.socket.close()
+                if hello.rank in remote:  # The process has retried, since the end of the greeting came too late.
+                    remote.pop(hello.rank).link.socket.close()
                 if hello.node == own.node:
-                    near.add(hello.rank)
+                    local.add(hello.rank)
                     call.close()
                     continue
                 with contextlib.suppress(OSError):  # The process has disconnected.
                     addresses = _plain(call.getpeername()[0]), _plain(call.getsockname()[0])
-                    far[hello.rank] = RemotePeer(
+                    remote[hello.rank] = RemotePeer(
                         hello, AuthenticatedLink(call, mutual_auth.key_for(peer, "frames")), *addresses
                     )
-    return [far[rank] for rank in sorted(far)], sorted(near)
+    return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
 def call(
-    outer: Outer, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
+    process: LaunchedProcess, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
 ) -> tuple[AuthenticatedLink, float] | None:
     """As another rank than 0, return the connection to rank 0, and the seconds by which its clock is ahead of this one.
 
@@ -211,7 +211,7 @@ def call(
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
-                far, clock, key = perform(link, _present(secret, where.job, hello), until)
+                remote, clock, key = perform(link, _present(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 if isinstance(error, WrongSecret) and wrong_since is None:
@@ -219,7 +219,7 @@ def call(
                 elif isinstance(error, Refused):
                     refused = f"; the process that listens there {error}"
                 continue
-            if far:
+            if remote:
                 return AuthenticatedLink(link, key), clock
             link.close()
             return None
@@ -227,11 +227,11 @@ def call(
     if wrong_since is not None:
         raise RendezvousError(
             f"the process that listens for rank 0 at {' or '.join(addresses)}, port {port}, has another secret "
-            f"({shared_secret.NAMES}) than rank {outer.rank} on {hello.host}, or belongs to another job"
+            f"({shared_secret.NAMES}) than rank {process.rank} on {hello.host}, or belongs to another job"
         )
     raise RendezvousError(
-        f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} on {hello.host} did not reach "
-        f"rank 0 at {' or '.join(addresses)}, port {port}, within {timeout:g} s{refused}"
+        f"{process.launcher} has started {process.size} processes, and rank {process.rank} on {hello.host} did not "
+        f"reach rank 0 at {' or '.join(addresses)}, port {port}, within {timeout:g} s{refused}"
     )
 
 
@@ -271,8 +271,8 @@ def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple
             raise Refused(f"sent an invalid time: {there!r}")
         # Rank 0 read its clock between sending and receiving, so the shortest round gives the smallest error.
         rounds.append((took, there - began - took / 2))
-    far = yield from messages.receive()
-    return bool(far), min(rounds)[1], mutual_auth.key_for(peer, "frames")
+    remote = yield from messages.receive()
+    return bool(remote), min(rounds)[1], mutual_auth.key_for(peer, "frames")
 
 
 def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
@@ -329,15 +329,20 @@ def _plain(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
-def layout_of(own: Hello, near: Sequence[int], far: Sequence[RemotePeer]) -> Layout:
+def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) -> Layout:
     """Return the nodes of the session: rank 0's first, then in the order of their lowest ranks."""
     groups: dict[str, list[RemotePeer]] = {}
-    for one in far:
+    for one in remote:
         groups.setdefault(one.hello.node, []).append(one)
     names = [own.host, *(group[0].hello.host for group in groups.values())]
-    nodes = [Node(own.host, far[0].own_address if far else "", (0, *sorted(near)))]
+    nodes = [Node(own.host, remote[0].own_address if remote else "", _servers([0, *sorted(local)]))]
     for group in groups.values():
         name, address = group[0].hello.host, group[0].address
         shown = f"{name} ({address})" if names.count(name) > 1 else name
-        nodes.append(Node(shown, address, tuple(one.hello.rank for one in group)))
+        nodes.append(Node(shown, address, _servers([one.hello.rank for one in group])))
     return Layout(tuple(nodes))
+
+
+def _servers(ranks: Sequence[int]) -> tuple[ForkServer, ...]:
+    """Return the fork servers of launched processes: each forks one rank, which has the process's place."""
+    return tuple(ForkServer(rank, 1) for rank in ranks)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServer:
+    """A fork server of a session."""
+
+    number: int
+    capacity: int | None
+    """The maximum number of ranks of one world that it forks; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +25,25 @@ class Node:
     """The name for messages to the user."""
     address: str
     """The address at which other nodes reach it."""
-    servers: tuple[int, ...]
-    """The numbers of the fork servers on it."""
+    servers: tuple[ForkServer, ...]
+
+    @property
+    def capacity(self) -> float:
+        """The maximum number of ranks of one world on this node; infinite if a server forks any number."""
+        return sum(math.inf if server.capacity is None else server.capacity for server in self.servers)
+
+    @property
+    def server_numbers(self) -> tuple[int, ...]:
+        """The numbers of the fork servers."""
+        return tuple(server.number for server in self.servers)
+
+    def servers_of(self, ranks: int) -> list[int]:
+        """Return the number of the server of each of `ranks` ranks: the first servers, each up to its capacity."""
+        found: list[int] = []
+        for server in self.servers:
+            left = ranks - len(found)
+            found += [server.number] * (left if server.capacity is None else min(left, server.capacity))
+        return found
 
 
 class Seat(NamedTuple):
@@ -28,22 +55,22 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All nodes of a session, the driver's first."""
+    """The nodes of a session at one time, the driver's first."""
 
     nodes: tuple[Node, ...]
 
     @property
-    def size(self) -> int:
-        """The number of fork servers, which under a launcher is the maximum number of ranks of a world."""
-        return sum(len(node.servers) for node in self.nodes)
+    def capacity(self) -> float:
+        """The maximum number of ranks of a world; infinite if a fork server forks any number."""
+        return sum(node.capacity for node in self.nodes)
 
     def shortage(self, ranks: int, nodes: int, launcher: str | None) -> str | None:
         """Return why no world of `ranks` ranks on at least `nodes` nodes is possible; None if it is.
 
-        `launcher` is the launcher that has started the processes. If None, the number of ranks is not limited.
+        `launcher` is the launcher that has started the processes; None: there is none.
         """
-        if launcher is not None and ranks > self.size:
-            return f"needs {ranks} ranks; {launcher} has started {self.size}"
+        if ranks > self.capacity:
+            return f"needs {ranks} ranks; {launcher} has started {self.capacity}"
         if nodes <= len(self.nodes):
             return None
         if launcher is None:
@@ -61,28 +88,23 @@ class Layout:
         taken = dict.fromkeys(chosen, 0)
         while sum(taken.values()) < ranks:
             for node in chosen:
-                if taken[node] < len(self.nodes[node].servers) and sum(taken.values()) < ranks:
+                if taken[node] < self.nodes[node].capacity and sum(taken.values()) < ranks:
                     taken[node] += 1
-        return tuple(Seat(node, server) for node in chosen for server in self.nodes[node].servers[: taken[node]])
+        return tuple(Seat(node, server) for node in chosen for server in self.nodes[node].servers_of(taken[node]))
 
     def order(self, nodes: Iterable[int]) -> list[int]:
         """Return `nodes` in an order that is the same in all sessions, whichever node has the driver."""
         return sorted(nodes, key=lambda node: (self.nodes[node].name, self.nodes[node].address))
 
-    @property
-    def near(self) -> tuple[int, ...]:
-        """The numbers of the fork servers on the driver's node."""
-        return self.nodes[0].servers
-
     def _chosen(self, ranks: int, nodes: int) -> list[int]:
-        by_size = sorted(range(len(self.nodes)), key=lambda node: -len(self.nodes[node].servers))
+        by_size = sorted(range(len(self.nodes)), key=lambda node: -self.nodes[node].capacity)
         for number in range(nodes, len(self.nodes) + 1):
             for order in (range(len(self.nodes)), by_size):
                 chosen = sorted(order[:number])
-                if sum(len(self.nodes[node].servers) for node in chosen) >= ranks:
+                if sum(self.nodes[node].capacity for node in chosen) >= ranks:
                     return chosen
-        raise ValueError(f"{ranks} ranks on {nodes} machines: there is no room")
+        raise ValueError(f"{ranks} ranks on {nodes} nodes: there is no room")
 
 
-HERE = Layout((Node("", "", (0,)),))
+HERE = Layout((Node("", "", (ForkServer(0, None),)),))
 """The layout of a session without a launcher."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import format_exc
-from typing import Any
 
 import psutil
 
@@ -20,6 +19,7 @@ from pytest_accel.leases.allocator import Supply
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
+from pytest_accel.settings.options import Settings
 
 # Driver to agent
 
@@ -29,7 +29,7 @@ class InventoryRequest:
     """Ask for the inventory of a device kind."""
 
     kind: str
-    settings: object
+    settings: Settings
     """The session's settings."""
 
 
@@ -98,7 +98,7 @@ class LeaseLost:
     why: str
 
 
-class FarSupplyError(Exception):
+class RemoteDevicesError(Exception):
     """The devices of another node are not available; the message says why."""
 
 
@@ -128,15 +128,15 @@ class RemoteLeases:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def inventory(self, kind: str, settings: object) -> Inventory:
-        """Return the node's devices of `kind`; raise :class:`FarSupplyError` if they cannot be looked up."""
+    def inventory(self, kind: str, settings: Settings) -> Inventory:
+        """Return the node's devices of `kind`; raise :class:`RemoteDevicesError` if they cannot be looked up."""
         if kind not in self._inventories:
             self._send(InventoryRequest(kind, settings))
             lost = InventoryReply(kind, None, "the node is lost")
             self._inventories[kind] = lost if self._lost else self._replies.get()
         seen = self._inventories[kind]
         if seen.inventory is None:
-            raise FarSupplyError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
+            raise RemoteDevicesError(f"the {kind} devices of {self.name} cannot be looked up: {seen.error}")
         return seen.inventory
 
     def submit(
@@ -153,7 +153,7 @@ class RemoteLeases:
             number = self._numbers
             self._waiting[number] = on_grant, on_failure
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="accel-far-supply", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="accel-remote-leases", daemon=True)
                 self._thread.start()
         self._send(LeaseRequest(number, kind, need, holder))
         if self._lost:
@@ -184,7 +184,7 @@ class RemoteLeases:
             if waiting is not None and isinstance(message, RemoteLease):
                 self._calls.put(partial(waiting[0], message))
             elif waiting is not None and isinstance(message, LeaseFailed):
-                self._calls.put(partial(waiting[1], FarSupplyError(f"{message.text} (on {self.name})")))
+                self._calls.put(partial(waiting[1], RemoteDevicesError(f"{message.text} (on {self.name})")))
             elif isinstance(message, RemoteLease):
                 self._send(LeaseReturn(message.number, killed=False))  # Granted before the withdrawal arrived.
         elif isinstance(message, LeaseWanted):
@@ -202,7 +202,7 @@ class RemoteLeases:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():
-            self._calls.put(partial(on_failure, FarSupplyError(f"the node {self.name} is lost")))
+            self._calls.put(partial(on_failure, RemoteDevicesError(f"the node {self.name} is lost")))
 
     def _run(self) -> None:
         try:
@@ -216,7 +216,7 @@ class RemoteLeases:
 class LeaseAgent:
     """The agent's side: takes leases on its node for the driver. :meth:`handle` is called in one thread only."""
 
-    def __init__(self, send: Callable[[object], None], make_machine: Callable[[Any], Machine]) -> None:
+    def __init__(self, send: Callable[[object], None], make_machine: Callable[[Settings], Machine]) -> None:
         """`make_machine` makes the :class:`Machine` of this node from the session's settings."""
         self._send = send
         self._make_machine = make_machine
@@ -259,7 +259,7 @@ class LeaseAgent:
         try:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
-                waits = getattr(message.settings, "busy", None) == "wait"
+                waits = message.settings.busy == "wait"
                 self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
             self._send(InventoryReply(message.kind, self._machine.of(message.kind)))

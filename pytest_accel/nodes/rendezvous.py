@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
-from pytest_accel.core.launcher_env import Outer
+from pytest_accel.core.launcher_env import LaunchedProcess
 from pytest_accel.core.paths import user_folder
 from pytest_accel.leases.lock_dir import VARIABLE
 from pytest_accel.nodes.agent_messages import Hello, receive_hello
@@ -28,7 +28,7 @@ class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
 
 
-def rendezvous_path(outer: Outer) -> str:
+def rendezvous_path(process: LaunchedProcess) -> str:
     """Return the path of rank 0's socket; it differs for sessions with different lock folders.
 
     Raise :class:`RendezvousError` if the folder cannot be used, for example because another user could listen there.
@@ -37,33 +37,33 @@ def rendezvous_path(outer: Outer) -> str:
         folder = user_folder()
     except OSError as error:
         raise RendezvousError(
-            f"{error.filename}, where the processes that {outer.launcher} has started would meet, cannot be used: "
+            f"{error.filename}, where the processes that {process.launcher} has started would meet, cannot be used: "
             f"{error.strerror}"
         ) from None
     locks = hashlib.sha256(os.fsencode(os.environ.get(VARIABLE, ""))).hexdigest()[:8]
-    return os.path.join(folder, f"{locks}-{outer.key}.sock")
+    return os.path.join(folder, f"{locks}-{process.key}.sock")
 
 
 def gather(
-    outer: Outer, timeout: float = TIMEOUT, expected: Collection[int] | None = None
+    process: LaunchedProcess, timeout: float = TIMEOUT, expected: Collection[int] | None = None
 ) -> list[tuple[Hello, Connection]]:
     """As rank 0, wait for the others; return their greetings and connections, in order of rank.
 
     `expected` are the ranks on this node; None means all. Raise :class:`RendezvousError`, which names the missing
     ranks, after `timeout` seconds.
     """
-    expected = range(1, outer.size) if expected is None else expected
+    expected = range(1, process.size) if expected is None else expected
     if not expected:
         return []
-    path = rendezvous_path(outer)
+    path = rendezvous_path(process)
     deadline = monotonic() + timeout
     found: dict[int, tuple[Hello, Connection]] = {}
-    with _listen(path, outer) as listener, Handshakes(listener, _receive_hello, outer.size) as handshakes:
+    with _listen(path, process) as listener, Handshakes(listener, _receive_hello, process.size) as handshakes:
         try:
             while len(found) < len(expected):
                 met = handshakes.wait(deadline)
                 if met is None:
-                    raise missing(outer, [rank for rank in expected if rank not in found], timeout)
+                    raise missing(process, [rank for rank in expected if rank not in found], timeout)
                 call, hello = met
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
@@ -79,18 +79,18 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     return receive_hello()
 
 
-def missing(outer: Outer, ranks: Sequence[int], timeout: float) -> RendezvousError:
+def missing(process: LaunchedProcess, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
-        f"{outer.launcher} has started {outer.size} processes, and rank {', '.join(map(str, ranks))} did not connect "
-        f"within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, each runs "
-        "all tests by itself)"
+        f"{process.launcher} has started {process.size} processes, and rank {', '.join(map(str, ranks))} did not "
+        f"connect within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, "
+        "each runs all tests by itself)"
     )
 
 
-def join(outer: Outer, hello: Hello, timeout: float = TIMEOUT) -> Connection:
+def join(process: LaunchedProcess, hello: Hello, timeout: float = TIMEOUT) -> Connection:
     """As another rank than 0, connect to rank 0; raise :class:`RendezvousError` after `timeout` seconds."""
-    path = rendezvous_path(outer)
+    path = rendezvous_path(process)
     deadline = monotonic() + timeout
     while True:
         try:
@@ -98,17 +98,17 @@ def join(outer: Outer, hello: Hello, timeout: float = TIMEOUT) -> Connection:
                 call.sendall(hello.pack())
                 return Connection(call.detach())
         except PermissionError as error:
-            raise RendezvousError(f"rank {outer.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
+            raise RendezvousError(f"rank {process.rank} cannot connect to rank 0 at {path}: {error.strerror}") from None
         except OSError:
             if monotonic() >= deadline:
                 raise RendezvousError(
-                    f"{outer.launcher} has started {outer.size} processes, and rank {outer.rank} did not reach rank 0 "
-                    f"within {timeout:g} s"
+                    f"{process.launcher} has started {process.size} processes, and rank {process.rank} did not reach "
+                    f"rank 0 within {timeout:g} s"
                 ) from None
         time.sleep(_RETRY_INTERVAL)
 
 
-def _listen(path: str, outer: Outer) -> socket.socket:
+def _listen(path: str, process: LaunchedProcess) -> socket.socket:
     try:
         unix_sockets.connect(path).close()
     except PermissionError as error:
@@ -117,5 +117,7 @@ def _listen(path: str, outer: Outer) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # The socket of a process that was killed.
     else:
-        raise RendezvousError(f"another session under {outer.launcher} with the job {'/'.join(outer.job)} is starting")
-    return unix_sockets.listen(path, outer.size)
+        raise RendezvousError(
+            f"another session under {process.launcher} with the job {'/'.join(process.job)} is starting"
+        )
+    return unix_sockets.listen(path, process.size)

@@ -27,10 +27,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.connect import TARGET_LENGTH
 from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
 
 SILENCE = 10.0
@@ -42,11 +43,10 @@ _OPEN, _DATA, _CLOSE, _PART, _MESSAGE = range(5)
 """Kinds of frames. A message is sent as any number of `_PART` frames and one `_MESSAGE` frame."""
 _CHUNK = 1 << 16
 """Maximum number of bytes in a frame, so that a forged length is detected at once."""
-_LONGEST_NAME = 200
 
 
-class StreamTarget(NamedTuple):
-    """The socket that a stream is connected to."""
+class StreamSocket(NamedTuple):
+    """A socket that a stream is connected to."""
 
     socket: socket.socket
     end: int | None = None
@@ -72,13 +72,12 @@ class TcpMux:
         *,
         key: bytes,
         first: int,
-        open_stream: Callable[[str], StreamTarget],
-        take: Callable[[Any], None],
+        open_stream: Callable[[object], StreamSocket],
     ) -> None:
         """`key` is a secret that only the two ends have. `first` is 0 at one end and 1 at the other.
 
-        `open_stream` returns the target of a stream that the other end opens by name; it raises OSError if there is
-        none. `take` handles messages.
+        `open_stream` returns the socket for a stream that the other end opens to a target; it raises OSError if there
+        is no such target.
         """
         self.broken = False
         """True if the connection ended because a frame failed authentication, or because of an error at this end."""
@@ -88,12 +87,12 @@ class TcpMux:
         self._parts = bytearray()
         """The parts received so far of an incomplete message."""
         self._open_stream = open_stream
-        self._take = take
+        self._handle: Callable[[object], None] | None = None
         self._numbers = count(first, 2)
         self._streams: dict[int, _Stream] = {}
         self._listeners: list[socket.socket] = []
         self._callers: set[socket.socket] = set()
-        """Accepted connections that have not sent the name of their stream yet."""
+        """Accepted connections that have not sent their target yet."""
         self._in = bytearray()
         self._out = bytearray()
         self._deadline: float | None = None
@@ -113,13 +112,13 @@ class TcpMux:
         """Send `message` to the other end; no-op if the connection has ended."""
         self._post(partial(self._put_message, pickle.dumps(message)))
 
-    def join(self, end: socket.socket, name: str) -> None:
-        """Open a stream from `end` to the target `name` at the other end. This object closes `end`."""
-        if not self._post(partial(self._join, end, name)):
+    def join(self, end: socket.socket, target: object) -> None:
+        """Open a stream from `end` to `target` at the other end. This object closes `end`."""
+        if not self._post(partial(self._join, end, pickle.dumps(target))):
             end.close()
 
     def listen(self, path: str) -> None:
-        """Open a stream for each connection to the socket at `path`; the first line it sends is the target's name."""
+        """Open a stream for each connection to the socket at `path`, to the target that it names (`call_agent`)."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listener = unix_sockets.listen(path, 64)
@@ -148,12 +147,13 @@ class TcpMux:
         self._deadline = monotonic() + seconds
         self._post(lambda: None)
 
-    def run(self) -> str | None:
-        """Carry data until the connection ends; return the reason, or None if the other end has closed it normally.
+    def run(self, handle: Callable[[object], None]) -> str | None:
+        """Carry data until the connection ends, and call `handle` with each message.
 
-        The reason may be an error at this end, with its traceback: other threads depend on this one, so it must not end
-        without a report.
+        Return the reason for the end, or None if the other end has closed the connection normally. The reason may be an
+        error at this end, with its traceback: other threads depend on this one, so it must not end without a report.
         """
+        self._handle = handle
         try:
             while self._deadline is None or monotonic() < self._deadline:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
@@ -249,13 +249,14 @@ class TcpMux:
             try:
                 message = pickle.loads(self._parts + data)
                 self._parts.clear()
-                self._take(message)
+                assert self._handle is not None
+                self._handle(message)
             except (EOFError, OSError) as error:  # `run` would take these for errors of the connection.
                 raise RuntimeError("a message could not be handled") from error
         elif kind == _OPEN:
             try:
-                opened = self._open_stream(data.decode())
-            except OSError:
+                opened = self._open_stream(pickle.loads(data))
+            except (OSError, EOFError, pickle.UnpicklingError):
                 self._put(_CLOSE, number, b"")
             else:
                 self._add(number, opened)
@@ -285,12 +286,12 @@ class TcpMux:
                 del self._out[: self._link.send(self._out)]
         self._selector.modify(self._link, _events(self._out), self._on_link)
 
-    def _join(self, end: socket.socket, name: str) -> None:
+    def _join(self, end: socket.socket, target: bytes) -> None:
         number = next(self._numbers)
-        self._put(_OPEN, number, name.encode())
-        self._add(number, StreamTarget(end))
+        self._put(_OPEN, number, target)
+        self._add(number, StreamSocket(end))
 
-    def _add(self, number: int, opened: StreamTarget) -> None:
+    def _add(self, number: int, opened: StreamSocket) -> None:
         stream = self._streams[number] = _Stream(number, *opened)
         stream.socket.setblocking(False)
         self._selector.register(stream.socket, selectors.EVENT_READ, partial(self._on_stream, stream))
@@ -362,15 +363,16 @@ class TcpMux:
                 return
             call.setblocking(False)
             self._callers.add(call)
-            self._selector.register(call, selectors.EVENT_READ, partial(self._on_name, call, bytearray()))
+            self._selector.register(call, selectors.EVENT_READ, partial(self._on_target, call, bytearray()))
 
-    def _on_name(self, call: socket.socket, text: bytearray, mask: int) -> None:
+    def _on_target(self, call: socket.socket, data: bytearray, mask: int) -> None:
+        """Receive the target of `call`, and nothing more: what follows belongs to the stream."""
         try:
-            while not text.endswith(b"\n") and len(text) < _LONGEST_NAME:
-                piece = call.recv(1)  # Byte by byte, since what follows the line belongs to the stream.
+            while missing := _missing_bytes(data):
+                piece = call.recv(missing)
                 if not piece:
                     raise EOFError
-                text += piece
+                data += piece
         except BlockingIOError:
             return
         except (EOFError, OSError):
@@ -378,11 +380,18 @@ class TcpMux:
             call.close()
             return
         self._forget_caller(call)
-        self._join(call, text.decode().strip())
+        self._join(call, bytes(data[TARGET_LENGTH.size :]))
 
     def _forget_caller(self, call: socket.socket) -> None:
         self._callers.remove(call)
         self._selector.unregister(call)
+
+
+def _missing_bytes(data: bytearray) -> int:
+    """Return how many bytes of a target's length, or else of the target, are missing in `data`."""
+    if len(data) < TARGET_LENGTH.size:
+        return TARGET_LENGTH.size - len(data)
+    return TARGET_LENGTH.size + int(TARGET_LENGTH.unpack_from(data)[0]) - len(data)
 
 
 def _events(out: bytearray) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -29,7 +29,7 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLease, RemoteLeases
+from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
 from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
 from pytest_accel.pool.world_manager import WorldManager
@@ -38,6 +38,30 @@ LINGER = 30.0
 """Seconds after which an idle world is retired, so that other sessions can use its devices."""
 _IDLE_RANKS = 16
 """Number of idle ranks to keep warm; twice the number of CPU slots if that is more."""
+
+
+class Nodes(Protocol):
+    """The nodes of a session."""
+
+    @property
+    def layout(self) -> Layout:
+        """The present nodes with their fork servers."""
+
+    @property
+    def servers(self) -> Sequence[Spawn]:
+        """The functions that start the fork servers, by number."""
+
+    @property
+    def devices(self) -> Mapping[int, RemoteLeases]:
+        """The devices of all nodes but the driver's, by node number."""
+
+
+class SingleNode:
+    """The node of a session without a launcher."""
+
+    layout = HERE
+    servers = (spawn_here,)
+    devices: Mapping[int, RemoteLeases] = MappingProxyType({})
 
 
 class Pool:
@@ -54,16 +78,13 @@ class Pool:
         on_wanted: Callable[[object, int], None],
         *,
         waits_for_busy: bool = False,
-        servers: Sequence[Spawn] = (spawn_here,),
-        layout: Layout = HERE,
-        far: Mapping[int, RemoteLeases] = MappingProxyType({}),
+        nodes: Nodes,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         ``on_wanted(driver, world)`` is called when a request waits for the devices or slots of a world that runs a
-        test. `waits_for_busy` is True for ``--accel-busy wait``. `servers` start the fork servers from which ranks are
-        forked, and `layout` says on which nodes these are. `far` has the devices of all nodes but this one, by node
-        number.
+        test. `waits_for_busy` is True for ``--accel-busy wait``. The layout of `nodes` is read whenever a world is
+        placed.
         """
         self._machine = machine
         self._slots = slots
@@ -71,10 +92,10 @@ class Pool:
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
         self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, servers)
-        self._layout = layout
-        self._far = far
-        for node, source in far.items():
+        self._manager = WorldManager(spec, self._lock, self, nodes.servers)
+        self._nodes = nodes
+        self._far = nodes.devices
+        for node, source in self._far.items():
             source.on_wanted = partial(self._far_lease_wanted, node)
             source.on_lost = partial(self._far_lease_lost, node)
             source.on_failure = self._manager.fail
@@ -170,7 +191,7 @@ class Pool:
                 what = in_words(need, ticket.key.kind)
             waits = f"{ticket.holder.test} waits for {what}"
             if node:
-                return f"{waits} of the node {self._layout.nodes[node].name}"
+                return f"{waits} of the node {self._nodes.layout.nodes[node].name}"
             obstacles = self._supply.obstacles(ticket.broker, request)
             return None if obstacles is None else ": ".join(filter(None, (waits, "; ".join(obstacles))))
 
@@ -331,7 +352,7 @@ class Pool:
             broker.describe(world.lease.id, test=holder.test)
             self._hand_over(world, ticket)
             return
-        needs = key.needs([seat.node for seat in self._layout.seats(key.ranks, key.nodes)] if self._far else [0])
+        needs = key.needs([seat.node for seat in self._nodes.layout.seats(key.ranks, key.nodes)])
         if len(needs) > 1:
             self._request_multinode(ticket, needs)
             return
@@ -343,7 +364,7 @@ class Pool:
 
     def _request_multinode(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
         sources: dict[int, DeviceSource] = {0: LocalSource(self._supply), **self._far}
-        node_needs = [NodeNeed(node, sources[node], needs[node]) for node in self._layout.order(needs)]
+        node_needs = [NodeNeed(node, sources[node], needs[node]) for node in self._nodes.layout.order(needs)]
         granted, failed = partial(self._granted_multinode, ticket), partial(self._fail, ticket)
         ticket.multinode = MultiNodeRequest(self._lock, ticket.key.kind, node_needs, ticket.holder, granted, failed)
         ticket.multinode.submit()
@@ -408,7 +429,7 @@ class Pool:
         ticket.answer(answer)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
-        expected = isinstance(error, (LockFolderError, BrokerError, FarSupplyError))
+        expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError))
         self._answer(ticket, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
 
     def _start(
@@ -436,15 +457,13 @@ class Pool:
         self._manager.start(world)
 
     def _placed(self, spec: WorldSpec) -> WorldSpec:
-        """Return `spec` with the fork server, node and address of each rank, if the session has several servers."""
-        key = spec.key
-        if self._layout.size == 1:
-            return spec
+        """Return `spec` with the fork server, node and address of each rank."""
+        key, layout = spec.key, self._nodes.layout
         if not key.grouped:
             return replace(spec, servers=(key.server,))
-        seats = self._layout.seats(key.ranks, key.nodes)
+        seats = layout.seats(key.ranks, key.nodes)
         nodes = tuple(seat.node for seat in seats)
-        addresses = tuple(self._layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
+        addresses = tuple(layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
         return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
 
     def _release_slots(self, world: PooledWorld) -> None:

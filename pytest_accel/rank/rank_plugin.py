@@ -25,8 +25,8 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.device import MaskError
 from pytest_accel.core.paths import progress_path
 from pytest_accel.core.rank_messages import (
-    Astray,
     Broken,
+    EscapedFork,
     ExceptionSketch,
     ExitRequest,
     ExtraReport,
@@ -485,7 +485,7 @@ class RankPlugin:
         text = f"a process that it had forked came back out of the test\n{failure}"
         phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
-            self._connection.send_bytes(dumps((Astray(text, phase),)))
+            self._connection.send_bytes(dumps((EscapedFork(text, phase),)))
         _exit(1)
 
     def _send(self, *messages: object) -> None:

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core import paths, unix_sockets
-from pytest_accel.core.launcher_env import Outer
+from pytest_accel.core.connect import call_agent
+from pytest_accel.core.launcher_env import LaunchedProcess
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
+from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 from tests.faults.conftest import eventually
 
 STRANGER = 1002
@@ -88,7 +89,7 @@ def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-WORLD = Outer("torchrun", 0, 3, 0, 3, ("a", "b"))
+WORLD = LaunchedProcess("torchrun", 0, 3, 0, 3, ("a", "b"))
 
 
 def hello(rank: int) -> Hello:
@@ -157,18 +158,19 @@ def test_another_user_who_connects_to_a_rank_is_not_heard(common: Path) -> None:
 def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> None:
     opened: dict[str, socket.socket] = {}
 
-    def open_stream(name: str) -> StreamTarget:
-        ours, opened[name] = socket.socketpair()
-        return StreamTarget(ours)
+    def open_stream(target: object) -> StreamSocket:
+        assert isinstance(target, str)
+        ours, opened[target] = socket.socketpair()
+        return StreamSocket(ours)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     bridges = [
-        TcpMux(near, key=b"key", first=0, open_stream=open_stream, take=print),
-        TcpMux(far, key=b"key", first=1, open_stream=open_stream, take=print),
+        TcpMux(near, key=b"key", first=0, open_stream=open_stream),
+        TcpMux(far, key=b"key", first=1, open_stream=open_stream),
     ]
-    threads = [threading.Thread(target=bridge.run) for bridge in bridges]
+    threads = [threading.Thread(target=bridge.run, args=(print,)) for bridge in bridges]
     for thread in threads:
         thread.start()
     path = str(common / "far.sock")
@@ -176,8 +178,7 @@ def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> N
     os.chmod(path, 0o777)
     with stranger(_CALL, path) as other:
         assert said(other) == "0"
-    with unix_sockets.connect(path) as call, unix_sockets.connect(path):
-        call.sendall(b"own\n")
+    with call_agent(path, "own"), unix_sockets.connect(path):
         eventually("the stream", lambda: list(opened) == ["own"])
         # Who is still to say what it wants is let go as well.
         bridges[0].expire(0)

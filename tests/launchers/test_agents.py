@@ -1,17 +1,38 @@
-"""The driver's side of other launched processes: nobody waits for one whose thread has ended."""
+"""The agents of launched processes, and their clients in the driver."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from pickle import UnpicklingError
 
 import pytest
 
+from pytest_accel.core import fd_passing, prctl
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.nodes.agent_messages import Hello, ServerEnded
-from pytest_accel.nodes.local_agent_client import LocalAgentClient
+from pytest_accel.nodes.agent import serve_driver
+from pytest_accel.nodes.agent_client import AgentClient
+from pytest_accel.nodes.agent_messages import End, Hello, ServerEnded, StartServer
+from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
+
+
+def session(directory: str) -> SessionSpec:
+    return SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """The handler of Ctrl-C, which an agent replaces."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
@@ -22,8 +43,8 @@ def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyP
     lost = threading.Event()
     hello = Hello(1, 1, (), "/", "/", {}, "here", "here")
     with Connection(theirs.detach()) as other:
-        client = LocalAgentClient(hello, Connection(ours.detach()), lost.set, dict)
-        spec = SessionSpec((), "/", (), "/", "/", (), (), (), (), (), False)
+        client = AgentClient(hello, LocalClientTransport(Connection(ours.detach())), "here", lost.set, dict)
+        spec = session("/")
         end, _ = pair = socket.socketpair()
         server = client.spawn(spec, end)
         if what == "no pickle":
@@ -38,3 +59,33 @@ def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyP
         assert [one.exc_type for one in raised] == [UnpicklingError if what == "no pickle" else IndexError]
         for one in pair:
             one.close()
+
+
+@pytest.mark.skipif(prctl.end_of(1) is None, reason="the kernel has no pidfd")
+def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(interrupts: None) -> None:
+    ours, theirs = Pipe()
+    with ours, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
+        ours.send(End(3, driver.pid))
+        threading.Timer(0.5, driver.kill).start()
+        assert serve_driver(LocalAgentTransport(theirs)) == 3
+        assert driver.poll() is not None
+
+
+def test_an_agent_fails_if_its_driver_is_lost(interrupts: None) -> None:
+    ours, theirs = Pipe()
+    ours.close()
+    assert serve_driver(LocalAgentTransport(theirs)) == 1
+
+
+def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_path: Path, interrupts: None) -> None:
+    ours, theirs = Pipe()
+    driver_end, server_end = socket.socketpair()
+    with ours, driver_end, server_end, subprocess.Popen([sys.executable, "-c", ""]) as driver:
+        ours.send(StartServer(5, session(str(tmp_path / "missing")), {}))
+        fd_passing.send(ours, [server_end.fileno()])
+        ours.send(End(0, driver.pid))
+        assert serve_driver(LocalAgentTransport(theirs)) == 0
+        message = ours.recv()
+    assert isinstance(message, ServerEnded)
+    assert message.number == 5
+    assert "FileNotFoundError" in message.log

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.launcher_env import Outer, find, of_a_rank, without_local_rank
+from pytest_accel.core.launcher_env import LaunchedProcess, find, of_a_rank, without_local_rank
 from pytest_accel.nodes import machines
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.launched_session import differences
@@ -73,18 +73,24 @@ SRUN = {
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        pytest.param(TORCHRUN, Outer("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")), id="torchrun"),
         pytest.param(
-            ACCELERATE, Outer("accelerate launch", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")), id="accelerate"
+            TORCHRUN, LaunchedProcess("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")), id="torchrun"
         ),
-        pytest.param(DEEPSPEED, Outer("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
-        pytest.param(OPEN_MPI, Outer("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
-        pytest.param(MPICH, Outer("mpirun", 1, 2, 1, 2, (), "7-1.5"), id="mpich"),
-        pytest.param(SRUN, Outer("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
-        pytest.param({**SRUN, **TORCHRUN}, Outer("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))),
+        pytest.param(
+            ACCELERATE,
+            LaunchedProcess("accelerate launch", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")),
+            id="accelerate",
+        ),
+        pytest.param(DEEPSPEED, LaunchedProcess("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
+        pytest.param(OPEN_MPI, LaunchedProcess("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
+        pytest.param(MPICH, LaunchedProcess("mpirun", 1, 2, 1, 2, (), "7-1.5"), id="mpich"),
+        pytest.param(SRUN, LaunchedProcess("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
+        pytest.param(
+            {**SRUN, **TORCHRUN}, LaunchedProcess("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))
+        ),
     ],
 )
-def test_each_launcher_is_known_by_its_own_variables(environ: dict[str, str], expected: Outer) -> None:
+def test_each_launcher_is_known_by_its_own_variables(environ: dict[str, str], expected: LaunchedProcess) -> None:
     assert find({**environ, "PATH": "/bin"}, "7-1.5") == expected
 
 
@@ -163,8 +169,8 @@ def test_processes_that_differ_are_named_with_both_values(other: dict[str, objec
     assert what in told
 
 
-def world(rank: int) -> Outer:
-    return Outer("torchrun", rank, 3, rank, 3, ("a", "b"))
+def world(rank: int) -> LaunchedProcess:
+    return LaunchedProcess("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
 @pytest.fixture(autouse=True)
@@ -210,28 +216,28 @@ def test_who_did_not_come_is_named() -> None:
 
 def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    outer = Outer("mpirun", 0, 4, 0, 2, ("a",))
+    process = LaunchedProcess("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
-    found = read_rendezvous(exported, outer)
+    found = read_rendezvous(exported, process)
     assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
-    assert found == read_rendezvous(exported, replace(outer, rank=3, local_rank=1))
-    assert found.job != read_rendezvous(exported, replace(outer, job=("b",))).job
+    assert found == read_rendezvous(exported, replace(process, rank=3, local_rank=1))
+    assert found.job != read_rendezvous(exported, replace(process, job=("b",))).job
     agents = {**exported, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert read_rendezvous(agents, outer).key == "pytest-accel/2"
-    assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, outer).secret == b""
+    assert read_rendezvous(agents, process).key == "pytest-accel/2"
+    assert read_rendezvous({**agents, "PYTEST_ACCEL_SECRET": ""}, process).secret == b""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         with pytest.raises(RendezvousError, match=rf"they have no address to meet at: .*{name}=''"):
-            read_rendezvous({**exported, name: ""}, outer)
+            read_rendezvous({**exported, name: ""}, process)
 
 
 def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    outer = Outer("srun", 3, 4, 1, 2, ("a",))
+    process = LaunchedProcess("srun", 3, 4, 1, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
     with pytest.raises(RendezvousError) as missing:
-        read_rendezvous(exported, outer)
+        read_rendezvous(exported, process)
     said = str(missing.value)
     assert "rank 3 on" in said
     assert "Export PYTEST_ACCEL_SECRET" in said
@@ -239,24 +245,24 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     (command,) = re.findall(r"\(umask 077.*secret\)", said)
     subprocess.run(command, shell=True, check=True)
     path = tmp_path / ".pytest-accel-secret"
-    assert read_rendezvous(exported, outer).secret == path.read_bytes().strip()
-    assert read_rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, outer).secret == SECRET.encode()
+    assert read_rendezvous(exported, process).secret == path.read_bytes().strip()
+    assert read_rendezvous({**exported, "PYTEST_ACCEL_SECRET": SECRET}, process).secret == SECRET.encode()
 
     path.chmod(0o640)
     with pytest.raises(RendezvousError, match=r"rank 3 on .*open to other users \(mode 0640\): chmod 600"):
-        read_rendezvous(exported, outer)
+        read_rendezvous(exported, process)
     path.chmod(0o600)
     path.write_text("guess me\n")
     with pytest.raises(RendezvousError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
-        read_rendezvous(exported, outer)
+        read_rendezvous(exported, process)
     if os.geteuid() == 0:
         os.chown(path, STRANGER, STRANGER)
         with pytest.raises(RendezvousError, match=rf"belongs to user {STRANGER}, and not to user 0"):
-            read_rendezvous(exported, outer)
+            read_rendezvous(exported, process)
     path.unlink()
     path.mkdir()
     with pytest.raises(RendezvousError, match=r"is not a regular file"):
-        read_rendezvous(exported, outer)
+        read_rendezvous(exported, process)
 
 
 @pytest.fixture
@@ -268,15 +274,15 @@ def meeting() -> Rendezvous:
 
 def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
     """Call as a rank of three, in a thread that has begun."""
-    outer = Outer("mpirun", own.rank, 3, 0, 2, ("a",))
-    thread = threading.Thread(target=lambda: found.update({own.rank: call(outer, where, own, 30)}))
+    process = LaunchedProcess("mpirun", own.rank, 3, 0, 2, ("a",))
+    thread = threading.Thread(target=lambda: found.update({own.rank: call(process, where, own, 30)}))
     thread.start()
     return thread
 
 
 def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers(meeting: Rendezvous) -> None:
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
-    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+    process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, node="there", host="there", args=("-k", "\udcff"))
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
@@ -294,20 +300,20 @@ def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_st
 
         beginning = threading.Thread(target=come_after_strangers)
         beginning.start()
-        far, near = receive(outer, meeting, hello(0, node="here"), 60)
+        remote, near = receive(process, meeting, hello(0, node="here"), 60)
         beginning.join()
         for thread in threads:
             thread.join()
 
-    assert [one.hello for one in far] == [there]
+    assert [one.hello for one in remote] == [there]
     assert (near, found[2]) == ([2], None)
     assert found[1] is not None
     link, clock = found[1]
     assert abs(clock) < 1
-    assert link.key == far[0].link.key
+    assert link.key == remote[0].link.key
     link.socket.sendall(b"from there")
-    assert far[0].link.socket.recv(64) == b"from there"
-    for end in (link, far[0].link):
+    assert remote[0].link.socket.recv(64) == b"from there"
+    for end in (link, remote[0].link):
         end.socket.close()
 
 
@@ -337,24 +343,24 @@ def test_another_secret_is_told_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
-    outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
+    process = LaunchedProcess("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
 
     def come() -> None:
         reach(meeting).close()
         with pytest.raises(RendezvousError) as raised:
-            call(replace(outer, rank=1), other, hello(1, node="there", host="far-node"), 30)
+            call(replace(process, rank=1), other, hello(1, node="there", host="remote-node"), 30)
         failures.append(str(raised.value))
 
     thread = threading.Thread(target=come)
     thread.start()
     with pytest.raises(RendezvousError) as raised:
-        receive(outer, meeting, hello(0, node="here"), 5)
+        receive(process, meeting, hello(0, node="here"), 5)
     thread.join()
 
     wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
-    assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on far-node" in failures[0]
+    assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on remote-node" in failures[0]
     assert "rank 1 did not connect within 5 s" in str(raised.value)
     assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
     said = capsys.readouterr().err
@@ -376,29 +382,29 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
     monkeypatch.setattr(machines, "_ask_store", ask_store)
     monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
     monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
-    outer = Outer("torchrun", 0, 2, 0, 1, ("a",))
+    process = LaunchedProcess("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
 
     def come() -> None:
         try:
             own = hello(1, node="there")
-            found.append(call(replace(outer, rank=1), replace(where, secret=theirs.encode()), own, 30))
+            found.append(call(replace(process, rank=1), replace(where, secret=theirs.encode()), own, 30))
         except RendezvousError as error:
             found.append(str(error))
 
     thread = threading.Thread(target=come)
     thread.start()
     if theirs == SECRET:
-        far, _ = receive(outer, where, hello(0, node="here"), 30)
+        remote, _ = receive(process, where, hello(0, node="here"), 30)
         thread.join()
         (met,) = found
         assert isinstance(met, tuple)
-        for link in (far[0].link, met[0]):
+        for link in (remote[0].link, met[0]):
             link.socket.close()
     else:
         with pytest.raises(RendezvousError, match=r"rank 1 at 127.0.0.1 has another secret"):
-            receive(outer, where, hello(0, node="here"), 5)
+            receive(process, where, hello(0, node="here"), 5)
         thread.join()
         assert "has another secret" in str(found[0])
 
@@ -425,9 +431,9 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
         where = Rendezvous("127.0.0.1", listener.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
         def come(rank: int) -> None:
-            outer = Outer("mpirun", rank, 3, 0, 2, ("a",))
+            process = LaunchedProcess("mpirun", rank, 3, 0, 2, ("a",))
             with pytest.raises(RendezvousError) as raised:
-                call(outer, where, hello(rank, node="there", host="there"), 30)
+                call(process, where, hello(rank, node="there", host="there"), 30)
             failures.append(str(raised.value))
 
         threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
@@ -461,7 +467,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
 @pytest.mark.parametrize("to", ["the same", "another"])
 def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str) -> None:
     """A stranger gives back to rank 0 what that says, on the same connection and on another one."""
-    outer = Outer("mpirun", 0, 2, 0, 1, ("a",))
+    process = LaunchedProcess("mpirun", 0, 2, 0, 1, ("a",))
     heard: list[bytes] = []
 
     def deceive() -> None:
@@ -478,13 +484,13 @@ def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str)
     thread = threading.Thread(target=deceive)
     thread.start()
     with pytest.raises(RendezvousError, match="rank 1 did not connect within 2 s"):
-        receive(outer, meeting, hello(0, node="here"), 2)
+        receive(process, meeting, hello(0, node="here"), 2)
     thread.join()
     assert heard == [b""]
 
 
 def test_a_stranger_that_sends_a_byte_now_and_then_holds_up_nobody(meeting: Rendezvous) -> None:
-    outer = Outer("mpirun", 0, 3, 0, 2, ("a",))
+    process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     over = threading.Event()
 
@@ -507,12 +513,12 @@ def test_a_stranger_that_sends_a_byte_now_and_then_holds_up_nobody(meeting: Rend
 
     thread = threading.Thread(target=come_meanwhile)
     thread.start()
-    far, _ = receive(outer, meeting, hello(0, node="here"), 60)
+    remote, _ = receive(process, meeting, hello(0, node="here"), 60)
     # It is over while the stranger is still at it.
     assert not over.is_set()
     thread.join()
-    assert [one.hello.rank for one in far] == [1, 2]
-    for one in far:
+    assert [one.hello.rank for one in remote] == [1, 2]
+    for one in remote:
         one.link.socket.close()
     for link in found.values():
         assert link is not None

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_accel.nodes.placement import HERE, Layout, Node
+from pytest_accel.nodes.placement import HERE, ForkServer, Layout, Node
 
 
-def layout(*servers: tuple[int, ...]) -> Layout:
+def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
     """Machines with these fork servers, the driver's first."""
-    return Layout(tuple(Node(f"node-{number}", f"10.0.0.{number}", each) for number, each in enumerate(servers)))
+    return Layout(
+        tuple(
+            Node(f"node-{number}", f"10.0.0.{number}", tuple(ForkServer(one, capacity) for one in each))
+            for number, each in enumerate(servers)
+        )
+    )
 
 
 TWO = layout((0, 1), (2, 3))
 UNEVEN = layout((0,), (1, 2, 3), (4, 5))
 IN_TURN = layout((0, 2), (1, 3))
+UNLIMITED = layout((0,), (1,), capacity=None)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,10 @@ IN_TURN = layout((0, 2), (1, 3))
         pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger one, alone"),
         pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="larger ones, so that they are fewer"),
         pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="three"),
+        pytest.param(HERE, 3, 1, (0, 0, 0), id="any number from one server"),
+        pytest.param(UNLIMITED, 3, 1, (0, 0, 0), id="any number from the driver's server"),
+        pytest.param(UNLIMITED, 5, 2, (0, 0, 0, 1, 1), id="any number from two servers, evenly"),
+        pytest.param(layout((0, 1), capacity=2), 3, 1, (0, 0, 1), id="two from each server"),
         pytest.param(IN_TURN, 4, 1, (0, 2, 1, 3), id="dealt out by the launcher in turn"),
     ],
 )
@@ -37,7 +47,7 @@ def test_seats(machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...
     seats = machines.seats(ranks, nodes)
 
     assert tuple(seat.server for seat in seats) == servers
-    assert all(seat.server in machines.nodes[seat.node].servers for seat in seats)
+    assert all(seat.server in machines.nodes[seat.node].server_numbers for seat in seats)
     assert len({seat.node for seat in seats}) >= nodes
 
 
@@ -48,6 +58,7 @@ def test_seats(machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...
         (TWO, 5, 1, "mpirun", "needs 5 ranks; mpirun has started 4"),
         (TWO, 3, 3, "mpirun", "needs 3 nodes; mpirun has started ranks on 2"),
         (HERE, 8, 1, None, None),
+        (UNLIMITED, 8, 2, "ray", None),
         (HERE, 2, 2, None, "needs 2 nodes; without a launcher over several there is 1"),
     ],
 )

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core import prctl
-from pytest_accel.nodes.tcp_mux import StreamTarget, TcpMux
+from pytest_accel.core import prctl, unix_sockets
+from pytest_accel.core.connect import TARGET_LENGTH, call_agent
+from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 from tests.faults.conftest import eventually
 
 KEY = b"of this connection alone"
@@ -37,11 +38,12 @@ class Far:
         self.messages.append(message)
         self.came.set()
 
-    def open(self, name: str) -> StreamTarget:
+    def open(self, name: object) -> StreamSocket:
+        assert isinstance(name, str)
         if name.startswith("no"):
             raise FileNotFoundError(name)
         ours, self.ends[name] = socket.socketpair()
-        return StreamTarget(ours, None if self.process is None else prctl.end_of(self.process))
+        return StreamSocket(ours, None if self.process is None else prctl.end_of(self.process))
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def far() -> Iterator[Far]:
         end.close()
 
 
-def _nothing(name: str) -> StreamTarget:
+def _nothing(name: object) -> StreamSocket:
     raise FileNotFoundError(name)
 
 
@@ -67,9 +69,9 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 def near(far: Far) -> Iterator[TcpMux]:
     """The near end of a bridge that works."""
     call, link = tcp_pair()
-    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
-    threads = [threading.Thread(target=each.run) for each in (made, other)]
+    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
+    threads = [threading.Thread(target=made.run, args=(print,)), threading.Thread(target=other.run, args=(far.take,))]
     for thread in threads:
         thread.start()
     yield made
@@ -122,15 +124,14 @@ def test_a_reader_that_is_slow_holds_up_no_other(near: TcpMux, far: Far) -> None
         assert far.ends["fast"].recv(64) == b"at once"
 
 
-def test_calls_are_led_to_what_their_first_line_names(near: TcpMux, far: Far, tmp_path: Path) -> None:
+def test_calls_are_led_to_their_targets(near: TcpMux, far: Far, tmp_path: Path) -> None:
     path = str(tmp_path / "calls")
     near.listen(path)
-    with socket.socket(socket.AF_UNIX) as good, socket.socket(socket.AF_UNIX) as bad:
-        for call, name in ((good, b"rank 3 1 77"), (bad, b"nobody")):
-            call.connect(path)
-            call.sendall(name + b"\nhello")
-        assert all_of(bad) == b""
-        there = far.ends["rank 3 1 77"]
+    with call_agent(path, "rank 3") as good, call_agent(path, "nobody") as bad, unix_sockets.connect(path) as junk:
+        junk.sendall(TARGET_LENGTH.pack(2) + b"no pickle")
+        good.sendall(b"hello")
+        assert all_of(bad) == all_of(junk) == b""
+        there = far.ends["rank 3"]
         there.settimeout(30)
         assert there.recv(64) == b"hello"
         there.sendall(b"welcome")
@@ -156,9 +157,9 @@ def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         listener.accept()[0].close()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=print)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
     ours, theirs = socket.socketpair()
-    steps: list[Callable[[], object]] = [bridge.run, lambda: bridge.join(theirs, "stream")]
+    steps: list[Callable[[], object]] = [lambda: bridge.run(print), lambda: bridge.join(theirs, "stream")]
     for step in steps if late else reversed(steps):
         step()
     with ours:
@@ -247,11 +248,11 @@ def test_a_frame_that_was_not_sent_ends_the_connection(
     near_end, near_way = tcp_pair()
     far_end, far_way = tcp_pair()
     reasons: dict[str, str | None] = {}
-    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing, take=print)
-    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open, take=far.take)
+    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing)
+    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open)
     threads = [
-        threading.Thread(target=lambda: reasons.update(sender=sender.run())),
-        threading.Thread(target=lambda: reasons.update(receiver=receiver.run())),
+        threading.Thread(target=lambda: reasons.update(sender=sender.run(print))),
+        threading.Thread(target=lambda: reasons.update(receiver=receiver.run(far.take))),
     ]
     for thread in threads:
         thread.start()
@@ -302,12 +303,12 @@ def test_a_message_that_cannot_be_handled_ends_the_bridge_with_the_reason(far: F
         raise error
 
     call, link = tcp_pair()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing, take=take)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open, take=far.take)
-    thread = threading.Thread(target=other.run)
+    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
+    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
+    thread = threading.Thread(target=other.run, args=(print,))
     thread.start()
     other.send("a message")
-    why = bridge.run()
+    why = bridge.run(take)
     thread.join()
     assert why is not None
     assert why.startswith("an error at this end of the connection to it:\nTraceback")

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
-from pytest_accel.nodes.remote_leases import FarSupplyError, LeaseAgent, RemoteLease, RemoteLeases
+from pytest_accel.nodes.remote_leases import LeaseAgent, RemoteDevicesError, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
@@ -26,9 +25,9 @@ HOLDER = Holder.here("a test")
 class There:
     """Another machine: what the driver's side of it says is handled by its agent in a thread, in order."""
 
-    def __init__(self, make_machine: Callable[[Any], Machine] = machine_for) -> None:
+    def __init__(self, make_machine: Callable[[Settings], Machine] = machine_for) -> None:
         self._said: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.supply = RemoteLeases("there", self._said.put)
+        self.leases = RemoteLeases("there", self._said.put)
         self.agent = LeaseAgent(self._answer, make_machine)
         self._thread = threading.Thread(target=self._hear)
         self._thread.start()
@@ -36,7 +35,7 @@ class There:
         self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def _answer(self, message: object) -> None:
-        assert self.supply.handle(message)
+        assert self.leases.handle(message)
 
     def _hear(self) -> None:
         while (message := self._said.get()) is not None:
@@ -44,7 +43,7 @@ class There:
 
     def ask(self, count: int) -> int:
         need = DeviceNeed(count, "sim")
-        return self.supply.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
+        return self.leases.submit("sim", need, HOLDER, self.granted.put, self.failed.put)
 
     def ask_all(self) -> RemoteLease:
         self.ask(4)
@@ -59,8 +58,8 @@ class There:
 def here() -> Iterator[There]:
     """A machine with the locks that are the environment's now."""
     made = There()
-    assert len(made.supply.inventory("sim", SETTINGS).devices) == 4
-    made.supply.give_back("sim", made.ask_all(), killed=False)  # Their folder is looked up for the first lease.
+    assert len(made.leases.inventory("sim", SETTINGS).devices) == 4
+    made.leases.give_back("sim", made.ask_all(), killed=False)  # Their folder is looked up for the first lease.
     yield made
     made.close()
 
@@ -76,7 +75,7 @@ def ids(lease: RemoteLease) -> list[str]:
 
 def test_a_lease_is_given_and_given_back(there: There) -> None:
     wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
-    there.supply.on_wanted = wanted.put
+    there.leases.on_wanted = wanted.put
     there.ask(3)
     first = there.granted.get(timeout=30)
     assert ids(first) == ["sim-0", "sim-1", "sim-2"]
@@ -85,17 +84,17 @@ def test_a_lease_is_given_and_given_back(there: There) -> None:
     assert wanted.get(timeout=30) == first.number
     assert there.granted.empty()
 
-    there.supply.give_back("sim", first, killed=False)
+    there.leases.give_back("sim", first, killed=False)
     assert ids(there.granted.get(timeout=30)) == ["sim-0", "sim-1"]
 
 
 def test_a_request_that_is_withdrawn_holds_nothing(there: There) -> None:
     there.ask(4)
     all_four = there.granted.get(timeout=30)
-    there.supply.cancel("sim", there.ask(4))
-    there.supply.give_back("sim", all_four, killed=False)
+    there.leases.cancel("sim", there.ask(4))
+    there.leases.give_back("sim", all_four, killed=False)
     # Withdrawn when it may have been granted already.
-    there.supply.cancel("sim", there.ask(4))
+    there.leases.cancel("sim", there.ask(4))
 
     there.ask(4)
     assert len(there.granted.get(timeout=30).devices) == 4
@@ -112,8 +111,8 @@ def test_devices_that_cannot_be_looked_up_are_told_with_the_machines_name() -> N
         raise ValueError("no such kind")
 
     there = There(fail)
-    with pytest.raises(FarSupplyError, match="the sim devices of there cannot be looked up: no such kind"):
-        there.supply.inventory("sim", SETTINGS)
+    with pytest.raises(RemoteDevicesError, match="the sim devices of there cannot be looked up: no such kind"):
+        there.leases.inventory("sim", SETTINGS)
     there.close()
 
 
@@ -121,22 +120,22 @@ def test_nobody_waits_for_a_machine_that_is_lost(there: There) -> None:
     there.ask(4)
     there.granted.get(timeout=30)
     there.ask(4)
-    there.supply.lose()
+    there.leases.lose()
     assert "the node there is lost" in str(there.failed.get(timeout=30))
     there.ask(1)
     assert "the node there is lost" in str(there.failed.get(timeout=30))
-    with pytest.raises(FarSupplyError, match="cannot be looked up: the node is lost"):
-        there.supply.inventory("cpu", SETTINGS)
+    with pytest.raises(RemoteDevicesError, match="cannot be looked up: the node is lost"):
+        there.leases.inventory("cpu", SETTINGS)
 
 
 def test_a_callback_that_raises_is_told_with_its_traceback(there: There) -> None:
     failures: queue.SimpleQueue[str] = queue.SimpleQueue()
-    there.supply.on_failure = failures.put
+    there.leases.on_failure = failures.put
 
     def broken(lease: RemoteLease) -> None:
         raise IndexError("met in a callback")
 
-    there.supply.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, there.failed.put)
+    there.leases.submit("sim", DeviceNeed(1, "sim"), HOLDER, broken, there.failed.put)
     why = failures.get(timeout=30)
     assert why.startswith("the thread that leases devices of there has ended with an error:\nTraceback")
     assert "IndexError: met in a callback" in why
@@ -144,7 +143,7 @@ def test_a_callback_that_raises_is_told_with_its_traceback(there: There) -> None
 
 def test_a_lock_that_is_lost_there_is_told_here(there: There) -> None:
     lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    there.supply.on_lost = lambda number, why: lost.put((number, why))
+    there.leases.on_lost = lambda number, why: lost.put((number, why))
     lease = there.ask_all()
     folder = default_folder()
     elsewhere = DeviceLocks(folder.with_name("elsewhere"))
@@ -164,7 +163,7 @@ class Asked:
         self.leases: queue.SimpleQueue[dict[int, RemoteLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
-        parts = [NodeNeed(1, one.supply, DeviceNeed(1, "sim")), NodeNeed(0, two.supply, DeviceNeed(count, "sim"))]
+        parts = [NodeNeed(1, one.leases, DeviceNeed(1, "sim")), NodeNeed(0, two.leases, DeviceNeed(count, "sim"))]
         self.request = MultiNodeRequest(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
         with lock:
             self.request.submit()
@@ -183,8 +182,8 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
     # As long as the first has none, nothing is taken of the second.
     second = two.ask_all()
 
-    two.supply.give_back("sim", second, killed=False)
-    there.supply.give_back("sim", first, killed=False)
+    two.leases.give_back("sim", second, killed=False)
+    there.leases.give_back("sim", first, killed=False)
 
     leases = asked.leases.get(timeout=30)
     assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 0: ["sim-0", "sim-1"]}
@@ -192,8 +191,8 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
     assert there.granted.empty()
     there.ask(4)
     two.ask(4)
-    there.supply.give_back("sim", leases[1], killed=False)
-    two.supply.give_back("sim", leases[0], killed=False)
+    there.leases.give_back("sim", leases[1], killed=False)
+    two.leases.give_back("sim", leases[0], killed=False)
     assert len(there.granted.get(timeout=30).devices) == len(two.granted.get(timeout=30).devices) == 4
 
 
@@ -203,7 +202,7 @@ def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> Non
     there.ask(4)
 
     asked.request.cancel()
-    two.supply.give_back("sim", second, killed=False)
+    two.leases.give_back("sim", second, killed=False)
 
     assert len(there.granted.get(timeout=30).devices) == 4
     assert len(two.ask_all().devices) == 4
@@ -219,7 +218,7 @@ def test_an_error_in_asking_one_machine_gives_back_what_the_other_granted(
     there: There, two: There, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(two.supply, "submit", refuse)
+        patch.setattr(two.leases, "submit", refuse)
         asked = Asked(there, two, 1)
         error = asked.errors.get(timeout=30)
 

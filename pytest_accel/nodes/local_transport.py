@@ -1,0 +1,97 @@
+"""Both ends of the connection between the driver and an agent on its node: a Unix socket that passes descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+
+from pytest_accel.core import fd_passing, prctl
+from pytest_accel.nodes.agent_messages import StartServer
+
+
+class _LocalTransport:
+    """What both ends have in common."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        # An error means that the other process has exited, which `run` notices.
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.send(message)
+
+
+class LocalClientTransport(_LocalTransport):
+    """The driver's end."""
+
+    def start_server(self, message: StartServer, end: socket.socket) -> None:
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.send(message)
+            fd_passing.send(self._connection, [end.fileno()])
+
+    def run(self, handle: Callable[[object], None]) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            handle(message)
+
+    def finish(self) -> None:
+        pass
+
+
+class LocalAgentTransport(_LocalTransport):
+    """The agent's end."""
+
+    remote = False
+    clock = 0.0
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._server_end: socket.socket | None = None
+        """The descriptor that has followed the last `StartServer`."""
+        self._over = False
+
+    def run(self, handle: Callable[[object], None]) -> None:
+        while not self._over:
+            ready = wait([self._connection, *self._watched])
+            for descriptor in [one for one in ready if isinstance(one, int)]:
+                os.close(descriptor)
+                self._watched.pop(descriptor)()
+            if self._connection in ready:
+                try:
+                    message = self._connection.recv()
+                    if isinstance(message, StartServer):
+                        self._server_end = socket.socket(fileno=fd_passing.receive(self._connection, 1)[0])
+                except (EOFError, OSError):
+                    return
+                handle(message)
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        self._watched[descriptor] = call
+
+    def connect_server(self, directory: str) -> socket.socket:
+        end, self._server_end = self._server_end, None
+        assert end is not None
+        return end
+
+    def expect_exit(self, driver: int, timeout: float) -> None:
+        # Not the end of the connection: it comes before the launcher can see the driver's exit status.
+        end = prctl.end_of(driver)
+        if end is not None:
+            select.select([end], [], [], timeout)
+            os.close(end)
+        self._over = True
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._server_end is not None:
+            self._server_end.close()
