@@ -42,8 +42,8 @@ from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome, Ran
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
 from pytest_accel.driver.debugger_relay import Connect, DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
-from pytest_accel.pool.pool_client import Port
-from pytest_accel.pool.records import Grant
+from pytest_accel.pool.pool_client import PoolClient
+from pytest_accel.pool.world_request import AcquiredWorld
 from pytest_accel.rank.run_ahead import go_on
 
 _STALLED = 30
@@ -82,8 +82,8 @@ class World:
 
     def __init__(
         self,
-        grant: Grant,
-        port: Port,
+        grant: AcquiredWorld,
+        pool_client: PoolClient,
         debugger: DebuggerRelay,
         log_tail: LogTail | None = None,
         on_quiet: OnQuiet | None = None,
@@ -106,7 +106,7 @@ class World:
         """True if the world should not run another test, but can be shut down cleanly."""
         self.exit_request: ExitRequest | None = None
         self.extras: list[tuple[int, ExtraReport]] = []
-        self._port = port
+        self._pool_client = pool_client
         self._serial = 0
         self._announced_ahead = False
         """True if the ranks have been sent the test to run after the present one."""
@@ -298,7 +298,7 @@ class World:
         # Ranks that have finished their test can be shut down cleanly, even if the test has harmed the world.
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_gone_on
         worn = self.worn or (self.harm is not None and ended)
-        self._port.release(self.number, self.harm, frozenset(self._reported_ends), worn)
+        self._pool_client.release(self.number, self.harm, frozenset(self._reported_ends), worn)
 
     @property
     def alive(self) -> bool:
@@ -446,7 +446,7 @@ class World:
         others = [other for other in self._ranks if other is not rank and not other.done and other.died_early is None]
         if others and self._serial and all(other.end is None for other in self._ranks):
             self.findings = self._examiner.at_death(_pids(others))
-        end = self._port.rank_exit(self.number, rank.rank, _EXIT_STATUS_TIMEOUT)
+        end = self._pool_client.rank_exit(self.number, rank.rank, _EXIT_STATUS_TIMEOUT)
         text = "lost its connection to the driver (exit status unknown)"
         if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills()
