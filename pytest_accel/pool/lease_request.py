@@ -14,7 +14,7 @@ from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.node_lease import NodeLease, NodeRequest
 
 
-class LeaseRequest:
+class CombinedLeaseRequest:
     """A request to one or more sources of leases: granted as a whole, or not at all."""
 
     def __init__(

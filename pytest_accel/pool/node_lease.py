@@ -107,7 +107,7 @@ class NodeRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LocalLease:
+class LocalNodeLease:
     """A lease on devices of the controller's own node, or on CPU slots."""
 
     supply: Supply
@@ -150,7 +150,7 @@ class SlotsRequest:
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
     ) -> None:
         def granted(lease: Lease) -> None:
-            on_grant(LocalLease(self.supply, self.notices, None, lease))
+            on_grant(LocalNodeLease(self.supply, self.notices, None, lease))
 
         self.number = self.supply.broker(None).submit((), 0, holder, granted, slots=self.count)
 
@@ -165,7 +165,7 @@ class SlotsRequest:
 
 
 @dataclass(slots=True, eq=False)
-class LocalRequest:
+class LocalNodeRequest:
     """A request for devices of the controller's own node."""
 
     supply: Supply
@@ -192,7 +192,7 @@ class LocalRequest:
 
         def granted(lease: Lease) -> None:
             devices = tuple(by_id[name] for name in lease.devices)
-            on_grant(LocalLease(self.supply, self.notices, self.kind, lease, devices))
+            on_grant(LocalNodeLease(self.supply, self.notices, self.kind, lease, devices))
 
         self.number = self.supply.submit(self.kind, self.need, holder, granted, on_failure)
 
@@ -207,10 +207,10 @@ class LocalRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FarLease:
+class RemoteNodeLease:
     """A lease on devices of another node."""
 
-    far: RemoteLeases
+    leases: RemoteLeases
     notices: LeaseNotices
     node: int
     kind: str
@@ -225,18 +225,18 @@ class FarLease:
         return self.lease.devices
 
     def describe(self, pids: Sequence[int]) -> None:
-        self.far.describe(self.lease, tuple(pids))
+        self.leases.describe(self.lease, tuple(pids))
 
     def give_back(self, *, killed: bool = False) -> None:
         self.notices.forget(self.id)
-        self.far.give_back(self.kind, self.lease, killed=killed)
+        self.leases.give_back(self.kind, self.lease, killed=killed)
 
 
 @dataclass(slots=True, eq=False)
-class FarRequest:
+class RemoteNodeRequest:
     """A request for devices of another node."""
 
-    far: RemoteLeases
+    leases: RemoteLeases
     notices: LeaseNotices
     node: int
     kind: str
@@ -247,18 +247,18 @@ class FarRequest:
 
     @property
     def what(self) -> str:
-        return f"{in_words(self.need, self.kind)} of the node {self.far.name}"
+        return f"{in_words(self.need, self.kind)} of the node {self.leases.name}"
 
     def submit(
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
     ) -> None:
         def granted(lease: RemoteLease) -> None:
-            on_grant(FarLease(self.far, self.notices, self.node, self.kind, lease))
+            on_grant(RemoteNodeLease(self.leases, self.notices, self.node, self.kind, lease))
 
-        self.number = self.far.submit(self.kind, self.need, holder, granted, on_failure)
+        self.number = self.leases.submit(self.kind, self.need, holder, granted, on_failure)
 
     def cancel(self) -> bool:
-        self.far.cancel(self.kind, self.number)
+        self.leases.cancel(self.kind, self.number)
         return True
 
     def obstacles(self) -> list[str] | None:

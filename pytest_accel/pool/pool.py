@@ -23,14 +23,14 @@ from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
 from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLeases
-from pytest_accel.pool.lease_request import LeaseRequest
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import (
-    FarRequest,
     LeaseId,
     LeaseNotices,
-    LocalRequest,
+    LocalNodeRequest,
     NodeLease,
     NodeRequest,
+    RemoteNodeRequest,
     SlotsRequest,
 )
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, surplus
@@ -278,7 +278,7 @@ class Pool:
             self._hand_over(world, request)
             return
         granted, failed = partial(self._granted, request), partial(self._fail, request)
-        leases = LeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
+        leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
         if (why := leases.unavailable) is not None:
             self._answer(request, PoolError(why))
             return
@@ -295,9 +295,9 @@ class Pool:
             needs = key.needs([seat.node for seat in self._layout.seats(key.ranks, key.nodes)])
         for node in self._layout.order(needs):
             if node:
-                yield FarRequest(self._far[node], self._notices, node, key.kind, needs[node])
+                yield RemoteNodeRequest(self._far[node], self._notices, node, key.kind, needs[node])
             else:
-                yield LocalRequest(self._supply, self._notices, self._machine, key.kind, needs[node])
+                yield LocalNodeRequest(self._supply, self._notices, self._machine, key.kind, needs[node])
 
     def _granted(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
         request.lease_request = None

@@ -9,7 +9,7 @@ from typing import Protocol
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.locks import Holder
-from pytest_accel.pool.lease_request import LeaseRequest
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
 
 
 class PoolError(Exception):
@@ -43,7 +43,7 @@ class WorldRequest:
     holder: Holder
     driver: WantedObserver
     answer: Callable[[AcquiredWorld | PoolError], None]
-    lease_request: LeaseRequest | None = None
+    lease_request: CombinedLeaseRequest | None = None
     """The request for the leases that the world needs, while it waits for them."""
     cancelled: bool = False
     retried: bool = False

@@ -15,8 +15,8 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
 from pytest_accel.nodes.remote_leases import FarSupplyError, LeaseAgent, RemoteLease, RemoteLeases
-from pytest_accel.pool.lease_request import LeaseRequest
-from pytest_accel.pool.node_lease import FarRequest, LeaseNotices, NodeLease
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
+from pytest_accel.pool.node_lease import LeaseNotices, NodeLease, RemoteNodeRequest
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -166,10 +166,10 @@ class Asked:
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
         parts = [
-            FarRequest(node.supply, LeaseNotices(), number, "sim", DeviceNeed(need, "sim"))
+            RemoteNodeRequest(node.supply, LeaseNotices(), number, "sim", DeviceNeed(need, "sim"))
             for node, number, need in ((one, 1, 1), (two, 2, count))
         ]
-        self.request = LeaseRequest(lock, parts, HOLDER, self.leases.put, self.errors.put)
+        self.request = CombinedLeaseRequest(lock, parts, HOLDER, self.leases.put, self.errors.put)
         with lock:
             self.request.submit()
 
