@@ -237,13 +237,13 @@ class CollectionHooks:
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
         if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
             self._detect_import_hooks(file_path)
-            self._session.port.warm()
+            self._session.pool_client.warm()
             self._preload(preload_discovery.imports_of(file_path) | self._imported_packages)
             # Preload torch's test harness only without accelerators: its import makes torch look for devices, which may
             # initialize the vendor's runtime in the fork server; a forked rank could not use that.
             if self._preloads and modules and self._session.session_kind in (None, "cpu", "sim"):
                 self._considered_modules |= modules
-                self._session.port.preload(tuple(sorted(modules)))
+                self._session.pool_client.preload(tuple(sorted(modules)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
@@ -320,9 +320,11 @@ class CollectionHooks:
             why = f"{found} seems to install an import hook"
         if why is not None:
             self._has_import_hooks = True
-            self._session.port.import_nothing_ahead(why)
+            self._session.pool_client.import_nothing_ahead(why)
         elif collected:
-            self._session.port.keep_out(tuple(sorted(import_hooks.loaded_otherwise(self._session.config.rootpath))))
+            self._session.pool_client.keep_out(
+                tuple(sorted(import_hooks.loaded_otherwise(self._session.config.rootpath)))
+            )
 
     def _preload(self, names: set[str]) -> None:
         """Have the fork server preload those of the packages `names` that are new and worth preloading."""
@@ -331,4 +333,4 @@ class CollectionHooks:
         if self._preloads and new:
             modules = preload_discovery.worth_preloading(new, self._session.config.rootpath)
             if modules:
-                self._session.port.preload(modules)
+                self._session.pool_client.preload(modules)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.inventory import Inventory, Machine
     from pytest_accel.nodes.launched_session import LaunchedSession
     from pytest_accel.pool.pool import Pool
-    from pytest_accel.pool.pool_client import Port
+    from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.rank.coverage import DriverCoverage
 
 WORLD_SIZE_PARAMETER = "accel_world_size"
@@ -42,7 +42,7 @@ WORLD_SIZE_PARAMETER = "accel_world_size"
 class AccelSession:
     """The plugin's objects in one driver or controller; stored on the config under `stash_keys.SESSION`.
 
-    Machine, pool, port and driver are created on first use, so that a session without marks creates none of them.
+    Machine, pool, pool client and driver are created on first use. A session without marks creates none of them.
     """
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
@@ -52,7 +52,7 @@ class AccelSession:
         self._pool_lock = threading.Lock()
         self._pool: Pool | None = None
         self._coverage: DriverCoverage | None = None
-        self._port: Port | None = None
+        self._pool_client: PoolClient | None = None
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
         """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
@@ -120,7 +120,7 @@ class AccelSession:
                     spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
                 waits = self.settings.busy == "wait"
                 nodes = self.launched or SingleNode()
-                self._pool = Pool(self.machine, spec, cpu_slots(), _on_wanted, waits_for_busy=waits, nodes=nodes)
+                self._pool = Pool(self.machine, spec, cpu_slots(), waits_for_busy=waits, nodes=nodes)
             return self._pool
 
     @property
@@ -129,16 +129,16 @@ class AccelSession:
         return self.config.stash.get(LAUNCHED, None)
 
     @property
-    def port(self) -> Port:
+    def pool_client(self) -> PoolClient:
         """This process's access to the pool, which is in the controller."""
-        if self._port is None:
-            from pytest_accel.pool.pool_client import LocalPort, RemotePort
+        if self._pool_client is None:
+            from pytest_accel.pool.pool_client import LocalPoolClient, WorkerPoolClient
 
             if self.worker_input is not None:
-                self._port = RemotePort(self.worker_input["accel_channel"])
+                self._pool_client = WorkerPoolClient(self.worker_input["accel_channel"])
             else:
-                self._port = LocalPort(self.pool, self.show)
-        return self._port
+                self._pool_client = LocalPoolClient(self.pool, self.show)
+        return self._pool_client
 
     @property
     def driver(self) -> Driver:
@@ -146,7 +146,7 @@ class AccelSession:
         if self._driver is None:
             from pytest_accel.driver.driver import Driver
 
-            self._driver = Driver(self.config, self.settings, self.port, self.session_kind)
+            self._driver = Driver(self.config, self.settings, self.pool_client, self.session_kind)
         return self._driver
 
     @property
@@ -195,7 +195,7 @@ class AccelSession:
         """
         for item in items:
             item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
-        self.port.usage_error(text)
+        self.pool_client.usage_error(text)
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
@@ -323,17 +323,17 @@ class AccelSession:
     @property
     def interrupted(self) -> list[Interrupted]:
         """The tests that ran when the session was interrupted."""
-        return self._pool.interrupted if self._pool is not None else []
+        return self._pool.summary.interrupted if self._pool is not None else []
 
     @property
     def complaints(self) -> list[str]:
         """Errors that belong to no test, such as one in the teardown of a session fixture."""
-        return self._pool.complaints if self._pool is not None else []
+        return self._pool.summary.complaints if self._pool is not None else []
 
     @property
     def notes(self) -> list[str]:
         """Lines on the fork server that ``-v`` shows."""
-        return self._pool.notes if self._pool is not None else []
+        return self._pool.summary.notes if self._pool is not None else []
 
 
 def _is_forked(item: pytest.Item) -> bool:
@@ -366,14 +366,6 @@ def _fail_setup(text: str) -> None:
 
     __tracebackhide__ = True
     raise remote_exceptions.not_run(text)
-
-
-def _on_wanted(driver: object, world: int) -> None:
-    """Tell the driver that another request waits for the devices or slots of its `world`."""
-    from pytest_accel.pool.pool_client import LocalPort, PoolService
-
-    assert isinstance(driver, (LocalPort, PoolService))
-    driver.on_wanted(world)
 
 
 def _explanation_options(config: pytest.Config) -> list[str]:

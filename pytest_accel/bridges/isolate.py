@@ -34,7 +34,7 @@ class _Driver:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
             if MARKED in item.stash and any(asked not in (None, False, {}) for asked in self._options_of(item)):
-                session.config.stash[SESSION].port.usage_error(
+                session.config.stash[SESSION].pool_client.usage_error(
                     f"{item.nodeid}: pytest-isolate runs a test in a fork of the pytest process, and limits that fork; "
                     "it cannot isolate the ranks of a marked test. Run marked tests with --no-isolate; `fresh=True` "
                     "gives a test new processes, and `timeout=` limits its time"

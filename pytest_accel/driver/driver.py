@@ -17,13 +17,13 @@ from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.world import LostWorld, World
 from pytest_accel.leases.locks import Holder
-from pytest_accel.pool.records import Grant, PoolError
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import remote_exceptions, report_text
 from pytest_accel.verdict.judgement import Phase, judge
 
 if TYPE_CHECKING:
-    from pytest_accel.pool.pool_client import Port
+    from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.settings.options import Settings
 
 
@@ -33,11 +33,13 @@ class Driver:
     The session owns it. At most one world is held; it goes back to the pool when the next test cannot use it.
     """
 
-    def __init__(self, config: pytest.Config, settings: Settings, port: Port, session_kind: str | None) -> None:
+    def __init__(
+        self, config: pytest.Config, settings: Settings, pool_client: PoolClient, session_kind: str | None
+    ) -> None:
         self.config = config
         self.session_kind = session_kind
         self.settings = settings
-        self._port = port
+        self._pool_client = pool_client
         option = config.option
         self.streams = getattr(option, "capture", "no") == "no" and not is_distributed(config)
         """True if the ranks' output is shown while they run (``-s`` without xdist). No test is then sent ahead."""
@@ -97,7 +99,7 @@ class Driver:
             following.missing is None
             and following.key == self._key
             and not following.key.fresh
-            and not self._port.wanted(world.number)
+            and not self._pool_client.wanted(world.number)
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
@@ -127,14 +129,16 @@ class Driver:
         holder = Holder.here(marked.item.nodeid)
         try:
             timeout = self.settings.wait if marked.key.need is not None else None
-            grant = self._port.acquire(marked.key, holder, timeout)
+            grant = self._pool_client.acquire(marked.key, holder, timeout)
         except PoolError as error:
             raise remote_exceptions.not_run(str(error)) from None
         try:
             on_quiet = self._show_progress if self._interactive and not self.streams else None
-            world = self._world = World(grant, self._port, self._debugger_relay(grant), self._log_tail(grant), on_quiet)
+            world = self._world = World(
+                grant, self._pool_client, self._debugger_relay(grant), self._log_tail(grant), on_quiet
+            )
         except OSError as error:  # For example, tests have used up this process's file descriptors.
-            self._port.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
+            self._pool_client.release(grant.spec.world, "its driver could not connect to it", frozenset(), retire=False)
             raise remote_exceptions.not_run(f"could not connect to the test's ranks: {error}") from None
         self._key = marked.key
         outcomes = world.start()
@@ -144,11 +148,11 @@ class Driver:
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
 
-    def _debugger_relay(self, grant: Grant) -> DebuggerRelay:
+    def _debugger_relay(self, grant: AcquiredWorld) -> DebuggerRelay:
         terminal = None if hasattr(self.config, "workerinput") else partial(lend_terminal, self.config)
         return DebuggerRelay(terminal, grant.spec.ranks, self.settings.pdb_rank)
 
-    def _log_tail(self, grant: Grant) -> LogTail | None:
+    def _log_tail(self, grant: AcquiredWorld) -> LogTail | None:
         if not self.streams:
             return None
         kept = self.settings.logs is not None
@@ -187,12 +191,12 @@ class Driver:
     ) -> None:
         assert self._running is not None
         folder, test = str(self.config.invocation_params.dir), self._running.item.nodeid
-        self._port.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
+        self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
 
     def look_at_interrupted(self, marked: MarkedTest) -> None:
         """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""
         if self._world is not None:
-            self._port.look_at_interrupted(self._world.number, marked.item.nodeid)
+            self._pool_client.look_at_interrupted(self._world.number, marked.item.nodeid)
 
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pytest_accel.core import prctl
 from pytest_accel.core.connect import call_rank
 from pytest_accel.diagnostics.rank_state import RankState
-from pytest_accel.pool.records import Grant
+from pytest_accel.pool.world_request import AcquiredWorld
 
 STALLED = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""
@@ -34,7 +34,7 @@ class RankConnection(RankState):
     """Readable when the process has ended (`prctl.end_of`). None if that is impossible."""
 
     @classmethod
-    def open(cls, grant: Grant, rank: int) -> RankConnection:
+    def open(cls, grant: AcquiredWorld, rank: int) -> RankConnection:
         """Connect to `rank` of the world of `grant`."""
         pid = grant.pids[rank]
         call = partial(call_rank, grant.directory, grant.spec, rank, pid)

@@ -29,8 +29,8 @@ from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALLED, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
-from pytest_accel.pool.pool_client import Port
-from pytest_accel.pool.records import Grant
+from pytest_accel.pool.pool_client import PoolClient
+from pytest_accel.pool.world_request import AcquiredWorld
 
 _EXIT_STATUS_TIMEOUT = 1.0
 """Seconds to wait for the exit status of a rank that died."""
@@ -39,10 +39,12 @@ _EXIT_STATUS_TIMEOUT = 1.0
 class RankMonitor:
     """Receives the messages of a world's ranks, and records how the ranks end. Owned by the driver's `World`."""
 
-    def __init__(self, grant: Grant, port: Port, condition: WorldCondition, debugger: DebuggerRelay) -> None:
+    def __init__(
+        self, grant: AcquiredWorld, pool_client: PoolClient, condition: WorldCondition, debugger: DebuggerRelay
+    ) -> None:
         """Connect to the ranks of `grant`. Requests of the ranks for a debugger go to `debugger`."""
         self._number = grant.spec.world
-        self._port = port
+        self._pool_client = pool_client
         self._condition = condition
         self._debugger = debugger
         self._inspector = WorldInspector(grant.directory, grant.spec)
@@ -262,7 +264,7 @@ class RankMonitor:
         others = [other for other in self.ranks if other is not rank and not other.done and other.died_early is None]
         if others and self.serial and all(other.end is None for other in self.ranks):
             self.findings = self._examiner.at_death(_pids(others))
-        end = self._port.rank_exit(self._number, rank.rank, _EXIT_STATUS_TIMEOUT)
+        end = self._pool_client.rank_exit(self._number, rank.rank, _EXIT_STATUS_TIMEOUT)
         text = "lost its connection to the driver (exit status unknown)"
         if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))

@@ -26,8 +26,8 @@ from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.rank_connection import RankConnection
 from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
-from pytest_accel.pool.pool_client import Port
-from pytest_accel.pool.records import Grant
+from pytest_accel.pool.pool_client import PoolClient
+from pytest_accel.pool.world_request import AcquiredWorld
 from pytest_accel.rank.run_ahead import go_on
 
 _PROGRESS_INTERVAL = 0.2
@@ -52,8 +52,8 @@ class World:
 
     def __init__(
         self,
-        grant: Grant,
-        port: Port,
+        grant: AcquiredWorld,
+        pool_client: PoolClient,
         debugger: DebuggerRelay,
         log_tail: LogTail | None = None,
         on_quiet: OnQuiet | None = None,
@@ -69,10 +69,10 @@ class World:
         self._log_tail = log_tail
         self.grant = grant
         self.condition = WorldCondition()
-        self._port = port
+        self._pool_client = pool_client
         self._reported_ends: set[int] = set()
         """Ranks whose end was returned as an outcome. The pool reports any other death."""
-        self._monitor = RankMonitor(grant, port, self.condition, debugger)
+        self._monitor = RankMonitor(grant, pool_client, self.condition, debugger)
         self._ranks = self._monitor.ranks
 
     @property
@@ -215,7 +215,7 @@ class World:
         ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_gone_on
         kill_reason = self.condition.kill_reason
         retire = self.condition.retire or (kill_reason is not None and ended)
-        self._port.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
+        self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
 
     @property
     def alive(self) -> bool:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from traceback import format_exc
 from typing import Protocol
@@ -93,23 +94,27 @@ def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
     return OwnServer(spec, end, os.environ)
 
 
-class Starter:
-    """A running fork server, started by this object.
+@dataclass(frozen=True, slots=True)
+class StarterCallbacks:
+    """The callbacks of what starts the processes of worlds: a fork server, several, or an MPI job.
 
-    A thread of this object calls `on_event` with each message of the server, `on_tick` after each second without one,
-    and `on_end` once the server has exited, whatever the cause. If one of these callbacks raises, the thread calls
-    `on_failure` with the traceback and ends: nothing receives the server's messages from then on.
+    They are called in threads of the starter.
     """
 
-    def __init__(
-        self,
-        spec: SessionSpec,
-        on_event: Callable[[object], None],
-        on_end: Callable[[], None],
-        on_tick: Callable[[], None],
-        on_failure: Callable[[str], None],
-        spawn: Spawn = spawn_here,
-    ) -> None:
+    on_message: Callable[[object], None]
+    """Called with each message of a fork server."""
+    on_end: Callable[[], None]
+    """Called once all processes of the starter have exited, whatever the cause."""
+    on_tick: Callable[[], None]
+    """Called after each second without a message, by a starter that serves more than one world."""
+    on_failure: Callable[[str], None]
+    """Called with the traceback if another callback has raised. The thread ends and handles no further messages."""
+
+
+class ForkServerClient:
+    """A running fork server, started by this object."""
+
+    def __init__(self, spec: SessionSpec, callbacks: StarterCallbacks, spawn: Spawn = spawn_here) -> None:
         ensure_own_folder(spec.directory)  # An earlier server may have removed the folder when it crashed.
         ours, theirs = socket.socketpair()
         ours.setblocking(True)  # Tests may have set a default timeout for sockets.
@@ -117,18 +122,22 @@ class Starter:
         with theirs:
             self._process = spawn(spec, theirs)
         self._connection = Connection(ours.detach())
-        self._number = spec.server
+        self._spec = spec
         self._used = False
         self._sending = threading.Lock()
-        self._callbacks = (on_event, on_end, on_tick)
-        self._on_failure = on_failure
+        self._callbacks = callbacks
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> frozenset[int]:
         """The server's number, if the connection to its machine is lost; else empty."""
-        return frozenset({self._number} if self._process.lost else ())
+        return frozenset({self._spec.server} if self._process.lost else ())
+
+    @property
+    def log_paths(self) -> tuple[str, ...]:
+        """The file with the server's output."""
+        return (server_log_path(self._spec.directory, self._spec.server),)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send `message` and file `descriptors`. Never raise: if the server has exited, `on_end` is called."""
@@ -160,18 +169,19 @@ class Starter:
         try:
             self._receive_messages()
         except BaseException:
-            self._on_failure(f"the thread that listens to the fork server has ended with an error:\n{format_exc()}")
+            self._callbacks.on_failure(
+                f"the thread that listens to the fork server has ended with an error:\n{format_exc()}"
+            )
 
     def _receive_messages(self) -> None:
-        on_event, on_end, on_tick = self._callbacks
         while True:
             try:
                 if not self._connection.poll(1.0):
-                    on_tick()
+                    self._callbacks.on_tick()
                     continue
                 message = self._connection.recv()
             except (EOFError, OSError):
                 break
-            on_event(message)
+            self._callbacks.on_message(message)
         self._process.wait(None)
-        on_end()
+        self._callbacks.on_end()

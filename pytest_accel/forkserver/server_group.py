@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.server_client import Spawn, Starter
+from pytest_accel.forkserver.server_client import ForkServerClient, Spawn, StarterCallbacks
 from pytest_accel.rank import run_ahead
 
 
@@ -34,65 +34,67 @@ class _Starting:
         return [rank for rank in range(self.spec.ranks) if self.spec.server_of(rank) == server]
 
 
-class Servers:
-    """Several fork servers with the interface of one :class:`Starter`.
+class ForkServerGroup:
+    """Several fork servers with the interface of one :class:`ForkServerClient`.
 
     If one server exits, the others are killed, because a world needs all of them.
     """
 
     def __init__(
         self,
-        spawns: Sequence[Spawn],
-        lock: threading.RLock,
         spec: SessionSpec,
-        on_event: Callable[[object], None],
-        on_end: Callable[[], None],
-        on_tick: Callable[[], None],
-        on_failure: Callable[[str], None],
+        callbacks: StarterCallbacks,
+        lock: threading.RLock,
+        spawns: Sequence[Spawn],
         numbers: Sequence[int] = (),
     ) -> None:
-        """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`.
+        """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`. Callbacks get it held.
 
         `numbers` are the servers' numbers; empty: 0, 1, ...
         """
         self._lock = lock
-        self._on_event = on_event
-        self._on_end = on_end
+        self._callbacks = callbacks
         self._starting: dict[int, _Starting] = {}
         self._ended: set[int] = set()
-        self._starters: dict[int, Starter] = {}
+        self._clients: dict[int, ForkServerClient] = {}
         """By number, in the order of the servers."""
         for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
-            tick = _nothing if self._starters else on_tick
-            one = replace(spec, server=number)
-            made = Starter(one, partial(self._event, number), partial(self._end, number), tick, on_failure, spawn)
-            self._starters[number] = made
+            on_tick = _nothing if self._clients else callbacks.on_tick  # One of the servers' threads is enough.
+            of_server = replace(
+                callbacks, on_message=partial(self._event, number), on_end=partial(self._end, number), on_tick=on_tick
+            )
+            self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
 
     @property
     def lost(self) -> frozenset[int]:
         """The numbers of the servers with a lost connection to their machine."""
-        return frozenset().union(*(starter.lost for starter in self._starters.values()))
+        return frozenset().union(*(client.lost for client in self._clients.values()))
+
+    @property
+    def log_paths(self) -> tuple[str, ...]:
+        """The files with the servers' output."""
+        return tuple(path for client in self._clients.values() for path in client.log_paths)
 
     def send(self, message: object) -> None:
         """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called."""
         if isinstance(message, StartWorld):
             self._start(message.spec)
             return
-        for starter in self._starters.values():
-            starter.send(message)  # A server without ranks of the world ignores the message.
+        for client in self._clients.values():
+            client.send(message)  # A server without ranks of the world ignores the message.
         if isinstance(message, KillWorld):
             self._report_unstarted(message.world)
 
     def kill(self) -> None:
         """Kill servers that do not answer. `on_end` is called as soon as all have exited."""
-        for starter in self._starters.values():
-            starter.kill()
+        for client in self._clients.values():
+            client.kill()
 
     def stop(self) -> None:
         """Stop the servers, which kill all their descendants."""
         # The first server is stopped last, since it removes the session's folder.
-        for starter in reversed(self._starters.values()):
-            starter.stop()
+        for client in reversed(self._clients.values()):
+            client.stop()
 
     def _start(self, spec: WorldSpec) -> None:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
@@ -106,7 +108,7 @@ class Servers:
 
     def _request(self, server: int, starting: _Starting, port: int | None) -> None:
         descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
-        self._starters[server].send(StartWorld(starting.spec, port), descriptors)
+        self._clients[server].send(StartWorld(starting.spec, port), descriptors)
 
     def _event(self, server: int, message: object) -> None:
         with self._lock:
@@ -114,9 +116,9 @@ class Servers:
                 self._started(server, message)
                 return
             if isinstance(message, StartFailed) and self._drop(message.world) is not None:
-                for starter in self._starters.values():
-                    starter.send(KillWorld(message.world))
-            self._on_event(message)
+                for client in self._clients.values():
+                    client.send(KillWorld(message.world))
+            self._callbacks.on_message(message)
 
     def _started(self, server: int, message: WorldStarted) -> None:
         starting = self._starting.get(message.world)
@@ -130,7 +132,9 @@ class Servers:
                 self._request(other, starting, message.port)
         if len(starting.pids) == spec.ranks:
             self._drop(spec.world)
-            self._on_event(WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks))))
+            self._callbacks.on_message(
+                WorldStarted(spec.world, tuple(starting.pids[rank] for rank in range(spec.ranks)))
+            )
 
     def _drop(self, world: int) -> _Starting | None:
         """Remove and return a starting world, and close the sockets between its ranks; None if it is not starting."""
@@ -146,16 +150,16 @@ class Servers:
             return
         for rank in range(starting.spec.ranks):
             if starting.spec.server_of(rank) not in starting.requested:
-                self._on_event(RankExited(world, rank, exited(-signal.SIGKILL)))
+                self._callbacks.on_message(RankExited(world, rank, exited(-signal.SIGKILL)))
 
     def _end(self, server: int) -> None:
         with self._lock:
             self._ended.add(server)
-            for number, starter in self._starters.items():
+            for number, client in self._clients.items():
                 if number not in self._ended:
-                    starter.kill()
-            if len(self._ended) == len(self._starters):
-                self._on_end()
+                    client.kill()
+            if len(self._ended) == len(self._clients):
+                self._callbacks.on_end()
 
 
 def _nothing() -> None:

@@ -15,8 +15,7 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from traceback import format_exc
 
@@ -35,8 +34,8 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.forkserver.server_client import interpreter
-from pytest_accel.forkserver.server_group import Servers
+from pytest_accel.forkserver.server_client import StarterCallbacks, interpreter
+from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.launch.launch_api import program_of, version_of
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
 from pytest_accel.rank.coverage import unmeasured
@@ -53,35 +52,33 @@ _END_TIMEOUT = 5.0
 
 
 class MpiJob:
-    """The MPI job of one world, with the interface of a :class:`Starter`. Callbacks are called with `lock` held."""
+    """The MPI job of one world, with the interface of a :class:`ForkServerClient`."""
+
+    lost: frozenset[int] = frozenset()
+    """Always empty, since the processes are on this node."""
 
     def __init__(
         self,
+        spec: SessionSpec,
+        callbacks: StarterCallbacks,
+        lock: threading.RLock,
         launcher: str,
         world: WorldSpec,
-        numbers: Sequence[int],
-        spec: SessionSpec,
-        lock: threading.RLock,
-        on_event: Callable[[object], None],
-        on_end: Callable[[MpiJob], None],
-        on_failure: Callable[[str], None],
     ) -> None:
-        """`numbers` are the numbers of the job's fork servers, one for each rank.
+        """Start `world`, each rank of which has a fork server of its own, with `launcher`.
 
-        `on_failure` gets the traceback if a thread of the job ends with an error; it is called without the lock.
+        Callbacks are called with `lock` held, except for `on_failure`. `on_tick` is not called.
         """
-        self.world = replace(world, servers=tuple(numbers))
+        self._world = world
         self._spec = spec
         self._lock = lock
-        self._on_event = on_event
-        self._on_end = on_end
-        self._on_failure = on_failure
-        self._servers: Servers | None = None
+        self._callbacks = callbacks
+        self._servers: ForkServerGroup | None = None
         self._exited: set[int] = set()
-        """The ranks whose exit was reported to `on_event`."""
+        """The ranks whose exit was reported."""
         self._over = threading.Event()
         """Set when the job is to end, or its fork servers have ended."""
-        self._log = server_log_path(spec.directory, numbers[0])
+        self._log = server_log_path(spec.directory, world.servers[0])
         self._path = os.path.join(spec.directory, f"mpi-{world.world}.sock")
         ensure_own_folder(spec.directory)
         self._listener = unix_sockets.listen(self._path, world.ranks)
@@ -96,7 +93,7 @@ class MpiJob:
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, *mpi_flags(version_of(program), self.world.ranks), *interpreter(self._spec, source)],
+                [program, *mpi_flags(version_of(program), self._world.ranks), *interpreter(self._spec, source)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -109,22 +106,24 @@ class MpiJob:
         if self._servers is not None:
             self._servers.send(message)
         elif isinstance(message, KillWorld):
-            self.end()
+            self.kill()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Terminate the job; `on_end` follows."""
         self._over.set()
-        if self._servers is None:
+        if self._servers is None and self._process.poll() is None:
             kill_tree(self._process.pid)
 
-    def join(self) -> None:
-        """Wait until the job has ended. The caller must not hold the lock."""
+    def stop(self) -> None:
+        """Terminate the job, and wait until it has ended. The caller must not hold the lock."""
+        with self._lock:
+            self.kill()
         self._thread.join()
 
     @property
-    def log(self) -> str:
-        """The end of the output of ``mpirun``."""
-        return tail(self._log)
+    def log_paths(self) -> tuple[str, ...]:
+        """The file with the output of ``mpirun``."""
+        return (self._log,)
 
     # The job's thread
 
@@ -132,12 +131,14 @@ class MpiJob:
         try:
             self._attend()
         except BaseException:
-            self._on_failure(f"the thread that attends to an MPI job has ended with an error:\n{format_exc()}")
+            self._callbacks.on_failure(
+                f"the thread that attends to an MPI job has ended with an error:\n{format_exc()}"
+            )
 
     def _attend(self) -> None:
         calls = self._gather()
         with self._lock:
-            if len(calls) == self.world.ranks and not self._over.is_set():
+            if len(calls) == self._world.ranks and not self._over.is_set():
                 self._serve(calls)
         for call, _ in calls.values():
             call.close()
@@ -155,15 +156,15 @@ class MpiJob:
             os.unlink(self._path)
         with self._lock:
             if self._servers is None and not self._over.is_set():
-                why = f"mpirun has started {len(calls)} of {self.world.ranks} processes\n{self.log}"
-                self._on_event(StartFailed(self.world.world, why))
-            self._on_end(self)
+                why = f"mpirun has started {len(calls)} of {self._world.ranks} processes\n{tail(self._log)}"
+                self._callbacks.on_message(StartFailed(self._world.world, why))
+            self._callbacks.on_end()
 
     def _gather(self) -> dict[int, tuple[socket.socket, int]]:
         """Return the connection and process id of each rank's process; fewer if the job ends or the time is up."""
         calls: dict[int, tuple[socket.socket, int]] = {}
         deadline = monotonic() + START_TIMEOUT
-        ranks = self.world.ranks
+        ranks = self._world.ranks
         with self._listener, Handshakes(self._listener, _receive_process, ranks) as handshakes:
             while len(calls) < ranks and self._process.poll() is None and monotonic() < deadline:
                 met = handshakes.wait(monotonic() + _POLL_INTERVAL)
@@ -173,24 +174,22 @@ class MpiJob:
         return calls
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
-        spawns = [partial(_hand_over, *calls[rank]) for rank in range(self.world.ranks)]
-        numbers = self.world.servers
-        self._servers = Servers(
-            spawns, self._lock, self._spec, self._note, self._servers_ended, _nothing, self._on_failure, numbers
-        )
-        self._servers.send(StartWorld(self.world))
+        spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
+        callbacks = StarterCallbacks(self._note, self._servers_ended, _nothing, self._callbacks.on_failure)
+        self._servers = ForkServerGroup(self._spec, callbacks, self._lock, spawns, self._world.servers)
+        self._servers.send(StartWorld(self._world))
 
     def _servers_ended(self) -> None:
         """Report the ranks as ended with their fork servers; called in a thread of the servers, with the lock held."""
         self._over.set()
-        for rank in range(self.world.ranks):
+        for rank in range(self._world.ranks):
             if rank not in self._exited:
-                self._on_event(RankExited(self.world.world, rank, RankExit(ExitCause.JOB_ENDED)))
+                self._callbacks.on_message(RankExited(self._world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 
     def _note(self, message: object) -> None:
         if isinstance(message, RankExited):
             self._exited.add(message.rank)
-        self._on_event(message)
+        self._callbacks.on_message(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,36 +5,41 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
-
-import psutil
+from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.diagnosis import Interrupted
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.allocator import Supply
 from pytest_accel.leases.broker import BrokerError
-from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLease, RemoteLeases
-from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
-from pytest_accel.pool.records import Grant, PooledWorld, PoolError, Ticket, surplus
+from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLeases
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
+from pytest_accel.pool.node_lease import (
+    LeaseId,
+    LeaseNotices,
+    LocalNodeRequest,
+    NodeLease,
+    NodeRequest,
+    RemoteNodeRequest,
+    SlotsRequest,
+)
+from pytest_accel.pool.pooled_world import PooledWorld, WorldState, surplus
+from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_manager import WorldManager
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError, WantedObserver, WorldRequest
 
-LINGER = 30.0
+IDLE_TIMEOUT = 30.0
 """Seconds after which an idle world is retired, so that other sessions can use its devices."""
 _IDLE_RANKS = 16
 """Number of idle ranks to keep warm; twice the number of CPU slots if that is more."""
@@ -75,34 +80,30 @@ class Pool:
         machine: Machine,
         spec: SessionSpec,
         slots: int,
-        on_wanted: Callable[[object, int], None],
         *,
         waits_for_busy: bool = False,
         nodes: Nodes,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
-        ``on_wanted(driver, world)`` is called when a request waits for the devices or slots of a world that runs a
-        test. `waits_for_busy` is True for ``--accel-busy wait``. The layout of `nodes` is read whenever a world is
+        `waits_for_busy` is True for ``--accel-busy wait``. The layout of `nodes` is read whenever a world is
         placed.
         """
+        self.summary = PoolSummary(spec.directory)
         self._machine = machine
         self._slots = slots
         self._measured = spec.coverage is not None
-        self._on_wanted = on_wanted
         self._lock = threading.RLock()
-        self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, nodes.servers)
+        self._notices = LeaseNotices()
+        self._allocator = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.servers)
         self._nodes = nodes
-        self._far = nodes.devices
-        for node, source in self._far.items():
-            source.on_wanted = partial(self._far_lease_wanted, node)
-            source.on_lost = partial(self._far_lease_lost, node)
+        for node, source in nodes.devices.items():
+            source.on_wanted = partial(self._lease_wanted, node)
+            source.on_lost = partial(self._lease_lost, node)
             source.on_failure = self._manager.fail
-        self._tickets: dict[int, Ticket] = {}
-        self._wanted_leases: set[tuple[str | None, int]] = set()
-        self._lost_leases: dict[tuple[str | int | None, int], str] = {}
-        """Leases whose lock was lost before they had a world, with the reason; the key is kind or node, and number."""
+        self._requests: dict[int, WorldRequest] = {}
+        """The requests that have not been answered, by id."""
         self._last_number = 0
 
     # Called by drivers
@@ -128,78 +129,57 @@ class Pool:
             self._manager.keep_out(modules)
 
     def acquire(
-        self, key: WorldKey, holder: Holder, driver: object, answer: Callable[[Grant | PoolError], None]
+        self,
+        key: WorldKey,
+        holder: Holder,
+        driver: WantedObserver,
+        answer: Callable[[AcquiredWorld | PoolError], None],
     ) -> int:
-        """Request a world of `key`; return the id of the ticket. `answer` may be called before this returns."""
+        """Request a world of `key`; return the id of the request. `answer` may be called before this returns."""
         with self._lock:
             self._last_number += 1
-            ticket = Ticket(self._last_number, key, holder, answer, driver)
+            request = WorldRequest(self._last_number, key, holder, driver, answer)
             if self._manager.broken is not None:
-                self._answer(ticket, PoolError(self._manager.broken))
-                return ticket.id
+                self._answer(request, PoolError(self._manager.broken))
+                return request.id
             try:
-                self._request(ticket)
+                self._serve(request)
             except Exception as error:
-                ticket.cancelled = True
-                self._fail(ticket, error)
-            return ticket.id
+                request.cancelled = True
+                self._fail(request, error)
+            return request.id
 
-    def cancel(self, ticket_id: int) -> None:
-        """Withdraw the request of a ticket, without an answer."""
+    def cancel(self, request_id: int) -> None:
+        """Withdraw a request, without an answer."""
         with self._lock:
-            ticket = self._tickets.pop(ticket_id, None)
-            if ticket is None:
-                return
-            ticket.cancelled = True
-            if ticket.multinode is not None:
-                ticket.multinode.cancel()
-            if ticket.request is not None:
-                self._supply.broker(ticket.broker).cancel(ticket.request)
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                request.cancelled = True
+                if request.lease_request is not None:
+                    request.lease_request.cancel()
 
-    def withdraw(self, ticket_id: int, why: str) -> None:
-        """Answer with an error if the ticket still waits for devices; a ticket that has them still gets its world."""
+    def withdraw(self, request_id: int, why: str) -> None:
+        """Answer with an error if the request still waits for leases; one that has them still gets its world."""
         with self._lock:
-            ticket = self._tickets.get(ticket_id)
-            if ticket is not None and ticket.multinode is not None:
-                self.cancel(ticket.id)
-                self._answer(ticket, PoolError(why))
-            if ticket is None or ticket.request is None:
+            request = self._requests.get(request_id)
+            if request is None or request.lease_request is None:
                 return
-            obstacles = self._supply.obstacles(ticket.broker, ticket.request) or []
-            if not self._supply.broker(ticket.broker).cancel(ticket.request):
-                return
-            ticket.cancelled = True
-            self._answer(ticket, PoolError("\n".join([why, *obstacles])))
+            obstacles = request.lease_request.withdraw()
+            if obstacles is not None:
+                request.cancelled = True
+                self._answer(request, PoolError("\n".join([why, *obstacles])))
 
-    def waiting(self, ticket_id: int) -> str | None:
-        """Return a line with the test, what it waits for and who holds that; None if the ticket waits for no lease."""
+    def waiting(self, request_id: int) -> str | None:
+        """Return a line with the test, what it waits for and who holds that; None if the request waits for no lease."""
         with self._lock:
-            ticket = self._tickets.get(ticket_id)
-            if ticket is None:
-                return None
-            need, node = ticket.key.need, 0
-            if ticket.multinode is not None:
-                node, need, request = ticket.multinode.waiting
-            else:
-                request = ticket.request
-            if request is None:
-                return None
-            if need is None:
-                count = min(ticket.key.ranks, self._slots)
-                what = f"{count} CPU slot{'' if count == 1 else 's'}"
-            else:
-                what = in_words(need, ticket.key.kind)
-            waits = f"{ticket.holder.test} waits for {what}"
-            if node:
-                return f"{waits} of the node {self._nodes.layout.nodes[node].name}"
-            obstacles = self._supply.obstacles(ticket.broker, request)
-            return None if obstacles is None else ": ".join(filter(None, (waits, "; ".join(obstacles))))
+            request = self._requests.get(request_id)
+            return None if request is None or request.lease_request is None else request.lease_request.waiting()
 
     def withdraw_waiting(self) -> list[str]:
-        """Cancel all tickets that wait for a lease; return the line of :meth:`waiting` for each."""
+        """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
         with self._lock:
             lines = []
-            for number in list(self._tickets):
+            for number in list(self._requests):
                 if (line := self.waiting(number)) is not None:
                     lines.append(line)
                     self.cancel(number)
@@ -213,7 +193,7 @@ class Pool:
         self._manager.fail(why)
 
     def release(self, number: int, kill_reason: str | None, noticed: frozenset[int], retire: bool = False) -> None:
-        """Return a world that a driver has used.
+        """Return a world that a driver has used; no-op if the driver does not have it any more.
 
         `kill_reason` says why the world must be killed. With `retire`, the world must not run another test, but its
         session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
@@ -224,51 +204,46 @@ class Pool:
         """
         with self._lock:
             world = self._manager.worlds.get(number)
-            if world is None or world.state != "leased":
+            if world is None or world.state is not WorldState.IN_USE:
                 return
             for rank, end in world.exits.items():
                 if rank not in noticed:
-                    self._manager.complain(world, rank, end, "died after its last test had passed")
-            world.ticket = None
+                    self.summary.add_death(world, rank, end)
+            world.take_back()
             if world.exits or (kill_reason is not None and not (retire and self._measured)):
                 self._manager.kill(world)
             elif world.spec.key.fresh or retire or self._manager.closing:
-                self._manager.retire(world)
-                if kill_reason is not None:
-                    world.state = "killed"  # Errors while its sessions end are not complaints.
+                self._manager.retire(world, quietly=kill_reason is not None)
+            elif world.leases and world.wanted:
+                if not self._pass_on(world):
+                    self._manager.retire(world)
             else:
-                world.state, world.idle_since = "idle", monotonic()
+                world.rest()
             # Only after the world is idle: releasing slots may grant waiting requests synchronously.
             self._release_slots(world)
-            if world.state == "idle":
-                if world.lease is None:
-                    world.wanted = False
-                elif world.wanted and not self._pass_on(world):
-                    self._manager.retire(world)
-                self._retire_surplus()
+            self._retire_surplus()
 
     def look_at_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
         with self._lock:
-            for world in list(self._manager.worlds.values()):
-                if world.state == "leased" and number in (None, world.spec.world):
-                    self._manager.look_at_interrupted(world, test)
+            for world in self._in_state(WorldState.IN_USE):
+                if number in (None, world.spec.world):
+                    self.summary.add_interrupted(world, test)
 
     def watch_exit(self, number: int, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
         """Call `on_exit` with the rank's exit status once it has ended; with None if the status is unknown."""
         with self._lock:
             self._manager.watch_exit(number, rank, on_exit)
 
-    def driver_lost(self, driver: object) -> None:
+    def driver_lost(self, driver: WantedObserver) -> None:
         """Cancel the requests of a driver whose process has ended, and terminate its worlds."""
         with self._lock:
-            for ticket in [ticket for ticket in self._tickets.values() if ticket.driver == driver]:
-                self.cancel(ticket.id)
+            for request in [request for request in self._requests.values() if request.driver == driver]:
+                self.cancel(request.id)
             for world in list(self._manager.worlds.values()):
-                if world.ticket is not None and world.ticket.driver == driver:
-                    world.ticket.cancelled = True
-                    if world.state == "leased":
-                        self.release(world.spec.world, "its driver ended", frozenset(world.exits))
+                if world.request is not None and world.request.driver == driver:
+                    world.request.cancelled = True
+                    self.release(world.spec.world, "its driver ended", frozenset(world.exits))
 
     def close(self, *, politely: bool) -> None:
         """Terminate all worlds and the fork server, and wait until every process has ended.
@@ -276,185 +251,137 @@ class Pool:
         With `politely`, session fixtures are torn down first; their errors become complaints.
         """
         with self._lock:
-            for ticket in list(self._tickets.values()):
-                self.cancel(ticket.id)
+            for request in list(self._requests.values()):
+                self.cancel(request.id)
             self._manager.end_worlds(politely=politely)
-        self._manager.stop_server()
+        self._manager.stop_starters()
         with self._lock:
-            self._supply.close()
-
-    @property
-    def complaints(self) -> list[str]:
-        """Errors that belong to no test, such as one in the teardown of a session fixture."""
-        return self._manager.complaints
-
-    @property
-    def interrupted(self) -> list[Interrupted]:
-        """The tests that ran when the session was interrupted."""
-        return self._manager.interrupted
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines to show with ``-v``."""
-        return self._manager.notes
+            self._allocator.close()
 
     # Leases
 
-    def _lease_wanted(self, kind: str | None, lease: int) -> None:
-        """Retire the idle world that holds `lease`, or tell the driver that uses it; `kind` is None for CPU slots."""
+    def _lease_wanted(self, source: str | int | None, number: int) -> None:
+        """Retire the idle world that holds the lease :class:`LeaseId`, or tell the driver that uses the world."""
         with self._lock:
-            self._wanted_leases.add((kind, lease))  # The world of this lease may not exist yet.
-            for world in list(self._manager.worlds.values()):
-                held = world.slots if kind is None else world.lease if world.spec.key.kind == kind else None
-                if held is None or held.id != lease:
-                    continue
-                world.wanted = True
-                if world.state == "idle":
-                    self._manager.retire(world)
-                elif world.state == "leased" and world.ticket is not None:
-                    self._on_wanted(world.ticket.driver, world.spec.world)
-
-    def _lease_lost(self, kind: str | None, lease: int, why: str) -> None:
-        with self._lock:
-            for world in list(self._manager.worlds.values()):
-                if world.spec.key.kind == kind and world.lease is not None and world.lease.id == lease:
-                    self._manager.revoke(world, why)
-                    return
-            self._lost_leases[kind, lease] = why
-
-    def _far_lease_lost(self, node: int, number: int, why: str) -> None:
-        with self._lock:
-            for world in list(self._manager.worlds.values()):
-                if node in world.remote_leases and world.remote_leases[node].number == number:
-                    self._manager.revoke(world, why)
-                    return
-            self._lost_leases[node, number] = why
-
-    def _far_lease_wanted(self, node: int, number: int) -> None:
-        with self._lock:
-            for world in list(self._manager.worlds.values()):
-                remote = world.remote_leases.get(node)
-                if remote is not None and remote.number == number and world.lease is not None:
-                    self._lease_wanted(world.spec.key.kind, world.lease.id)
-
-    def _request(self, ticket: Ticket) -> None:
-        """Answer `ticket` with a warm world, or queue a request for the lease that a new world needs."""
-        key, holder = ticket.key, ticket.holder
-        self._tickets[ticket.id] = ticket
-        granted = partial(self._granted, ticket)
-        if key.need is None:
-            slots = min(key.ranks, self._slots)
-            ticket.request = self._supply.broker(None).submit((), 0, holder, granted, slots=slots)
-            return
-        broker = self._supply.broker(key.kind)
-        world = self._manager.idle(key)
-        if world is not None and world.lease is not None:
-            broker.describe(world.lease.id, test=holder.test)
-            self._hand_over(world, ticket)
-            return
-        needs = key.needs([seat.node for seat in self._nodes.layout.seats(key.ranks, key.nodes)])
-        if len(needs) > 1:
-            self._request_multinode(ticket, needs)
-            return
-        unavailable = self._supply.lost(key.kind, key.need)
-        if unavailable is not None:
-            self._answer(ticket, PoolError(unavailable))
-            return
-        ticket.request = self._supply.submit(key.kind, key.need, holder, granted, partial(self._fail, ticket))
-
-    def _request_multinode(self, ticket: Ticket, needs: Mapping[int, DeviceNeed]) -> None:
-        sources: dict[int, DeviceSource] = {0: LocalSource(self._supply), **self._far}
-        node_needs = [NodeNeed(node, sources[node], needs[node]) for node in self._nodes.layout.order(needs)]
-        granted, failed = partial(self._granted_multinode, ticket), partial(self._fail, ticket)
-        ticket.multinode = MultiNodeRequest(self._lock, ticket.key.kind, node_needs, ticket.holder, granted, failed)
-        ticket.multinode.submit()
-
-    def _granted_multinode(self, ticket: Ticket, leases: dict[int, Any]) -> None:
-        ticket.multinode = None
-        local = leases.pop(0)
-        try:
-            self._start(ticket, local, None, leases)
-        except Exception as error:
-            self._fail(ticket, error)
-            self._supply.give_back(ticket.key.kind, local, killed=False)
-            for node, lease in leases.items():
-                self._far[node].give_back(ticket.key.kind, lease, killed=False)
-
-    def _granted(self, ticket: Ticket, lease: Lease) -> None:
-        with self._lock:
-            if ticket.cancelled or self._manager.closing:
-                self._supply.broker(ticket.broker).release(lease.id)
+            lease = LeaseId(source, number)
+            world = self._holder_of(lease)
+            if world is None:
+                self._notices.add_wanted(lease)
                 return
-            try:
-                self._use(ticket, lease)
-            except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
-                self._fail(ticket, error)  # Before the release, which may raise as well.
-                self._supply.broker(ticket.broker).release(lease.id)
+            world.mark_wanted()
+            if world.state is WorldState.IDLE:
+                self._manager.retire(world)
+            elif world.state is WorldState.IN_USE and world.request is not None:
+                world.request.driver.on_wanted(world.spec.world)
 
-    def _use(self, ticket: Ticket, lease: Lease) -> None:
-        if ticket.key.need is not None:
-            self._start(ticket, lease, None)
+    def _lease_lost(self, source: str | int | None, number: int, why: str) -> None:
+        with self._lock:
+            lease = LeaseId(source, number)
+            world = self._holder_of(lease)
+            if world is None:
+                self._notices.add_lost(lease, why)
+            else:
+                self._manager.revoke(world, why)
+
+    def _holder_of(self, lease: LeaseId) -> PooledWorld | None:
+        for world in self._manager.worlds.values():
+            if any(one is not None and one.id == lease for one in (world.slots, *world.leases.values())):
+                return world
+        return None
+
+    def _serve(self, request: WorldRequest) -> None:
+        """Answer `request` with a warm world, or queue a request for the leases that it needs."""
+        key = request.key
+        self._requests[request.id] = request
+        world = self._manager.idle(key) if key.need is not None else None
+        if world is not None:
+            self._allocator.broker(key.kind).describe(world.leases[0].id.number, test=request.holder.test)
+            self._hand_over(world, request)
             return
-        world = self._manager.idle(ticket.key)
+        granted, failed = partial(self._granted, request), partial(self._fail, request)
+        leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
+        if (why := leases.unavailable) is not None:
+            self._answer(request, PoolError(why))
+            return
+        request.lease_request = leases
+        leases.submit()
+
+    def _node_requests(self, key: WorldKey) -> Iterator[NodeRequest]:
+        """Return a request for each node that must grant a lease, in the order in which they are submitted."""
+        if key.need is None:
+            yield SlotsRequest(self._allocator, self._notices, min(key.ranks, self._slots))
+            return
+        layout = self._nodes.layout
+        needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
+        for node in layout.order(needs):
+            if node:
+                yield RemoteNodeRequest(self._nodes.devices[node], self._notices, node, key.kind, needs[node])
+            else:
+                yield LocalNodeRequest(self._allocator, self._notices, self._machine, key.kind, needs[node])
+
+    def _granted(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
+        request.lease_request = None
+        try:
+            if not self._manager.closing:
+                self._use(request, leases)
+                return
+        except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
+            self._fail(request, error)  # Before the return of the leases, which may raise as well.
+        for lease in leases.values():
+            lease.give_back()
+
+    def _use(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
+        if request.key.need is not None:
+            self._start(request, leases, None)
+            return
+        slots = leases[0]
+        world = self._manager.idle(request.key)
         if world is None:
-            self._start(ticket, None, lease)
+            self._start(request, {}, slots)
         else:
-            world.slots = lease
-            self._hand_over(world, ticket)
+            world.take_slots(slots, wanted=self._notices.take_wanted(slots.id))
+            self._hand_over(world, request)
 
     # Worlds
 
-    def _hand_over(self, world: PooledWorld, ticket: Ticket) -> None:
-        warm = world.state != "starting"
-        world.state, world.ticket = "leased", ticket
-        self._answer(ticket, Grant(world.spec, world.pids, self._manager.directory, warm))
-        if world.wanted:  # The broker said so, only once, while the world was being started.
-            self._on_wanted(ticket.driver, world.spec.world)
+    def _hand_over(self, world: PooledWorld, request: WorldRequest) -> None:
+        warm = world.state is not WorldState.STARTING
+        world.hand_over(request)
+        self._answer(request, AcquiredWorld(world.spec, world.pids, self._manager.directory, warm))
+        if world.wanted:  # The broker said so, only once, before this driver had the world.
+            request.driver.on_wanted(world.spec.world)
 
     def _pass_on(self, world: PooledWorld) -> bool:
-        """Hand a wanted world to the next ticket in the queue if that asks for the same key; return True if done."""
-        assert world.lease is not None
-        # Not idle: the broker may report the lease as wanted meanwhile, which would retire an idle world.
-        world.state, world.wanted = "leased", False
-        for ticket in self._tickets.values():
-            if ticket.key == world.spec.key and ticket.request is not None:
-                if self._supply.broker(world.spec.key.kind).pass_on(world.lease.id, ticket.request):
-                    self._hand_over(world, ticket)
-                    return True
-                return False
+        """Hand a wanted world to the next request in the queue if that is for the same key; return True if done."""
+        world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
+        for request in self._requests.values():
+            if request.key == world.spec.key and request.lease_request is not None:
+                if not request.lease_request.take_over(world.leases[0]):
+                    return False
+                request.lease_request = None
+                self._hand_over(world, request)
+                return True
         return False
 
-    def _answer(self, ticket: Ticket, answer: Grant | PoolError) -> None:
-        self._tickets.pop(ticket.id, None)
-        ticket.answer(answer)
+    def _answer(self, request: WorldRequest, answer: AcquiredWorld | PoolError) -> None:
+        self._requests.pop(request.id, None)
+        request.answer(answer)
 
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
+    def _fail(self, request: WorldRequest, error: Exception) -> None:
         expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError))
-        self._answer(ticket, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
+        self._answer(request, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
 
-    def _start(
-        self,
-        ticket: Ticket,
-        lease: Lease | None,
-        slots: Lease | None,
-        far: Mapping[int, RemoteLease] = MappingProxyType({}),
-    ) -> None:
-        key = ticket.key
-        leases: list[tuple[str | int | None, int]] = [(node, remote.number) for node, remote in far.items()]
-        leases += [(key.kind, lease.id)] if lease is not None else []
-        for one in leases:
-            if one in self._lost_leases:
-                raise LockFolderError(self._lost_leases[one])
-        ids = lease.devices if lease else ()
-        by_id = {device.id: device for device in self._machine.of(key.kind).devices} if ids else {}
+    def _start(self, request: WorldRequest, leases: Mapping[int, NodeLease], slots: NodeLease | None) -> None:
+        held = [*leases.values(), *([slots] if slots is not None else [])]
+        for lease in held:
+            if (why := self._notices.lost(lease.id)) is not None:
+                raise LockFolderError(why)
+        key = request.key
+        devices = tuple(device for node in sorted(leases) for device in leases[node].devices)
         self._last_number += 1
-        argument = self._machine.argument(key.kind)
-        devices = [by_id[name] for name in ids]
-        devices += [device for node in sorted(far) for device in far[node].devices]
-        spec = self._placed(WorldSpec(self._last_number, key, argument, tuple(devices)))
-        world = PooledWorld(spec, "starting", ticket, lease, dict(far), slots, idle_since=monotonic())
-        world.wanted = lease is not None and (key.kind, lease.id) in self._wanted_leases
-        self._manager.start(world)
+        spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind), devices))
+        wanted = [self._notices.take_wanted(lease.id) for lease in held]
+        self._manager.start(PooledWorld(spec, request, leases, slots, wanted=any(wanted)))
 
     def _placed(self, spec: WorldSpec) -> WorldSpec:
         """Return `spec` with the fork server, node and address of each rank."""
@@ -467,90 +394,80 @@ class Pool:
         return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
 
     def _release_slots(self, world: PooledWorld) -> None:
-        slots, world.slots = world.slots, None
+        slots = world.drop_slots()
         if slots is not None:
-            self._supply.broker(None).release(slots.id)
+            slots.give_back()
 
     def _retire_surplus(self) -> None:
         for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            self._manager.retire(world)
+            if world.state is WorldState.IDLE:  # The devices of the one before may have been granted meanwhile.
+                self._manager.retire(world)
+
+    def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
+        """Return the worlds in `state`; what the caller does with one may change the state of others."""
+        for world in list(self._manager.worlds.values()):
+            if world.state is state:
+                yield world
 
     # Called by the world manager
 
     def on_started(self, world: PooledWorld) -> None:
-        """Hand the world, whose processes have started, to its ticket."""
-        ticket = world.ticket
-        if ticket is None or ticket.cancelled:
+        """Hand the world, whose processes have started, to its request."""
+        request = world.request
+        if request is None or request.cancelled:
             self._manager.kill(world)
             return
-        if world.lease is not None:
-            try:
-                self._describe(world, world.lease)
-            except LockFolderError as error:
-                self._manager.kill(world)
-                self._fail(ticket, error)
-                return
-        self._hand_over(world, ticket)
-
-    def _describe(self, world: PooledWorld, lease: Lease) -> None:
-        """Tell other sessions, on each node, which processes use its devices."""
         by_node: dict[int, list[int]] = {}
         for rank, pid in enumerate(world.pids):
             by_node.setdefault(world.spec.node_of(rank), []).append(pid)
-        processes = [(pid, created) for pid in by_node[0] if (created := _created(pid)) is not None]
-        self._supply.broker(world.spec.key.kind).describe(lease.id, processes=processes)
-        for node, remote in world.remote_leases.items():
-            self._far[node].describe(remote, tuple(by_node[node]))
+        try:
+            for node, lease in world.leases.items():
+                lease.describe(by_node[node])
+        except LockFolderError as error:
+            self._manager.kill(world)
+            self._fail(request, error)
+            return
+        self._hand_over(world, request)
 
     def on_not_started(self, world: PooledWorld, why: str) -> None:
-        """Answer the world's ticket with the reason."""
-        if world.ticket is not None:
-            self._answer(world.ticket, PoolError(why))
+        """Answer the world's request with the reason."""
+        if world.request is not None:
+            self._answer(world.request, PoolError(why))
 
     def on_lost(self, world: PooledWorld) -> None:
-        """Request another world for the ticket; answer with an error if this was the second attempt."""
-        ticket = world.ticket
-        if ticket is None or ticket.cancelled:
+        """Request another world for the request; answer with an error if this was the second attempt."""
+        request = world.request
+        if request is None or request.cancelled:
             return
-        if ticket.retried:
+        if request.retried:
             text = f"the fork server ended twice while starting a world\n{self._manager.server_log()}"
-            self._answer(ticket, PoolError(text))
+            self._answer(request, PoolError(text))
         else:
-            ticket.retried = True
-            self._request(ticket)
+            request.retried = True
+            self._serve(request)
 
-    def on_gone(self, world: PooledWorld) -> None:
+    def on_gone(self, world: PooledWorld, *, killed: bool) -> None:
         """Return the leases of the world, whose processes have all ended."""
         self._release_slots(world)
-        if world.lease is not None:
-            self._supply.give_back(world.spec.key.kind, world.lease, killed=world.state == "killed")
-        for node, lease in world.remote_leases.items():
-            self._far[node].give_back(world.spec.key.kind, lease, killed=world.state == "killed")
+        for lease in world.leases.values():
+            lease.give_back(killed=killed)
 
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""
-        for ticket in list(self._tickets.values()):
+        for request in list(self._requests.values()):
             with contextlib.suppress(Exception):
-                self.cancel(ticket.id)
+                self.cancel(request.id)
             with contextlib.suppress(Exception):
-                self._answer(ticket, PoolError(why))
+                self._answer(request, PoolError(why))
 
     def on_tick(self) -> None:
-        """Refuse requests for devices that were set aside, and retire worlds that have been idle for `LINGER`."""
-        for ticket in [ticket for ticket in self._tickets.values() if ticket.request is not None]:
-            need = ticket.key.need
-            unavailable = self._supply.lost(ticket.key.kind, need) if need is not None else None
-            if unavailable is not None:
-                self.cancel(ticket.id)
-                self._answer(ticket, PoolError(unavailable))
+        """Refuse requests for devices that were set aside, and retire worlds with devices after `IDLE_TIMEOUT`."""
+        for request in list(self._requests.values()):
+            why = request.lease_request.unavailable if request.lease_request is not None else None
+            if why is not None:
+                self.cancel(request.id)
+                self._answer(request, PoolError(why))
         now = monotonic()
-        for world in list(self._manager.worlds.values()):
-            if world.state == "idle" and world.lease is not None and now - world.idle_since > LINGER:
+        for world in self._in_state(WorldState.IDLE):
+            if world.leases and now - world.since > IDLE_TIMEOUT:
                 self._manager.retire(world)
-
-
-def _created(pid: int) -> float | None:
-    try:
-        return psutil.Process(pid).create_time()
-    except (psutil.Error, OSError):
-        return None  # The process has ended and uses no device; or this process has run out of file descriptors.

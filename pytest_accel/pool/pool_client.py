@@ -16,7 +16,26 @@ from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.records import Grant, PoolError
+from pytest_accel.pool.worker_messages import (
+    AcquireWorld,
+    Answer,
+    CancelRequest,
+    ControllerMessage,
+    EndWithUsageError,
+    ImportNothingAhead,
+    InterruptedTest,
+    KeepModulesOut,
+    PreloadModules,
+    ReleaseWorld,
+    ShowLine,
+    ShowWaiting,
+    WarmServer,
+    WatchExit,
+    WithdrawRequest,
+    WorkerMessage,
+    WorldWanted,
+)
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 
 WAITING_SHOWN_AFTER = 5.0
 """Seconds that a test waits before a line shows what it waits for; shorter waits are normal."""
@@ -24,7 +43,12 @@ WAITING_SHOWN_AGAIN = 60.0
 """Seconds until the line is shown again."""
 
 
-class Port(Protocol):
+_Value = AcquiredWorld | PoolError | RankExit | None
+"""The values of an :class:`Answer`."""
+_Answers = queue.SimpleQueue[_Value]
+
+
+class PoolClient(Protocol):
     """The pool's methods for a driver. :meth:`acquire` and :meth:`rank_exit` block, the others do not."""
 
     def warm(self) -> None:
@@ -39,7 +63,7 @@ class Port(Protocol):
     def keep_out(self, modules: tuple[str, ...]) -> None:
         """Tell the pool which modules an import finder has changed; see :meth:`Pool.keep_out`."""
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         """Wait for a world of `key` and return it; wait for its devices at most `timeout` seconds.
 
         Raise :class:`PoolError` if the pool cannot provide the world.
@@ -65,7 +89,7 @@ class Port(Protocol):
 
 
 class _WantedWorlds:
-    """The worlds whose devices or slots another request waits for; the base class of both ports."""
+    """The worlds whose devices or slots another request waits for; the base class of both clients."""
 
     def __init__(self) -> None:
         self._wanted: set[int] = set()
@@ -78,12 +102,12 @@ class _WantedWorlds:
 
 
 def _receive(
-    answers: queue.SimpleQueue[Any],
+    answers: _Answers,
     timeout: float | None,
     show: Callable[[float], None],
     withdraw: Callable[[str], None],
     give_up: Callable[[], None],
-) -> Grant:
+) -> AcquiredWorld:
     """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not the start of the ranks.
 
     ``show(seconds)`` is called when a long wait should be shown to the user.
@@ -109,7 +133,7 @@ def _receive(
         raise
     if isinstance(answer, PoolError):
         raise answer
-    assert isinstance(answer, Grant)
+    assert isinstance(answer, AcquiredWorld)
     return answer
 
 
@@ -118,8 +142,8 @@ def waiting_line(waiting: str, seconds: float | None = None) -> str:
     return f"accel: {waiting}" + ("" if seconds is None else f" (for {seconds:.0f} s now)")
 
 
-class LocalPort(_WantedWorlds):
-    """A port to a pool in this process."""
+class LocalPoolClient(_WantedWorlds):
+    """The client of a pool in this process."""
 
     def __init__(self, pool: Pool, show: Callable[[str], None]) -> None:
         """`show` writes a line to the terminal."""
@@ -133,16 +157,16 @@ class LocalPort(_WantedWorlds):
         self.keep_out = pool.keep_out
         self.release = pool.release
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        ticket = self._pool.acquire(key, holder, self, answers.put)
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
+        answers: _Answers = queue.SimpleQueue()
+        number = self._pool.acquire(key, holder, self, answers.put)
 
         def show(seconds: float) -> None:
-            if (waiting := self._pool.waiting(ticket)) is not None:
+            if (waiting := self._pool.waiting(number)) is not None:
                 self.show(waiting_line(waiting, seconds))
 
         return _receive(
-            answers, timeout, show, lambda why: self._pool.withdraw(ticket, why), lambda: self._pool.cancel(ticket)
+            answers, timeout, show, lambda why: self._pool.withdraw(number, why), lambda: self._pool.cancel(number)
         )
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
@@ -167,47 +191,47 @@ class Channel(Protocol):
     def setcallback(self, callback: Callable[[Any], None], endmarker: object) -> None: ...
 
 
-class RemotePort(_WantedWorlds):
-    """A port in an xdist worker to the pool in the controller, at the other end of `channel`."""
+class WorkerPoolClient(_WantedWorlds):
+    """The client in an xdist worker of the pool in the controller, at the other end of `channel`."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
         self._lock = threading.Lock()
-        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._answers: dict[int, _Answers] = {}
         self._last_number = 0
         channel.setcallback(self._receive, endmarker=None)
 
     def warm(self) -> None:
-        self._send("warm")
+        self._send(WarmServer())
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        self._send("preload", modules)
+        self._send(PreloadModules(modules))
 
     def import_nothing_ahead(self, why: str) -> None:
-        self._send("import nothing ahead", why)
+        self._send(ImportNothingAhead(why))
 
     def keep_out(self, modules: tuple[str, ...]) -> None:
-        self._send("keep out", modules)
+        self._send(KeepModulesOut(modules))
 
-    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> Grant:
+    def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         number, answers = self._expect()
-        self._send("acquire", number, key, holder)
+        self._send(AcquireWorld(number, key, holder))
         return _receive(
             answers,
             timeout,
-            lambda seconds: self._send("show", number, seconds),
-            lambda why: self._send("withdraw", number, why),
-            lambda: self._send("cancel", number),
+            lambda seconds: self._send(ShowWaiting(number, seconds)),
+            lambda why: self._send(WithdrawRequest(number, why)),
+            lambda: self._send(CancelRequest(number)),
         )
 
     def release(self, world: int, kill_reason: str | None, noticed: frozenset[int], retire: bool) -> None:
         self._wanted.discard(world)
-        self._send("release", world, kill_reason, noticed, retire)
+        self._send(ReleaseWorld(world, kill_reason, noticed, retire))
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
         number, answers = self._expect()
-        self._send("exit", number, world, rank)
+        self._send(WatchExit(number, world, rank))
         try:
             end = answers.get(timeout=timeout)
         except queue.Empty:
@@ -215,22 +239,22 @@ class RemotePort(_WantedWorlds):
         return end if isinstance(end, RankExit) else None
 
     def look_at_interrupted(self, world: int, test: str) -> None:
-        self._send("interrupted", world, test)
+        self._send(InterruptedTest(world, test))
 
     def show(self, line: str) -> None:
-        self._send("line", line)
+        self._send(ShowLine(line))
 
     def usage_error(self, text: str) -> None:
-        self._send("usage", text)
+        self._send(EndWithUsageError(text))
 
-    def _expect(self) -> tuple[int, queue.SimpleQueue[Any]]:
+    def _expect(self) -> tuple[int, _Answers]:
         """Return the number of a new request, and the queue that gets its answer."""
         with self._lock:
             self._last_number += 1
             answers = self._answers[self._last_number] = queue.SimpleQueue()
             return self._last_number, answers
 
-    def _send(self, *message: object) -> None:
+    def _send(self, message: WorkerMessage) -> None:
         self._channel.send(pickle.dumps(message))
 
     def _receive(self, data: bytes | None) -> None:
@@ -238,7 +262,7 @@ class RemotePort(_WantedWorlds):
             self._fail("the main pytest process has ended")
             return
         try:
-            self._handle(data)
+            self._handle(pickle.loads(data))
         except BaseException:  # execnet would close the channel without a message.
             self._fail(f"an answer of the main pytest process could not be handled:\n{traceback.format_exc()}")
             raise
@@ -247,14 +271,11 @@ class RemotePort(_WantedWorlds):
         for answers in list(self._answers.values()):
             answers.put(PoolError(why))
 
-    def _handle(self, data: bytes) -> None:
-        kind, *values = pickle.loads(data)
-        if kind == "wanted":
-            self.on_wanted(values[0])
-        else:
-            number, answer = values
-            if number in self._answers:
-                self._answers.pop(number).put(answer)
+    def _handle(self, message: ControllerMessage) -> None:
+        if isinstance(message, WorldWanted):
+            self.on_wanted(message.world)
+        elif message.number in self._answers:
+            self._answers.pop(message.number).put(message.value)
 
 
 class PoolService:
@@ -279,7 +300,8 @@ class PoolService:
         self._on_usage_error = on_usage_error
         self._show = show
         self._used = False
-        self._tickets: dict[int, int] = {}
+        self._requests: dict[int, int] = {}
+        """The pool's id of each request of the worker."""
         channel.setcallback(self._receive, endmarker=None)
 
     @property
@@ -288,9 +310,9 @@ class PoolService:
         return self._get_pool()
 
     def on_wanted(self, world: int) -> None:
-        self._send("wanted", world)
+        self._send(WorldWanted(world))
 
-    def _send(self, *message: object) -> None:
+    def _send(self, message: ControllerMessage) -> None:
         with contextlib.suppress(OSError):  # The worker has ended; the end marker follows.
             self._channel.send(pickle.dumps(message))
 
@@ -301,9 +323,9 @@ class PoolService:
                     self._pool.driver_lost(self)
             return
         with self._failing():
-            kind, *values = pickle.loads(data)
-            with self._failing(values[0] if kind in ("acquire", "exit") else None):
-                self._handle(kind, values)
+            message: WorkerMessage = pickle.loads(data)
+            with self._failing(message.number if isinstance(message, (AcquireWorld, WatchExit)) else None):
+                self._handle(message)
 
     @contextlib.contextmanager
     def _failing(self, number: int | None = None) -> Iterator[None]:
@@ -316,38 +338,38 @@ class PoolService:
                 self._answer(number, PoolError(why))
             self._pool.fail(why)
 
-    def _handle(self, kind: str, values: list[Any]) -> None:
-        if kind == "acquire":
-            number, key, holder = values
-            self._tickets[number] = self._pool.acquire(key, holder, self, lambda answer: self._answer(number, answer))
-        elif kind == "show":
-            number, seconds = values
-            if (waiting := self._pool.waiting(self._tickets.get(number, 0))) is not None:
-                self._show(waiting_line(waiting, seconds))
-        elif kind == "withdraw":
-            self._pool.withdraw(self._tickets.get(values[0], 0), values[1])
-        elif kind == "cancel":
-            self._pool.cancel(self._tickets.pop(values[0], 0))
-        elif kind == "release":
-            self._pool.release(*values)
-        elif kind == "interrupted":
-            self._pool.look_at_interrupted(*values)  # Slow, but the session is ending.
-        elif kind == "line":
-            self._show(values[0])
-        elif kind == "exit":
-            number, world, rank = values
-            self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
-        elif kind == "warm":
-            self._pool.warm()
-        elif kind == "preload":
-            self._pool.preload(values[0])
-        elif kind == "import nothing ahead":
-            self._pool.import_nothing_ahead(values[0])
-        elif kind == "keep out":
-            self._pool.keep_out(values[0])
-        elif kind == "usage":
-            self._on_usage_error(values[0])
+    def _handle(self, message: WorkerMessage) -> None:
+        match message:
+            case AcquireWorld(number, key, holder):
+                self._requests[number] = self._pool.acquire(
+                    key, holder, self, lambda answer: self._answer(number, answer)
+                )
+            case ShowWaiting(number, seconds):
+                if (waiting := self._pool.waiting(self._requests.get(number, 0))) is not None:
+                    self._show(waiting_line(waiting, seconds))
+            case WithdrawRequest(number, why):
+                self._pool.withdraw(self._requests.get(number, 0), why)
+            case CancelRequest(number):
+                self._pool.cancel(self._requests.pop(number, 0))
+            case ReleaseWorld(world, kill_reason, noticed, retire):
+                self._pool.release(world, kill_reason, noticed, retire)
+            case InterruptedTest(world, test):
+                self._pool.look_at_interrupted(world, test)  # Slow, but the session is ending.
+            case WatchExit(number, world, rank):
+                self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
+            case WarmServer():
+                self._pool.warm()
+            case PreloadModules(modules):
+                self._pool.preload(modules)
+            case ImportNothingAhead(why):
+                self._pool.import_nothing_ahead(why)
+            case KeepModulesOut(modules):
+                self._pool.keep_out(modules)
+            case ShowLine(line):
+                self._show(line)
+            case EndWithUsageError(text):
+                self._on_usage_error(text)
 
-    def _answer(self, number: int, value: object) -> None:
-        self._tickets.pop(number, None)
-        self._send("answer", number, value)
+    def _answer(self, number: int, value: _Value) -> None:
+        self._requests.pop(number, None)
+        self._send(Answer(number, value))

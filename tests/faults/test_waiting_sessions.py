@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 import pytest
-import pytest_accel.pool.pool_client as port
+from pytest_accel.pool import pool_client
 
-port.WAITING_SHOWN_AFTER = 0.0
-port.WAITING_SHOWN_AGAIN = 0.2
+pool_client.WAITING_SHOWN_AFTER = 0.0
+pool_client.WAITING_SHOWN_AGAIN = 0.2
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
         from pytest_accel.pool.world_manager import WorldManager
 
 
-        def broken(fleet, message):
+        def broken(manager, message):
             raise IndexError("met in a thread")
 
 

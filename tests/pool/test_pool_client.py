@@ -6,19 +6,19 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import Holder
+from pytest_accel.pool.node_lease import NodeLease
 from pytest_accel.pool.pool import Pool
-from pytest_accel.pool.pool_client import PoolService, RemotePort
-from pytest_accel.pool.records import PoolError, Ticket
+from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient
+from pytest_accel.pool.worker_messages import AcquireWorld, Answer, ReleaseWorld, WatchExit, WorkerMessage
+from pytest_accel.pool.world_request import PoolError, WantedObserver, WorldRequest
 
-SHAPE = cast(WorldKey, None)
+KEY = cast(WorldKey, None)
 HOLDER = Holder.here("a test")
 
 
@@ -50,17 +50,22 @@ class BrokenPool:
         raise IndexError(f"met in {name}")
 
 
+def send(channel: Channel, message: WorkerMessage) -> None:
+    channel.receive(pickle.dumps(message))
+
+
 def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() -> None:
     channel, pool = Channel(), BrokenPool()
     PoolService(lambda: cast(Pool, pool), channel, print, print)
-    channel.receive(pickle.dumps(("acquire", 7, SHAPE, HOLDER)))
-    kind, number, answer = channel.sent.get(timeout=30)
-    assert (kind, number) == ("answer", 7)
-    assert isinstance(answer, PoolError)
-    assert "IndexError: met in acquire" in str(answer)
-    channel.receive(pickle.dumps(("exit", 8, 1, 0)))
-    assert channel.sent.get(timeout=30)[1] == 8
-    channel.receive(pickle.dumps(("release", 1, None, frozenset(), False)))
+    send(channel, AcquireWorld(7, KEY, HOLDER))
+    answer = channel.sent.get(timeout=30)
+    assert isinstance(answer, Answer)
+    assert answer.number == 7
+    assert isinstance(answer.value, PoolError)
+    assert "IndexError: met in acquire" in str(answer.value)
+    send(channel, WatchExit(8, 1, 0))
+    assert channel.sent.get(timeout=30).number == 8
+    send(channel, ReleaseWorld(1, None, frozenset(), retire=False))
     channel.receive(None)
     assert [why.splitlines()[-1] for why in pool.failed] == [
         f"IndexError: met in {name}" for name in ("acquire", "watch_exit", "release", "driver_lost")
@@ -70,27 +75,28 @@ def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() 
 def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -> None:
     """In a thread of the broker, nobody else would answer the test: also where the lease cannot be given back."""
     pool = object.__new__(Pool)
-    manager = SimpleNamespace(closing=False)
-    vars(pool).update(_lock=threading.RLock(), _manager=manager, _tickets={}, _supply=BrokenPool())
+    vars(pool).update(_manager=BrokenPool(), _requests={})
     answers: list[object] = []
-    with pytest.raises(IndexError, match="met in broker"):
-        pool._granted(Ticket(1, SHAPE, HOLDER, answers.append, None), cast(Lease, None))
+    request = WorldRequest(1, KEY, HOLDER, cast(WantedObserver, None), answers.append)
+    with pytest.raises(IndexError, match="met in give_back"):
+        pool._granted(request, {0: cast(NodeLease, BrokenPool())})
     assert isinstance(answers[0], PoolError)
+    assert "IndexError: met in closing" in str(answers[0])
 
 
 def test_an_answer_that_cannot_be_handled_fails_the_test_that_waits() -> None:
     channel = Channel()
-    port = RemotePort(channel)
+    client = WorkerPoolClient(channel)
     errors: queue.SimpleQueue[PoolError] = queue.SimpleQueue()
 
     def acquire() -> None:
         with pytest.raises(PoolError) as caught:
-            port.acquire(SHAPE, HOLDER, None)
+            client.acquire(KEY, HOLDER, None)
         errors.put(caught.value)
 
     thread = threading.Thread(target=acquire)
     thread.start()
-    assert channel.sent.get(timeout=30)[0] == "acquire"
+    assert channel.sent.get(timeout=30) == AcquireWorld(1, KEY, HOLDER)
     with pytest.raises(pickle.UnpicklingError):
         channel.receive(b"garbage")
     assert "UnpicklingError" in str(errors.get(timeout=30))

@@ -14,7 +14,8 @@ from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
 from pytest_accel.leases.locks import DeviceLocks, Holder
 from pytest_accel.nodes.remote_leases import LeaseAgent, RemoteDevicesError, RemoteLease, RemoteLeases
-from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
+from pytest_accel.pool.node_lease import LeaseNotices, NodeLease, RemoteNodeRequest
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
@@ -69,7 +70,7 @@ def there() -> Iterator[There]:
     yield from here()
 
 
-def ids(lease: RemoteLease) -> list[str]:
+def ids(lease: RemoteLease | NodeLease) -> list[str]:
     return [device.id for device in lease.devices]
 
 
@@ -160,11 +161,14 @@ class Asked:
     """A request for devices of two nodes, first of `one`."""
 
     def __init__(self, one: There, two: There, count: int) -> None:
-        self.leases: queue.SimpleQueue[dict[int, RemoteLease]] = queue.SimpleQueue()
+        self.leases: queue.SimpleQueue[dict[int, NodeLease]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         lock = threading.RLock()
-        parts = [NodeNeed(1, one.leases, DeviceNeed(1, "sim")), NodeNeed(0, two.leases, DeviceNeed(count, "sim"))]
-        self.request = MultiNodeRequest(lock, "sim", parts, HOLDER, self.leases.put, self.errors.put)
+        parts = [
+            RemoteNodeRequest(node.leases, LeaseNotices(), number, "sim", DeviceNeed(need, "sim"))
+            for node, number, need in ((one, 1, 1), (two, 2, count))
+        ]
+        self.request = CombinedLeaseRequest(lock, parts, HOLDER, self.leases.put, self.errors.put)
         with lock:
             self.request.submit()
 
@@ -186,13 +190,13 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
     there.leases.give_back("sim", first, killed=False)
 
     leases = asked.leases.get(timeout=30)
-    assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 0: ["sim-0", "sim-1"]}
+    assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 2: ["sim-0", "sim-1"]}
     asked.request.cancel()
     assert there.granted.empty()
     there.ask(4)
     two.ask(4)
-    there.leases.give_back("sim", leases[1], killed=False)
-    two.leases.give_back("sim", leases[0], killed=False)
+    for lease in leases.values():
+        lease.give_back()
     assert len(there.granted.get(timeout=30).devices) == len(two.granted.get(timeout=30).devices) == 4
 
 

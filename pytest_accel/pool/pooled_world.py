@@ -1,0 +1,201 @@
+"""The states of a world in the pool, and the transitions between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.pool.node_lease import NodeLease
+from pytest_accel.pool.world_request import WorldRequest
+
+RETIRE_TIMEOUT = 10.0
+"""Seconds that the ranks of a retired world have to tear down their session fixtures."""
+
+
+class WorldState(Enum):
+    """The states of a :class:`PooledWorld`."""
+
+    STARTING = "starting"
+    """The processes are being started; `request` is the request that gets the world."""
+    IN_USE = "in use"
+    """A driver has the world; `request` is the driver's, or None while the world passes from one driver to another."""
+    IDLE = "idle"
+    """The ranks wait for the next driver."""
+    RETIRING = "retiring"
+    """The ranks tear down their session fixtures; errors in this are reported."""
+    KILLED = "killed"
+    """The processes were told to exit or are being killed; how they exit is not reported."""
+    GONE = "gone"
+    """The processes have ended, and the leases have been returned."""
+
+
+class PooledWorld:
+    """One world: its state, the request that it serves, its leases, and the exits of its ranks.
+
+    The attributes are changed by the methods of this class only. A method raises RuntimeError if the state does not
+    allow its transition::
+
+        STARTING ──► IN_USE ◄──► IDLE
+            │          │          │
+            │          ├──────────┴──► RETIRING
+            ▼          ▼                  │
+          KILLED ◄────────────────────────┘        and each state ──► GONE
+    """
+
+    def __init__(
+        self,
+        spec: WorldSpec,
+        request: WorldRequest,
+        leases: Mapping[int, NodeLease] = MappingProxyType({}),
+        slots: NodeLease | None = None,
+        *,
+        wanted: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.state = WorldState.STARTING
+        self.request: WorldRequest | None = request
+        self.leases = leases
+        """The leases on devices, by node number; held as long as the world has processes."""
+        self.slots = slots
+        """The lease on CPU slots; held as long as the world runs a test."""
+        self.wanted = wanted
+        """True if another request waits for the world's devices or slots."""
+        self.pids: tuple[int, ...] = ()
+        self.exits: dict[int, RankExit] = {}
+        """The exit status of each rank that has ended."""
+        self.since = monotonic()
+        """Time of creation, or of the last return by a driver."""
+        self.retire_deadline: float | None = None
+        """Time at which the ranks of a retired world are killed if their sessions have not ended; else None."""
+        self.stacks: Mapping[int, str] | None = None
+        """Stacks of the ranks, taken shortly before a retiring world is killed; None if they were not taken."""
+        self._forced_exit: RankExit | None = None
+        self._exit_callbacks: list[tuple[int, Callable[[RankExit | None], None]]] = []
+
+    @property
+    def ended(self) -> bool:
+        """True if every process of the world has ended."""
+        return len(self.exits) == self.spec.ranks
+
+    @property
+    def alive(self) -> dict[int, int]:
+        """The process id of each rank that has not ended."""
+        return {rank: pid for rank, pid in enumerate(self.pids) if rank not in self.exits}
+
+    def started(self, pids: tuple[int, ...]) -> None:
+        """Record the process ids of the ranks. The world stays STARTING until it is handed over."""
+        self._change(WorldState.STARTING, WorldState.STARTING)
+        self.pids = pids
+
+    def hand_over(self, request: WorldRequest) -> None:
+        """Give the world to the driver of `request`."""
+        if self.state is WorldState.IN_USE and self.request is not None:
+            raise RuntimeError(f"world {self.spec.world} cannot be handed over: another driver has it")
+        self._change(WorldState.IN_USE, WorldState.STARTING, WorldState.IDLE, WorldState.IN_USE)
+        self.request = request
+
+    def take_slots(self, slots: NodeLease, *, wanted: bool) -> None:
+        """Hold `slots` while an idle world runs its next test; `wanted` if another request waits for them already."""
+        self._change(WorldState.IDLE, WorldState.IDLE)
+        self.slots, self.wanted = slots, wanted
+
+    def drop_slots(self) -> NodeLease | None:
+        """Remove and return the lease on CPU slots, in any state; None if there is none."""
+        slots, self.slots = self.slots, None
+        return slots
+
+    def take_back(self) -> WorldRequest | None:
+        """Take the world from its driver, whose request is returned. Another transition must follow."""
+        self._change(WorldState.IN_USE, WorldState.IN_USE)
+        request, self.request = self.request, None
+        return request
+
+    def rest(self) -> None:
+        """Wait for the next driver."""
+        self._change(WorldState.IDLE, WorldState.IN_USE)
+        self.request, self.wanted, self.since = None, False, monotonic()
+
+    def mark_wanted(self) -> None:
+        """Record, in any state, that another request waits for the devices or slots of the world."""
+        self.wanted = True
+
+    def clear_wanted(self) -> None:
+        """Record that the request that waited for the devices is about to get the world, after :meth:`take_back`."""
+        self._change(WorldState.IN_USE, WorldState.IN_USE)
+        self.wanted = False
+
+    def retire(self, *, quietly: bool = False) -> None:
+        """Give the ranks `RETIRE_TIMEOUT` to end their sessions; with `quietly`, errors in this are not reported."""
+        self._change(WorldState.KILLED if quietly else WorldState.RETIRING, WorldState.IDLE, WorldState.IN_USE)
+        self.request, self.retire_deadline = None, monotonic() + RETIRE_TIMEOUT
+
+    def record_stacks(self, stacks: Mapping[int, str]) -> None:
+        """Record where the ranks of a retiring world are."""
+        self._change(WorldState.RETIRING, WorldState.RETIRING)
+        self.stacks = stacks
+
+    def kill(self) -> None:
+        """Record that the processes are being killed. A killed world may be killed again: the session's end does it."""
+        self._change(WorldState.KILLED, *(state for state in WorldState if state is not WorldState.GONE))
+
+    def revoke(self, forced_exit: RankExit) -> None:
+        """Record that the processes are being killed while a driver has the world, which is to return it.
+
+        Each rank then has `forced_exit` instead of its own exit status.
+        """
+        self._change(WorldState.IN_USE, WorldState.IN_USE)
+        self._forced_exit = forced_exit
+
+    def watch_exit(self, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
+        """Call `on_exit` with the exit status of `rank` once it has ended; with None if the world goes before."""
+        if rank in self.exits:
+            on_exit(self.exits[rank])
+        elif self.state is WorldState.GONE:
+            on_exit(None)
+        else:
+            self._exit_callbacks.append((rank, on_exit))
+
+    def rank_exited(self, rank: int, end: RankExit) -> None:
+        """Record the exit of a rank and report it to its watchers; no-op if an exit of the rank is recorded.
+
+        A fork server that ends may have reported the exits of some ranks before.
+        """
+        if rank in self.exits:
+            return
+        end = self.exits[rank] = self._forced_exit or end
+        for entry in [entry for entry in self._exit_callbacks if entry[0] == rank]:
+            self._exit_callbacks.remove(entry)
+            entry[1](end)
+
+    def gone(self) -> None:
+        """Record that no process is left. Watchers of ranks without a recorded exit get None."""
+        self._change(WorldState.GONE, *(state for state in WorldState if state is not WorldState.GONE))
+        callbacks, self._exit_callbacks = self._exit_callbacks, []
+        for _, on_exit in callbacks:
+            on_exit(None)
+
+    def _change(self, to: WorldState, *allowed: WorldState) -> None:
+        if self.state not in allowed:
+            expected = " or ".join(state.value for state in allowed)
+            raise RuntimeError(f"world {self.spec.world} is {self.state.value}; it must be {expected} to be {to.value}")
+        self.state = to
+
+
+def surplus(worlds: Iterable[PooledWorld], ranks: int) -> list[PooledWorld]:
+    """Return the idle worlds to retire, longest idle first, so that at most `ranks` idle ranks stay.
+
+    The world that became idle last stays, however many ranks it has.
+    """
+    idle = sorted((world for world in worlds if world.state is WorldState.IDLE), key=lambda world: world.since)
+    excess = sum(world.spec.ranks for world in idle) - ranks
+    to_retire = []
+    for world in idle[:-1]:
+        if excess <= 0:
+            break
+        excess -= world.spec.ranks
+        to_retire.append(world)
+    return to_retire

@@ -1,0 +1,80 @@
+"""What the session's terminal summary shows of worlds, in addition to the reports of tests."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_exit import RankExit, exited
+from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
+from pytest_accel.diagnostics.exit_status import describe_exit, where
+from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
+
+
+class PoolSummary:
+    """Errors that belong to no test, notes, and the tests that were interrupted. Owned by the pool."""
+
+    def __init__(self, directory: str) -> None:
+        """`directory` is the session's private folder."""
+        self.complaints: list[str] = []
+        """Errors that belong to no test, such as one in the teardown of a session fixture."""
+        self.notes: list[str] = []
+        """Lines to show with ``-v``."""
+        self._interrupted: dict[int, Interrupted] = {}
+        """By world number."""
+        self._directory = directory
+
+    @property
+    def interrupted(self) -> list[Interrupted]:
+        """The tests that ran when the session was interrupted."""
+        return list(self._interrupted.values())
+
+    def add_note(self, text: str) -> None:
+        """Show `text` with ``-v``, once: several fork servers may send the same note."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
+        """Complain that a rank has died between tests, or in a test that has passed."""
+        self._complain(world, rank, f"died after its last test had passed ({describe_exit(end)})")
+
+    def add_unknown_teardown(self, world: PooledWorld) -> None:
+        """Complain that the fork server has ended while the ranks tore down their session fixtures."""
+        killed = describe_exit(exited(-signal.SIGKILL))
+        self._complain(world, 0, f"may not have torn down its session fixtures ({killed})")
+
+    def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
+        """Complain that a rank of a retiring world has not ended its session."""
+        deadline = world.retire_deadline
+        if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
+            self._complain(world, rank, f"exited before the end of its session ({describe_exit(end)})")
+            return
+        stack = (world.stacks or {}).get(rank, "")
+        place = f"; it was at {frame}" if (frame := where(stack)) else ""
+        what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"
+        self._complain(world, rank, what, stack)
+
+    def add_interrupted(self, world: PooledWorld, test: str) -> None:
+        """Record where the ranks of a world are when the session is interrupted; a later call only adds the test.
+
+        An empty `test` means that it is unknown. The world may then be between two tests, in which case it is left out.
+        """
+        recorded = self._interrupted.get(world.spec.world)
+        if recorded is not None:
+            if test and not recorded.test:
+                self._interrupted[world.spec.world] = replace(recorded, test=test)
+            return
+        ends = {rank: describe_exit(end) for rank, end in world.exits.items()}
+        examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
+        stacks, findings = examiner.hung(world.alive, world.alive, thoroughly=False)
+        between_tests = not test and not ends and all(stack and not where(stack) for stack in stacks.values())
+        if between_tests and not findings.collectives:
+            return
+        self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
+
+    def _complain(self, world: PooledWorld, rank: int, *texts: str) -> None:
+        log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
+        about = f"rank {rank} of a world of {world.spec.ranks} "
+        self.complaints.append(about + "\n".join(filter(None, (*texts, log))))

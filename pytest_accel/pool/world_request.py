@@ -1,0 +1,50 @@
+"""A driver's request for a world, and the pool's answers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.leases.locks import Holder
+from pytest_accel.pool.lease_request import CombinedLeaseRequest
+
+
+class PoolError(Exception):
+    """The pool cannot provide a world; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcquiredWorld:
+    """The answer to a driver that gets a world."""
+
+    spec: WorldSpec
+    pids: tuple[int, ...]
+    directory: str
+    warm: bool
+    """True if a driver has had the world before."""
+
+
+class WantedObserver(Protocol):
+    """The pool's view of a driver."""
+
+    def on_wanted(self, world: int) -> None:
+        """Note that another request waits for the devices or slots of `world`, which this driver has."""
+
+
+@dataclass(slots=True, eq=False)
+class WorldRequest:
+    """A driver's request for a world; it lives on as part of the world until the driver returns it."""
+
+    id: int
+    key: WorldKey
+    holder: Holder
+    driver: WantedObserver
+    answer: Callable[[AcquiredWorld | PoolError], None]
+    lease_request: CombinedLeaseRequest | None = None
+    """The request for the leases that the world needs, while it waits for them."""
+    cancelled: bool = False
+    retried: bool = False
+    """True if the fork server has ended once while starting the world for this request."""

@@ -1,0 +1,177 @@
+"""The pool, with worlds whose processes are not started: what each world gets, and what happens to its leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.locks import Holder
+from pytest_accel.pool.pool import Pool, SingleNode
+from pytest_accel.pool.pooled_world import PooledWorld, WorldState
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.settings.machine import machine_for
+from pytest_accel.settings.options import Settings
+
+TWO = WorldKey("sim", DeviceNeed(2, "sim"), 2, grouped=True, devices_per_rank=1)
+FOUR = WorldKey("sim", DeviceNeed(4, "sim"), 4, grouped=True, devices_per_rank=1)
+ON_CPU = WorldKey("cpu", None, 2, grouped=True)
+FIRST_LEASE = 2
+"""The number of the first lease of a kind; its request has the number 1."""
+
+
+@dataclass(eq=False)
+class Driver:
+    """A driver: the answers that it has got, and its worlds that are wanted."""
+
+    pool: Pool
+    answers: list[AcquiredWorld | PoolError] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+    def on_wanted(self, world: int) -> None:
+        self.wanted.append(world)
+
+    def acquire(self, key: WorldKey) -> int:
+        return self.pool.acquire(key, Holder.here("a test"), self, self.answers.append)
+
+    def got(self) -> AcquiredWorld:
+        answer = self.answers[-1]
+        assert isinstance(answer, AcquiredWorld)
+        return answer
+
+    def release(self, kill_reason: str | None = None) -> None:
+        self.pool.release(self.got().spec.world, kill_reason, frozenset())
+
+
+@pytest.fixture
+def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool whose worlds start at once, and are gone as soon as they are retired or killed."""
+    folder = str(tmp_path_factory.mktemp("session"))
+    spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
+    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode())
+    manager = made._manager
+
+    def start(world: PooledWorld) -> None:
+        manager.worlds[world.spec.world] = world
+        world.started(tuple(range(1, world.spec.ranks + 1)))
+        made.on_started(world)
+
+    monkeypatch.setattr(manager, "start", start)
+    yield made
+    made.close(politely=False)
+
+
+def states(pool: Pool) -> list[WorldState]:
+    return [world.state for world in pool._manager.worlds.values()]
+
+
+def test_a_world_has_the_devices_of_all_its_ranks(pool: Pool) -> None:
+    driver = Driver(pool)
+    driver.acquire(TWO)
+    assert [device.id for device in driver.got().spec.devices] == ["sim-0", "sim-1"]
+    assert not driver.got().warm
+
+
+def test_an_idle_world_is_handed_to_the_next_driver(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(TWO)
+    first.release()
+    second.acquire(TWO)
+    assert second.got().spec.world == first.got().spec.world
+    assert second.got().warm
+
+
+def test_an_idle_world_ends_for_a_request_that_needs_its_devices(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(TWO)
+    first.release()
+    second.acquire(FOUR)
+    assert second.got().spec.ranks == 4
+    assert states(pool) == [WorldState.IN_USE]
+
+
+def test_a_driver_is_told_that_its_world_is_wanted_and_a_request_of_the_same_key_gets_the_world(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(FOUR)
+    number = second.acquire(FOUR)
+    assert first.wanted == [first.got().spec.world]
+    waiting = pool.waiting(number)
+    assert waiting is not None
+    assert waiting.startswith("a test waits for 4 sim devices: ")
+    first.release()
+    assert second.got().spec.world == first.got().spec.world
+    assert second.wanted == []
+    assert pool.waiting(number) is None
+
+
+def test_a_harmed_world_is_replaced(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(FOUR)
+    second.acquire(FOUR)
+    first.release("a rank hangs")
+    assert second.got().spec.world != first.got().spec.world
+
+
+def test_slots_are_taken_for_one_test(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(ON_CPU)
+    second.acquire(ON_CPU)
+    assert (len(second.answers), first.wanted) == (0, [first.got().spec.world])
+    first.release()
+    assert second.got().spec.world == first.got().spec.world
+    assert second.wanted == []
+
+
+def test_a_withdrawn_request_is_answered_with_its_obstacles(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(FOUR)
+    number = second.acquire(TWO)
+    pool.withdraw(number, "no devices came free")
+    pool.withdraw(number, "no devices came free")
+    (answer,) = second.answers
+    assert isinstance(answer, PoolError)
+    assert str(answer).startswith("no devices came free\nsim-0, sim-1, sim-2, sim-3 are held by pid ")
+    first.release("so that the devices are free")
+    assert len(second.answers) == 1
+    assert states(pool) == []
+
+
+def test_nothing_is_kept_of_the_requests_of_a_lost_driver(pool: Pool) -> None:
+    first, second = Driver(pool), Driver(pool)
+    first.acquire(FOUR)
+    first.acquire(TWO)
+    pool.driver_lost(first)
+    assert states(pool) == []
+    second.acquire(FOUR)
+    assert second.got().spec.ranks == 4
+
+
+def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
+    driver = Driver(pool)
+    driver.acquire(TWO)
+    pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
+    assert pool.summary.complaints == ["the lock of sim-0 was lost"]
+    assert states(pool) == []
+
+
+def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Pool) -> None:
+    driver = Driver(pool)
+    pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
+    driver.acquire(TWO)
+    (answer,) = driver.answers
+    assert str(answer) == "the lock of sim-0 was lost"
+    driver.acquire(FOUR)
+    assert driver.got().spec.ranks == 4
+
+
+def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_test(pool: Pool) -> None:
+    driver = Driver(pool)
+    pool._lease_wanted("sim", FIRST_LEASE)
+    driver.acquire(TWO)
+    assert driver.wanted == [driver.got().spec.world]
+    driver.release()
+    assert states(pool) == []

@@ -1,0 +1,232 @@
+"""The states of a pooled world: every transition, and the transitions that no state allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.leases.locks import Holder
+from pytest_accel.pool.node_lease import LeaseId, LeaseNotices, NodeLease
+from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState, surplus
+from pytest_accel.pool.world_request import WantedObserver, WorldRequest
+
+KEY = WorldKey("cpu", None, 2, grouped=True)
+SLOTS = cast(NodeLease, object())
+LOCK_LOST = RankExit(ExitCause.LOCK_LOST)
+
+
+def make_request() -> WorldRequest:
+    return WorldRequest(1, KEY, Holder.here("a test"), cast(WantedObserver, None), lambda answer: None)
+
+
+def make_world(number: int = 7) -> PooledWorld:
+    return PooledWorld(WorldSpec(number, KEY), make_request())
+
+
+def in_use() -> PooledWorld:
+    world = make_world()
+    world.started((71, 72))
+    world.hand_over(make_request())
+    return world
+
+
+def idle() -> PooledWorld:
+    world = in_use()
+    world.take_back()
+    world.rest()
+    return world
+
+
+def retiring() -> PooledWorld:
+    world = idle()
+    world.retire()
+    return world
+
+
+def killed() -> PooledWorld:
+    world = in_use()
+    world.kill()
+    return world
+
+
+def gone() -> PooledWorld:
+    world = killed()
+    world.gone()
+    return world
+
+
+IN_STATE: dict[WorldState, Callable[[], PooledWorld]] = {
+    WorldState.STARTING: make_world,
+    WorldState.IN_USE: in_use,
+    WorldState.IDLE: idle,
+    WorldState.RETIRING: retiring,
+    WorldState.KILLED: killed,
+    WorldState.GONE: gone,
+}
+
+STARTING, IN_USE, IDLE, RETIRING, KILLED, GONE = WorldState
+ALIVE = set(WorldState) - {GONE}
+TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], WorldState]] = {
+    "started": (lambda world: world.started((1, 2)), {STARTING}, STARTING),
+    "hand_over": (lambda world: world.hand_over(make_request()), {STARTING, IDLE}, IN_USE),
+    "take_slots": (lambda world: world.take_slots(SLOTS, wanted=False), {IDLE}, IDLE),
+    "take_back": (lambda world: world.take_back(), {IN_USE}, IN_USE),
+    "clear_wanted": (lambda world: world.clear_wanted(), {IN_USE}, IN_USE),
+    "rest": (lambda world: world.rest(), {IN_USE}, IDLE),
+    "retire": (lambda world: world.retire(), {IN_USE, IDLE}, RETIRING),
+    "retire quietly": (lambda world: world.retire(quietly=True), {IN_USE, IDLE}, KILLED),
+    "record_stacks": (lambda world: world.record_stacks({0: "stack"}), {RETIRING}, RETIRING),
+    "revoke": (lambda world: world.revoke(LOCK_LOST), {IN_USE}, IN_USE),
+    "kill": (lambda world: world.kill(), ALIVE, KILLED),
+    "gone": (lambda world: world.gone(), ALIVE, GONE),
+}
+
+
+@pytest.mark.parametrize("state", WorldState)
+@pytest.mark.parametrize("transition", TRANSITIONS)
+def test_a_transition_is_possible_in_its_states_only(transition: str, state: WorldState) -> None:
+    change, allowed, after = TRANSITIONS[transition]
+    world = IN_STATE[state]()
+    assert world.state is state
+    if state in allowed:
+        change(world)
+        assert world.state is after
+    else:
+        with pytest.raises(RuntimeError, match="world 7"):
+            change(world)
+        assert world.state is state
+
+
+def test_a_started_world_has_its_processes() -> None:
+    world = in_use()
+    assert world.pids == (71, 72)
+    world.rank_exited(0, exited(3))
+    assert world.alive == {1: 72}
+
+
+def test_a_world_has_the_request_that_it_serves() -> None:
+    world, first, second = make_world(), make_request(), make_request()
+    served = []
+    world.hand_over(first)
+    served.append(world.request)
+    assert world.take_back() is first
+    served.append(world.request)
+    world.hand_over(second)
+    served.append(world.request)
+    assert served == [first, None, second]
+
+
+def test_a_world_that_is_passed_on_is_wanted_only_if_another_request_waits_meanwhile() -> None:
+    world = in_use()
+    world.mark_wanted()
+    world.take_back()
+    world.clear_wanted()
+    assert not world.wanted
+    world.mark_wanted()
+    world.hand_over(make_request())
+    assert world.wanted
+
+
+def test_a_world_that_rests_is_not_wanted_any_more() -> None:
+    world = in_use()
+    world.mark_wanted()
+    world.take_back()
+    before = monotonic()
+    world.rest()
+    assert not world.wanted
+    assert world.since >= before
+
+
+def test_slots_are_held_for_one_test() -> None:
+    world = idle()
+    world.take_slots(SLOTS, wanted=True)
+    assert (world.slots, world.wanted) == (SLOTS, True)
+    assert world.drop_slots() is SLOTS
+    assert world.drop_slots() is None
+
+
+@pytest.mark.parametrize("quietly", [False, True])
+def test_a_retired_world_has_a_deadline(*, quietly: bool) -> None:
+    assert idle().retire_deadline is None
+    world = in_use()
+    before = monotonic()
+    world.retire(quietly=quietly)
+    assert world.request is None
+    assert world.retire_deadline is not None
+    assert before + RETIRE_TIMEOUT <= world.retire_deadline <= monotonic() + RETIRE_TIMEOUT
+
+
+def test_the_stacks_of_a_retiring_world_are_kept() -> None:
+    world = retiring()
+    world.record_stacks({1: "stack"})
+    assert world.stacks == {1: "stack"}
+
+
+def test_a_watcher_gets_the_exit_of_its_rank_once() -> None:
+    world = in_use()
+    early: list[RankExit | None] = []
+    other: list[RankExit | None] = []
+    late: list[RankExit | None] = []
+    world.watch_exit(0, early.append)
+    world.watch_exit(1, other.append)
+    world.rank_exited(0, exited(3))
+    world.rank_exited(0, exited(4))
+    world.watch_exit(0, late.append)
+    assert early == late == [exited(3)]
+    assert other == []
+    assert not world.ended
+    world.rank_exited(1, exited(0))
+    assert other == [exited(0)]
+    assert world.ended
+
+
+def test_a_rank_of_a_world_that_is_gone_has_no_exit() -> None:
+    world = in_use()
+    seen: list[RankExit | None] = []
+    world.rank_exited(1, exited(3))
+    world.watch_exit(0, seen.append)
+    world.kill()
+    world.gone()
+    world.watch_exit(0, seen.append)
+    world.watch_exit(1, seen.append)
+    assert seen == [None, None, exited(3)]
+
+
+def test_the_ranks_of_a_revoked_world_exit_for_the_reason_of_the_revocation() -> None:
+    world = in_use()
+    world.revoke(LOCK_LOST)
+    world.rank_exited(0, exited(-9))
+    assert world.exits == {0: LOCK_LOST}
+
+
+def test_the_worlds_that_have_been_idle_longest_are_the_surplus() -> None:
+    worlds = []
+    for number in range(4):
+        world = make_world(number)
+        world.hand_over(make_request())
+        if number != 1:
+            world.rest()
+        worlds.append(world)
+    assert [world.spec.world for world in surplus(worlds, 6)] == []
+    assert [world.spec.world for world in surplus(worlds, 4)] == [0]
+    assert [world.spec.world for world in surplus(worlds, 0)] == [0, 2]
+
+
+def test_a_notice_is_forgotten_when_its_lease_is_taken_or_returned() -> None:
+    notices, one, two = LeaseNotices(), LeaseId("sim", 1), LeaseId(1, 1)
+    notices.add_wanted(one)
+    assert not notices.take_wanted(two)
+    assert notices.take_wanted(one)
+    assert not notices.take_wanted(one)
+    notices.add_wanted(two)
+    notices.add_lost(two, "reason")
+    assert (notices.lost(one), notices.lost(two)) == (None, "reason")
+    notices.forget(two)
+    assert notices.lost(two) is None
+    assert not notices.take_wanted(two)
