@@ -15,7 +15,7 @@ from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
 from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.world import LostWorld, World
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.records import Grant, PoolError
 from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import judgement, remote_exceptions, report_text

@@ -16,10 +16,10 @@ import psutil
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import Holder
 
 # Driver to agent
 
@@ -147,7 +147,7 @@ class RemoteLeases:
         on_grant: Callable[[RemoteLease], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """Request a lease; see :meth:`Supply.submit`."""
+        """Request a lease; see :meth:`Allocator.submit`."""
         with self._lock:
             self._numbers += 1
             number = self._numbers
@@ -167,7 +167,7 @@ class RemoteLeases:
         self._send(LeaseReturn(request, killed=False))
 
     def give_back(self, kind: str, lease: RemoteLease, *, killed: bool) -> None:
-        """Return a lease that no process uses any more; see :meth:`Supply.give_back`."""
+        """Return a lease that no process uses any more; see :meth:`Allocator.give_back`."""
         self._send(LeaseReturn(lease.number, killed))
 
     def describe(self, lease: RemoteLease, pids: tuple[int, ...]) -> None:
@@ -221,7 +221,7 @@ class LeaseAgent:
         self._send = send
         self._make_machine = make_machine
         self._machine: Machine | None = None
-        self._supply: Supply | None = None
+        self._supply: Allocator | None = None
         self._requests: dict[int, tuple[str, int]] = {}
         """The kind of each request, and its number at the broker."""
         self._leases: dict[int, tuple[str, Lease]] = {}
@@ -260,13 +260,13 @@ class LeaseAgent:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
                 waits = getattr(message.settings, "busy", None) == "wait"
-                self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
+                self._supply = Allocator(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
             self._send(InventoryReply(message.kind, self._machine.of(message.kind)))
         except Exception as error:
             self._send(InventoryReply(message.kind, None, str(error)))
 
-    def _ask(self, message: LeaseRequest, supply: Supply, machine: Machine) -> None:
+    def _ask(self, message: LeaseRequest, supply: Allocator, machine: Machine) -> None:
         by_id = {device.id: device for device in machine.of(message.kind).devices}
 
         def grant(lease: Lease) -> None:

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pytest_accel.core.device import DeviceNeed
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
 
 
 class DeviceSource(Protocol):
@@ -28,7 +28,7 @@ class DeviceSource(Protocol):
         on_grant: Callable[[Any], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """Request a lease, as with :meth:`Supply.submit`; return the number of the request."""
+        """Request a lease, as with :meth:`Allocator.submit`; return the number of the request."""
 
     def cancel(self, kind: str, request: int) -> None:
         """Withdraw a request, if it still waits."""
@@ -38,9 +38,9 @@ class DeviceSource(Protocol):
 
 
 class LocalSource:
-    """The devices of the controller's own node, from its :class:`Supply`."""
+    """The devices of the controller's own node, from its :class:`Allocator`."""
 
-    def __init__(self, supply: Supply) -> None:
+    def __init__(self, supply: Allocator) -> None:
         self._supply = supply
         self.submit = supply.submit
 

@@ -23,11 +23,11 @@ from pytest_accel.diagnostics.diagnosis import Interrupted
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import in_words
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.broker import BrokerError
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
 from pytest_accel.nodes.remote_leases import FarSupplyError, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import DeviceSource, LocalSource, MultiNodeRequest, NodeNeed
@@ -70,7 +70,7 @@ class Pool:
         self._measured = spec.coverage is not None
         self._on_wanted = on_wanted
         self._lock = threading.RLock()
-        self._supply = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
+        self._supply = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, servers)
         self._layout = layout
         self._far = far

@@ -9,8 +9,8 @@ from typing import Literal
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.remote_leases import RemoteLease
 from pytest_accel.pool.multinode_lease import MultiNodeRequest
 

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker, BrokerError
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError, lock_path
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 
 ME = Holder.here("tests/test_x.py::test_one")
 DEVICES = ("a", "b", "c", "d")

@@ -12,8 +12,9 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import VARIABLE, default_folder, lock_path
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.nodes.remote_leases import FarSupplyError, LeaseAgent, RemoteLease, RemoteLeases
 from pytest_accel.pool.multinode_lease import MultiNodeRequest, NodeNeed
 from pytest_accel.settings.machine import machine_for

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolService, RemotePort
 from pytest_accel.pool.records import PoolError, Ticket
