@@ -1,11 +1,9 @@
 """The broker, the only place in a session that grants leases: applies the policy and takes the locks of devices.
 
-Sessions share devices by the policy's rule: first come, first served, except that a request of a session that has used
-the devices much lately counts as having arrived later (`fair_share.py`). A request that waits for a device of another
+Sessions share devices by the policy's rule: first come, first served. A request that waits for a device of another
 session is published in the lock folder with its arrival time (`wait_queue.py`), and no session takes a device for a
 request that arrived later than a published request for that device. So a busy session cannot keep a device by taking
-it again each time it releases it, nor by running longer tests than other sessions, and two sessions that each wait for
-several devices cannot deadlock.
+it again each time it releases it, and two sessions that each wait for several devices cannot deadlock.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class Broker:
         ``clock()`` returns seconds since the epoch, so that sessions can compare their times.
         """
         self._slots = slots
-        self._table = LeaseTable(devices, slots, clock)
+        self._table = LeaseTable(devices, slots)
         self._queue = RequestQueue()
         self._locks = locks
         self._on_wanted = on_wanted
@@ -114,7 +112,7 @@ class Broker:
             if not self._queue:
                 # Out of date: these are not checked while no request waits.
                 self._unavailable.clear()
-            self._queue.add(request, holder, on_grant, on_failure or _raise, self._clock() + self._table.handicap)
+            self._queue.add(request, holder, on_grant, on_failure or _raise, self._clock())
             callbacks = self._react()
         self._run_callbacks(callbacks)
         return request.id

@@ -1,13 +1,11 @@
-"""The current leases of a session: who holds which devices and slots, and how much of them the session has used."""
+"""The current leases of a session: who holds which devices and slots."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_accel.hardware.shares import WHOLE
-from pytest_accel.leases.fair_share import Usage
 from pytest_accel.leases.holder import Holder
 
 
@@ -42,26 +40,17 @@ class LeaseTable:
     that somebody waits for it, :meth:`transfer` gives it to another holder, and :meth:`remove` ends it.
     """
 
-    def __init__(self, devices: Sequence[str], slots: int, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns seconds since the epoch."""
+    def __init__(self, devices: Sequence[str], slots: int) -> None:
         self.devices = tuple(devices)
         self.free_slots = slots
         self._slots = slots
         self._leases: dict[int, _Held] = {}
         self._used: dict[str, int] = {}
-        self._clock = clock
-        self._usage = Usage(moment=clock())
 
     @property
     def held(self) -> Collection[str]:
         """The devices that are leased, in whole or in part."""
         return self._used.keys()
-
-    @property
-    def handicap(self) -> float:
-        """Seconds by which a request counts as having arrived later, because of this session's use of the devices."""
-        self._count_usage()
-        return self._usage.handicap
 
     def __iter__(self) -> Iterator[Lease]:
         return (held.lease for held in self._leases.values())
@@ -77,7 +66,6 @@ class LeaseTable:
 
     def add(self, lease: Lease, holder: Holder) -> None:
         """Record a lease that has been granted."""
-        self._count_usage()
         self._leases[lease.id] = _Held(lease, holder)
         self.free_slots -= lease.slots
         for device, parts in lease.takes():
@@ -108,7 +96,6 @@ class LeaseTable:
 
     def remove(self, lease_id: int) -> list[str]:
         """Remove a lease and return its devices that are now entirely free; an unknown lease is ignored."""
-        self._count_usage()
         held = self._leases.pop(lease_id, None)
         if held is None:
             return []
@@ -138,7 +125,3 @@ class LeaseTable:
     def users_of_slots(self) -> list[tuple[int, Holder]]:
         """Return the number of CPU slots and the holder of each lease that has any."""
         return [(held.lease.slots, held.holder) for held in self._leases.values() if held.lease.slots]
-
-    def _count_usage(self) -> None:
-        used = sum(self._used.values()) / (WHOLE * len(self.devices)) if self.devices else 0.0
-        self._usage = self._usage.at(self._clock(), used)

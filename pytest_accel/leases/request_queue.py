@@ -33,8 +33,8 @@ class Waiting:
 class RequestQueue:
     """The waiting requests of one session in the order of arrival. Owned by the broker. Not thread-safe.
 
-    Arrival times increase strictly along the queue, even if the clock is set back or the session's handicap falls. So
-    no request of the session is overtaken by a later one because of what another session waits for.
+    Arrival times increase strictly along the queue, even if the clock is set back. So no request of the session is
+    overtaken by a later one because of what another session waits for.
     """
 
     def __init__(self) -> None:
