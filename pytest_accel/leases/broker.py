@@ -228,7 +228,7 @@ class Broker:
 
     def _write_holders(self, devices: Iterable[str]) -> None:
         """Write the current holders of `devices` to their lock files, skipping devices that are not held."""
-        for device in dict.fromkeys(devices) if self._locks is not None else ():
+        for device in dict.fromkeys(devices):
             if self._locks is not None and device in self._table.held:
                 self._locks.update(device, self._table.holder(device))
 

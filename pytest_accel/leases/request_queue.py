@@ -1,4 +1,4 @@
-"""The requests of one session that wait for a lease, and their place among the requests of all sessions. Pure."""
+"""The requests of one session that wait for a lease, and their place among the requests of all sessions."""
 
 from __future__ import annotations
 
