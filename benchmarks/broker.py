@@ -20,8 +20,9 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 
 UNCONTENDED = 10_000
 SESSIONS = 2

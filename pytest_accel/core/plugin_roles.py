@@ -8,7 +8,7 @@ project's own modules keep all their hooks. docs/reference/rank-sessions.md docu
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -48,10 +48,19 @@ ROLES: Mapping[str, RoleName] = MappingProxyType(
 """
 
 
-class Call(Enum):
-    """When a rank calls a third-party plugin's implementation of one of pytest's hooks."""
+_OPTION_HOOKS = ("pytest_addoption", "pytest_addhooks")
+_LISTENER_HOOKS = (
+    *("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish"),
+    "pytest_collectreport",
+)
+"""Hooks by which a plugin (one module or object) listens to reports."""
+_REPORTER_HOOKS = (*_LISTENER_HOOKS, "pytest_terminal_summary")
+"""Hooks by which a plugin listens to reports or writes a summary."""
 
-    ALWAYS = "called"
+
+class Call(Enum):
+    """When a rank calls a third-party plugin's implementation of a hook that it does not always call."""
+
     NEVER = "not called"
     WRAPPER = "called if it is a wrapper"
     """An implementation that is not a wrapper replaces the way a test runs, which only the driver may do."""
@@ -59,72 +68,21 @@ class Call(Enum):
     NO_REPORTER = "called unless the plugin listens to reports or writes a summary"
 
 
-HOOKS: Mapping[str, Call] = MappingProxyType(
+_RESTRICTED: Mapping[str, Call] = MappingProxyType(
     {
-        # Start and end
-        "pytest_addoption": Call.ALWAYS,
-        "pytest_addhooks": Call.ALWAYS,
-        "pytest_plugin_registered": Call.ALWAYS,
-        "pytest_cmdline_parse": Call.ALWAYS,
-        "pytest_load_initial_conftests": Call.ALWAYS,
-        "pytest_cmdline_main": Call.ALWAYS,
-        "pytest_configure": Call.ALWAYS,
-        "pytest_sessionstart": Call.NO_LISTENER,
-        "pytest_runtestloop": Call.NEVER,
-        "pytest_sessionfinish": Call.NO_REPORTER,
-        "pytest_unconfigure": Call.NO_REPORTER,
-        # Collection
-        "pytest_collection": Call.ALWAYS,
-        "pytest_ignore_collect": Call.NEVER,
-        "pytest_collect_directory": Call.ALWAYS,
-        "pytest_collect_file": Call.ALWAYS,
-        "pytest_pycollect_makemodule": Call.ALWAYS,
-        "pytest_pycollect_makeitem": Call.ALWAYS,
-        "pytest_generate_tests": Call.ALWAYS,
-        "pytest_make_parametrize_id": Call.ALWAYS,
-        "pytest_markeval_namespace": Call.ALWAYS,
-        "pytest_collectstart": Call.ALWAYS,
-        "pytest_make_collect_report": Call.ALWAYS,
-        "pytest_itemcollected": Call.ALWAYS,
-        "pytest_collectreport": Call.NEVER,
-        "pytest_collection_modifyitems": Call.ALWAYS,
-        "pytest_deselected": Call.NEVER,
-        "pytest_collection_finish": Call.NO_LISTENER,
-        # One test
-        "pytest_runtest_protocol": Call.WRAPPER,
-        "pytest_runtest_logstart": Call.NEVER,
-        "pytest_runtest_setup": Call.ALWAYS,
-        "pytest_runtest_call": Call.ALWAYS,
-        "pytest_runtest_teardown": Call.ALWAYS,
-        "pytest_fixture_setup": Call.ALWAYS,
-        "pytest_fixture_post_finalizer": Call.ALWAYS,
-        "pytest_pyfunc_call": Call.ALWAYS,
-        "pytest_assertrepr_compare": Call.ALWAYS,
-        "pytest_assertion_pass": Call.ALWAYS,
-        "pytest_runtest_makereport": Call.ALWAYS,
-        "pytest_report_to_serializable": Call.ALWAYS,
-        "pytest_report_from_serializable": Call.ALWAYS,
-        "pytest_enter_pdb": Call.ALWAYS,
-        "pytest_leave_pdb": Call.ALWAYS,
-        "pytest_runtest_logreport": Call.NEVER,
-        "pytest_runtest_logfinish": Call.NEVER,
-        # Reports
-        "pytest_exception_interact": Call.NEVER,
-        "pytest_internalerror": Call.NEVER,
-        "pytest_keyboard_interrupt": Call.NEVER,
-        "pytest_report_header": Call.NEVER,
-        "pytest_report_collectionfinish": Call.NEVER,
-        "pytest_report_teststatus": Call.NEVER,
-        "pytest_terminal_summary": Call.NEVER,
+        **dict.fromkeys(_REPORTER_HOOKS, Call.NEVER),
+        **dict.fromkeys(("pytest_runtestloop", "pytest_ignore_collect", "pytest_deselected"), Call.NEVER),
+        **dict.fromkeys(("pytest_exception_interact", "pytest_internalerror", "pytest_keyboard_interrupt"), Call.NEVER),
+        **dict.fromkeys(
+            ("pytest_report_header", "pytest_report_collectionfinish", "pytest_report_teststatus"), Call.NEVER
+        ),
         "pytest_warning_recorded": Call.NEVER,
+        "pytest_runtest_protocol": Call.WRAPPER,
+        **dict.fromkeys(("pytest_sessionstart", "pytest_collection_finish"), Call.NO_LISTENER),
+        **dict.fromkeys(("pytest_sessionfinish", "pytest_unconfigure"), Call.NO_REPORTER),
     }
 )
-"""When ranks call pytest's hooks of plugins with the role `test`. Hooks that plugins define are always called."""
-
-LISTENS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport")
-"""Hooks by which a plugin (one module or object) listens to reports."""
-SUMMARISES = "pytest_terminal_summary"
-_OPTION_HOOKS = ("pytest_addoption", "pytest_addhooks")
+"""pytest's hooks that ranks do not always call in plugins with the role `test`. They call all other hooks."""
 _OWN = ("_pytest", "pytest", "pytest_accel")
 
 
@@ -147,20 +105,10 @@ def chosen_roles(pluginmanager: pytest.PytestPluginManager, named: Iterable[tupl
 def install(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> None:
     """Make `pluginmanager` register only the hooks that a rank calls, for every plugin registered after this call.
 
-    `chosen` has the roles that the user has given, by package. pluggy calls `PluginManager.parse_hookimpl_opts` to find
-    out which attributes of a plugin are hooks, and documents that it may be overridden
-    (https://pluggy.readthedocs.io/en/stable/api_reference.html).
+    `chosen` has the roles that the user has given, by package.
     """
     roles = {**ROLES, **chosen}
-    options_of = pluginmanager.parse_hookimpl_opts
-
-    def parse_hookimpl_opts(plugin: object, name: str) -> Any:
-        options: Any = options_of(plugin, name)
-        if options is None or _is_called(plugin, options.get("specname") or name, options, roles):
-            return options
-        return None
-
-    vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
+    _register_only(pluginmanager, lambda plugin, hook, options: _is_called(plugin, hook, options, roles))
 
 
 class OptionsOnly:
@@ -168,13 +116,29 @@ class OptionsOnly:
 
     def pytest_addoption(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Restrict the hooks. pytest calls this when it registers the given plugins, before it loads any other."""
-        options_of = pluginmanager.parse_hookimpl_opts
+        _register_only(
+            pluginmanager,
+            lambda plugin, hook, options: hook in _OPTION_HOOKS or not _is_third_party(plugin, package_of(plugin)),
+        )
 
-        def parse_hookimpl_opts(plugin: object, name: str) -> Any:
-            excluded = name not in _OPTION_HOOKS and _is_third_party(plugin, package_of(plugin))
-            return None if excluded else options_of(plugin, name)
 
-        vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
+def _register_only(
+    pluginmanager: pytest.PytestPluginManager, is_called: Callable[[object, str, Mapping[str, Any]], bool]
+) -> None:
+    """Make `pluginmanager` register only the implementations for which ``is_called(plugin, hook, options)`` is True.
+
+    pluggy calls `PluginManager.parse_hookimpl_opts` to find out which attributes of a plugin are hooks, and documents
+    that it may be overridden (https://pluggy.readthedocs.io/en/stable/api_reference.html).
+    """
+    options_of = pluginmanager.parse_hookimpl_opts
+
+    def parse_hookimpl_opts(plugin: object, name: str) -> Any:
+        options: Any = options_of(plugin, name)
+        if options is None or is_called(plugin, options.get("specname") or name, options):
+            return options
+        return None
+
+    vars(pluginmanager)["parse_hookimpl_opts"] = parse_hookimpl_opts
 
 
 def leave_out_absent(pluginmanager: pytest.PytestPluginManager, chosen: Mapping[str, RoleName]) -> frozenset[str]:
@@ -227,15 +191,15 @@ def _is_called(plugin: object, hook: str, options: Mapping[str, Any], roles: Map
         return hook in _OPTION_HOOKS
     if role == "full":
         return True
-    match HOOKS.get(hook, Call.ALWAYS):
+    match _RESTRICTED.get(hook):
         case Call.NEVER:
             return False
         case Call.WRAPPER:
             return bool(options.get("wrapper") or options.get("hookwrapper"))
         case Call.NO_LISTENER:
-            return not any(hasattr(plugin, name) for name in LISTENS)
+            return not any(hasattr(plugin, name) for name in _LISTENER_HOOKS)
         case Call.NO_REPORTER:
-            return not any(hasattr(plugin, name) for name in (*LISTENS, SUMMARISES))
+            return not any(hasattr(plugin, name) for name in _REPORTER_HOOKS)
     return True
 
 

@@ -16,7 +16,7 @@ from pytest_accel.driver.debugger_terminal import is_interactive, lend_terminal
 from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.world import LostWorld, World
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 from pytest_accel.settings.options import is_distributed
 from pytest_accel.verdict import remote_exceptions, report_text

@@ -1,8 +1,9 @@
-"""Spares: forked processes that wait to become ranks.
+"""Standby processes: forked processes that wait to become ranks.
 
-A world with spares starts faster: it does not wait for a fork, nor for pytest to load its own plugins. A spare has only
-the fork server's imports and pytest's own plugins. It has not registered other plugins, read a conftest, or set the
-environment of a rank, so a rank that was a spare is in the same state as a newly forked one.
+A world with standby processes starts faster: it does not wait for a fork, nor for pytest to load its own plugins. A
+standby process has only the fork server's imports and pytest's own plugins. It has not registered other plugins, read
+a conftest, or set the environment of a rank, so a rank that was a standby process is in the same state as a newly
+forked one.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import _exit
@@ -23,49 +23,33 @@ import psutil
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.forkserver.world_sockets import WorldSockets
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
-from pytest_accel.rank.run_ahead import Peers, ends_of, take
+from pytest_accel.rank.run_ahead import Peers, ends_of
 
 _FEWEST, _MOST = 2, 8
+"""Numbers of standby processes; between these, as many as the last world has ranks."""
 _DELAY = 0.1
-"""Seconds between the start of a world and the forks of spares, which would slow down the start of its ranks."""
+"""Seconds between the start of a world and these forks, which would slow down the start of its ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sockets:
-    """The sockets that the fork server opens for a world and passes to its ranks."""
-
-    listeners: dict[int, socket.socket]
-    """By rank: the socket on which it accepts drivers."""
-    pairs: Sequence[tuple[socket.socket, socket.socket]]
-    """The sockets between the ranks (`run_ahead.connect`)."""
-    store_port: StorePort | None
-
-    def role(self, spec: WorldSpec, rank: int) -> Role:
-        """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
-        for other, listener in self.listeners.items():
-            if other != rank:
-                listener.close()
-        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.store_port)
-
-
-class Spares:
-    """The spares of a fork server."""
+class StandbyProcesses:
+    """The standby processes of a fork server."""
 
     def __init__(self, fork: Callable[[Callable[[], Role]], int]) -> None:
         """`fork` forks a process, which calls the given function to wait for its role, and returns the process id."""
         self.due: float | None = None
-        """Time at which the next spare is to be forked (`clock.monotonic`); None: not before the next world."""
+        """Time of the next fork (`clock.monotonic`); None: not before the next world."""
         self._fork = fork
         self._waiting: dict[int, Connection] = {}
         self._missing = 0
-        """Number of spares still to be forked. A fork that fails is not retried, and a dead spare is not replaced."""
+        """Number of forks still to be made. One that fails is not retried, and a dead process is not replaced."""
         self._worlds = 0
         """Number of worlds that this server has started."""
 
-    def stock_up(self, ranks: int) -> None:
-        """Plan the spares for the next world, after one with this number of `ranks` has started.
+    def prepare(self, ranks: int) -> None:
+        """Plan the processes for the next world, after one with this number of `ranks` has started.
 
         Plan none after the server's first world: many sessions need only one.
         """
@@ -75,7 +59,7 @@ class Spares:
             self.due = monotonic() + _DELAY
 
     def add_if_due(self) -> None:
-        """Fork one spare, if it is time to. A failure is ignored: worlds start without spares, too."""
+        """Fork one process if it is time to. A failure is ignored: worlds start without standby processes, too."""
         if self.due is None or monotonic() < self.due:
             return
         if self._missing > 0:
@@ -97,52 +81,51 @@ class Spares:
             stack.pop_all()
             theirs.close()
 
-    def give(self, spec: WorldSpec, rank: int, sockets: Sockets) -> int | None:
-        """Make a spare the rank `rank`; return its process id, or None if there is no spare."""
+    def give(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int | None:
+        """Make a standby process the rank `rank`; return its process id, or None if there is none."""
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
-        role = (spec, rank, len(ends), None if store_port is None else store_port.port, held is not None)
+        role = (spec, rank, len(ends), sockets.port, held is not None)
         while self._waiting:
-            pid: int = next(
-                iter(self._waiting)
-            )  # The oldest spare, in which pytest has most likely loaded its plugins.
+            # The oldest process, in which pytest has most likely loaded its plugins.
+            pid: int = next(iter(self._waiting))
             connection = self._waiting.pop(pid)
             if _is_stopped(pid):
                 os.kill(pid, signal.SIGKILL)
                 connection.close()
                 continue
-            # Sending the role in a file does not block: a spare that does not read must not stop the server.
+            # Sending the role in a file does not block: a process that does not read must not stop the server.
             with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
                 pickle.dump(role, file)
                 file.flush()
-                # Raises OSError if the spare has died, or if there are more descriptors than one message can hold.
+                # Raises OSError if the process has died, or if there are more descriptors than one message can hold.
                 fd_passing.send(connection, [file.fileno()])
                 fd_passing.send(connection, [end.fileno() for end in ends])
                 return pid
         return None
 
     def forget(self, pid: int) -> None:
-        """Remove the exited process `pid` from the spares; no-op if it is none."""
+        """Remove the exited process `pid`; no-op if it is no standby process."""
         if (connection := self._waiting.pop(pid, None)) is not None:
             connection.close()
 
     def dismiss(self) -> None:
-        """Close the connections to all spares, which then exit. A fork of the server closes its copies only."""
+        """Close the connections to all processes, which then exit. A fork of the server closes its copies only."""
         for connection in self._waiting.values():
             connection.close()
         self._waiting.clear()
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal (SIGSTOP) or a debugger has stopped the process. A stopped spare cannot become a rank."""
+    """Return True if a signal (SIGSTOP) or a debugger has stopped the process, so that it cannot become a rank."""
     with suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
 
 def _receive(connection: Connection) -> Role:
-    """Wait for this spare's role; exit if the server closes the connection."""
+    """Wait for the role of this standby process; exit if the server closes the connection."""
     with connection:
         try:
             [descriptor] = fd_passing.receive(connection, 1)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pytest_accel.launch.launch_api import Launch, Lease, missing
+from pytest_accel.launch.launch_api import Launch, LeasedDevices, missing
 from pytest_accel.launch.launchers import LAUNCHERS
 from pytest_accel.rank.context import RANK
 from pytest_accel.settings import options
@@ -15,7 +15,7 @@ from pytest_accel.settings import options
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Return a `Launch` for the test of `request`; skip the test if its parameter names a launcher that is absent."""
     context = request.config.stash.get(RANK, None)
-    lease = Lease()
+    leased = LeasedDevices()
     if context is not None:
         if context.spec.grouped and context.spec.ranks > 1:
             pytest.fail(
@@ -24,7 +24,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 "n ranks are launched",
                 pytrace=False,
             )
-        lease = Lease(
+        leased = LeasedDevices(
             context.spec.key.kind if context.own else "cpu",
             context.vendor.hardware and bool(context.own),
             context.own,
@@ -43,4 +43,4 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     named = parameters.get("launcher")
     if isinstance(named, str) and named in LAUNCHERS and (reason := missing(named)) is not None:
         skip(reason)
-    return Launch(lease, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip)
+    return Launch(leased, lambda: tmp_path_factory.mktemp("launch"), request.path.parent, skip)

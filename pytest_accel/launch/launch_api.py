@@ -24,7 +24,7 @@ from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeasedDevices:
     """The devices and mask of the test's process, as far as a launch needs them."""
 
     kind: str = "cpu"
@@ -38,9 +38,11 @@ class Lease:
 class Launch:
     """The fixture's value: call it to run a script."""
 
-    def __init__(self, lease: Lease, folders: Callable[[], Path], beside: Path, skip: Callable[[str], None]) -> None:
+    def __init__(
+        self, leased: LeasedDevices, folders: Callable[[], Path], beside: Path, skip: Callable[[str], None]
+    ) -> None:
         """`folders` makes a new folder, `beside` is the test file's folder, and `skip` skips the test with a reason."""
-        self._lease = lease
+        self._leased = leased
         self._folders = folders
         self._beside = beside
         self._skip = skip
@@ -70,9 +72,9 @@ class Launch:
         """
         __tracebackhide__ = True
         chosen = check(launcher, nproc, timeout)
-        count = nproc or (len(self._lease.devices) if chosen.many else 0) or 1
+        count = nproc or (len(self._leased.devices) if chosen.many else 0) or 1
         changes = dict(env or {})
-        for name in self._lease.mask_variables:
+        for name in self._leased.mask_variables:
             if name in changes:
                 raise ValueError(f"launch(env={{{name!r}: ...}}): the lease sets the mask; request devices with marks")
         reason = missing(launcher)
@@ -81,8 +83,8 @@ class Launch:
         folder = self._folders()
         base = launch_environment(
             os.environ,
-            own=self._lease.own,
-            hidden={} if self._lease.accelerated else hidden_accelerators(os.environ),
+            own=self._leased.own,
+            hidden={} if self._leased.accelerated else hidden_accelerators(os.environ),
             nproc=count,
             cores=len(affinity()),
             python_path=added_paths(sys.path),
@@ -97,10 +99,10 @@ class Launch:
                 nproc=count,
                 module=module,
                 launcher_args=tuple(launcher_args),
-                kind=self._lease.kind,
-                accelerated=self._lease.accelerated,
-                devices=self._lease.devices,
-                mask_variables=self._lease.mask_variables,
+                kind=self._leased.kind,
+                accelerated=self._leased.accelerated,
+                devices=self._leased.devices,
+                mask_variables=self._leased.mask_variables,
                 environ=base,
                 python=sys.executable,
                 folder=str(folder),

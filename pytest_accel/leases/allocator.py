@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,9 +15,9 @@ from pytest_accel.hardware.matching import candidates, shortfall
 from pytest_accel.hardware.shares import WHOLE, parts
 from pytest_accel.hardware.topology import ties
 from pytest_accel.leases.broker import Broker
-from pytest_accel.leases.guarded import GuardedLocks
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.leases.policy import Request
 
 
@@ -35,7 +34,7 @@ def request_for(need: DeviceNeed, inventory: Inventory) -> Request:
     )
 
 
-class Supply:
+class Allocator:
     """A broker for each kind, created at its first use. Not thread-safe: the pool calls it under its own lock.
 
     The kind None means the CPU slots, which need no device.
@@ -61,7 +60,7 @@ class Supply:
         self._waits_for_busy = waits_for_busy
         self._session = os.getpid()
         self._brokers: dict[str | None, Broker] = {}
-        self._guards: dict[str, Guard] = {}
+        self._guards: dict[str | None, Guard] = {}
 
     def broker(self, kind: str | None) -> Broker:
         """Return the broker of the devices of `kind`."""
@@ -74,7 +73,7 @@ class Supply:
                 if isinstance(vendor, HealthVendor):
                     self._guards[kind] = Guard(vendor, devices, self._session, waits=self._waits_for_busy)
                 private = isinstance(vendor, PretendVendor) and not vendor.shared
-                locks = None if private else GuardedLocks(partial(self._refuses, kind))
+                locks = None if private else DeviceLocks(refuses=partial(self._refuses, kind))
                 names = [device.id for device in devices]
                 self._brokers[kind] = Broker(names, 0, locks, wanted, on_lost=partial(self._on_lost, kind))
         return self._brokers[kind]
@@ -113,21 +112,12 @@ class Supply:
 
         Return None if the request does not wait (any more).
         """
-        broker = self.broker(kind)
-        holders = broker.holders(request)
-        if holders is None:
+        obstacles = self.broker(kind).obstacles(request)
+        if obstacles is None:
             return None
-        ahead = [f"{_holder(holder)} has waited longer" for holder in broker.ahead_of(request)]
-        if kind is None:
-            users = broker.users_of_slots()
-            slots = [f"{count} of {self._slots} {_held(count)} by {_holder(holder)}" for count, holder in users]
-            return slots + ahead
-        by_holder: dict[Holder, list[str]] = {}
-        for name, holder in holders.items():
-            by_holder.setdefault(holder, []).append(name)
-        lines = [f"{', '.join(names)} {_held(len(names))} by {_holder(holder)}" for holder, names in by_holder.items()]
-        others = [device.id for device in self._inventory(kind).devices if device.id not in holders]
-        return lines + [f"{name} {why}" for name in others if (why := self._refuses(kind, name)) is not None] + ahead
+        others = () if kind is None else self._inventory(kind).devices
+        reasons = {one.id: self._refuses(kind, one.id) for one in others if one.id not in obstacles.holders}
+        return obstacles.lines({name: why for name, why in reasons.items() if why is not None})
 
     def give_back(self, kind: str | None, lease: Lease, *, killed: bool) -> None:
         """Release a lease after its processes have ended.
@@ -144,7 +134,7 @@ class Supply:
         for broker in self._brokers.values():
             broker.close()
 
-    def _refuses(self, kind: str, device: str) -> str | None:
+    def _refuses(self, kind: str | None, device: str) -> str | None:
         return self._guards[kind].refuses(device) if kind in self._guards else None
 
     def _set_aside(self, kind: str) -> dict[str, str]:
@@ -156,17 +146,3 @@ class Supply:
         if not set_aside:
             return inventory
         return replace(inventory, devices=tuple(device for device in inventory.devices if device.id not in set_aside))
-
-
-def _held(count: int) -> str:
-    return "is held" if count == 1 else "are held"
-
-
-def _holder(holder: Holder) -> str:
-    """Return a description of the holder: ``pid 71 (ada) for test_big.py::test_one since 10:15:00``."""
-    if not holder.pid:
-        return "a session that has not said who it is"
-    moment = time.localtime(holder.since)
-    today = moment[:3] == time.localtime()[:3]
-    since = time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", moment)
-    return f"pid {holder.pid} ({holder.user}) for {holder.test} since {since}"

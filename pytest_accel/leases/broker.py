@@ -1,68 +1,43 @@
 """The broker, the only place in a session that grants leases: applies the policy and takes the locks of devices.
 
-Sessions share devices by the policy's rule: first come, first served, except that a request of a session that has used
-the devices much lately counts as having arrived later (`fair_share.py`). A request that waits for a device of another
+Sessions share devices by the policy's rule: first come, first served. A request that waits for a device of another
 session is published in the lock folder with its arrival time (`wait_queue.py`), and no session takes a device for a
 request that arrived later than a published request for that device. So a busy session cannot keep a device by taking
-it again each time it releases it, nor by running longer tests than other sessions, and two sessions that each wait for
-several devices cannot deadlock.
+it again each time it releases it, and two sessions that each wait for several devices cannot deadlock.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.leases.fair_share import Usage
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease, LeaseTable
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.policy import Grant, Request, check, decide, shortages, wanted
-
-if TYPE_CHECKING:
-    from pytest_accel.leases.locks import DeviceLocks, Holder
-
-_FAST_POLL = 0.002
-"""Seconds between attempts to lock devices of other sessions, during `_FAST_POLL_TIME` seconds after a change."""
-_FAST_POLL_TIME = 1.0
-_SLOW_POLL = 0.020
-"""Seconds between these attempts later on."""
-_QUEUE_CHECK_INTERVAL = 0.100
-"""Seconds between checks if other sessions wait for devices of this one."""
-_QUEUE_CHECK_AFTER_HIT = 0.025
-"""Seconds until the next such check after one that has found a lease that another session waits for."""
-_IDLE_TIME = 1.0
-"""Seconds after which the thread ends if no device is leased and no request waits for another session."""
-_LOCK_CHECK_INTERVAL = 0.5
-"""Seconds between checks that the lock files of leased devices still exist."""
+from pytest_accel.leases.locks import DeviceLocks
+from pytest_accel.leases.obstacles import Obstacles
+from pytest_accel.leases.policy import Grant, Request, Shortage, check, decide, shortages, wanted
+from pytest_accel.leases.polling import Callback, PollingThread, PollSchedule
+from pytest_accel.leases.request_queue import RequestQueue, Waiting
 
 
 class BrokerError(Exception):
     """The broker's thread has ended with an error; the message contains the traceback."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: Request
-    holder: Holder
-    since: float
-    on_grant: Callable[[Lease], None]
-    on_failure: Callable[[Exception], None] | None
-
-
 class Broker:
     """Grants leases on `devices` and on `slots` CPU rank slots. Thread-safe; no method waits for a lease.
 
-    Callbacks run in the thread whose call caused them, or in the broker's own thread, and never while the broker's lock
-    is held. They may call the broker; they must be short and must not raise.
+    It connects the policy, the lease table, the queue of requests, the locks and the callbacks. Callbacks run in the
+    thread whose call caused them, or in the broker's own thread, and never while the broker's lock is held. They may
+    call the broker; they must be short and must not raise.
     """
 
     def __init__(
@@ -81,25 +56,22 @@ class Broker:
         running a test goes on.
         ``on_lost(lease_id, why)`` is called when the lock of a device of the lease was lost and cannot be acquired
         again. The holder must stop using the device, since another session may take it, and then release the lease.
+        ``clock()`` returns seconds since the epoch, so that sessions can compare their times.
         """
         self._slots = slots
         self._table = LeaseTable(devices, slots)
+        self._queue = RequestQueue()
         self._locks = locks
         self._on_wanted = on_wanted
         self._on_lost = on_lost
+        self._clock = clock
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._waiting: dict[int, _Waiting] = {}
+        self._thread = PollingThread(self._lock, self._poll, self._run_callbacks, self._fail_all)
         self._unavailable: set[str] = set()
         """Devices that could not be locked at the last attempt, or for which another session has waited longer."""
         self._ids = itertools.count(1)
-        self._last_since = 0.0
-        self._clock = clock
-        """Returns seconds since the epoch, so that sessions can compare their times."""
-        self._usage = Usage(moment=clock())
-        self._thread: threading.Thread | None = None
         self._last_change = 0.0
-        self._poll_interval = 0.0
+        """Time of the last request, cancellation or release (`clock.monotonic`)."""
         self._closed = False
 
     def submit(
@@ -137,42 +109,39 @@ class Broker:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the broker is closed: no lease can be asked for any more")
-            self._count_usage()
-            turn = self._clock() + self._usage.handicap
-            self._last_since = max(turn, math.nextafter(self._last_since, math.inf))
-            if not self._waiting:
+            if not self._queue:
                 # Out of date: these are not checked while no request waits.
                 self._unavailable.clear()
-            self._waiting[request.id] = _Waiting(request, holder, self._last_since, on_grant, on_failure)
-            calls = self._react()
-        self._run_callbacks(calls)
+            self._queue.add(request, holder, on_grant, on_failure or _raise, self._clock())
+            callbacks = self._react()
+        self._run_callbacks(callbacks)
         return request.id
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; return False if it does not wait (it was granted, has failed or was cancelled)."""
         with self._lock:
-            if self._waiting.pop(request_id, None) is None:
+            if self._queue.pop(request_id) is None:
                 return False
-            calls = self._react()
-        self._run_callbacks(calls)
+            callbacks = self._react()
+        self._run_callbacks(callbacks)
         return True
 
     def release(self, lease_id: int) -> None:
-        """Release a lease. Releasing it again has no effect: a crash and a clean shutdown may both release it."""
+        """Release a lease. Releasing it again has no effect: a crash and a clean shutdown may both release it.
+
+        A device stays locked until its last lease is released, which the caller does after its processes have ended.
+        """
         with self._lock:
-            held = self._table.leases.get(lease_id)
-            if held is None:
+            lease = self._table.get(lease_id)
+            if lease is None:
                 return
-            self._count_usage()
-            freed = self._table.remove(lease_id)
-            if self._locks is not None:
-                for device in freed:
-                    if self._locks.holds(device):  # Otherwise its lock was lost.
-                        self._locks.retain(device)
+            for device in self._table.remove(lease_id):
+                if self._locks is not None:
+                    self._locks.retain(device)
             with suppress(LockFolderError):
-                self._write_holders(held.lease.devices)
-            calls = self._react()
-        self._run_callbacks(calls)
+                self._write_holders(lease.devices)
+            callbacks = self._react()
+        self._run_callbacks(callbacks)
 
     def pass_on(self, lease_id: int, request_id: int) -> bool:
         """Transfer a lease of devices to the request that has waited longest, instead of releasing and granting it.
@@ -182,26 +151,22 @@ class Broker:
         called.
         """
         with self._lock:
-            held = self._table.leases.get(lease_id)
-            waiting = next(iter(self._waiting.values()), None)
-            if held is None or waiting is None or waiting.request.id != request_id:
+            lease, waiting = self._table.get(lease_id), self._queue.first
+            if lease is None or waiting is None or waiting.request.id != request_id:
                 return False
-            devices, request = held.lease.devices, waiting.request
-            if len(devices) != request.count or not set(devices) <= set(request.candidates):
+            request = waiting.request
+            if len(lease.devices) != request.count or not set(lease.devices) <= set(request.candidates):
                 return False
-            if any(request.takes(device) != parts for device, parts in held.lease.takes()):
+            if any(request.takes(device) != parts for device, parts in lease.takes()):
                 return False
-            if self._locks is not None:
-                other_waits = self._locks.wait_queue.others()
-                if any(other_waits.get(device, math.inf) < waiting.since for device in devices):
-                    return False
-            del self._waiting[request_id]
-            held.notified = False
-            held.holder = replace(waiting.holder, since=time.time(), processes=held.holder.processes)
+            if waiting.is_behind(self._other_waits(), lease.devices):
+                return False
+            self._queue.pop(request_id)
+            self._table.transfer(lease_id, replace(waiting.holder, since=time.time()))
             with suppress(LockFolderError):
-                self._write_holders(devices)
-            calls = self._react()
-        self._run_callbacks(calls)
+                self._write_holders(lease.devices)
+            callbacks = self._react()
+        self._run_callbacks(callbacks)
         return True
 
     def describe(
@@ -213,296 +178,191 @@ class Broker:
         other session gets the devices, even if this session has ended.
         """
         with self._lock:
-            held = self._table.leases.get(lease_id)
-            if held is None:
-                return
-            if processes is not None:
-                held.holder = replace(held.holder, processes=tuple(processes))
-            if test is not None:
-                held.holder = replace(held.holder, test=test)
-            self._write_holders(held.lease.devices)
+            lease = self._table.get(lease_id)
+            if lease is not None:
+                self._table.describe(lease_id, processes, test)
+                self._write_holders(lease.devices)
 
-    def holders(self, request_id: int) -> dict[str, Holder] | None:
-        """Return the holders, in this or another session, of those candidates of a waiting request that are held.
-
-        Return None if the request does not wait (any more).
-        """
+    def obstacles(self, request_id: int) -> Obstacles | None:
+        """Return what a request waits for, in this and other sessions; None if it does not wait (any more)."""
         with self._lock:
-            waiting = self._waiting.get(request_id)
+            waiting = self._queue.get(request_id)
             if waiting is None:
                 return None
-            found: dict[str, Holder] = {}
+            holders: dict[str, Holder] = {}
             for device in waiting.request.candidates:
                 if device in self._table.held:
-                    found[device] = self._table.holder(device)
+                    holders[device] = self._table.holder(device)
                 elif self._locks is not None and (holder := self._locks.holder(device)) is not None:
-                    found[device] = holder
-            return found
-
-    def users_of_slots(self) -> list[tuple[int, Holder]]:
-        """Return the number of CPU slots and the holder of each lease that has any."""
-        with self._lock:
-            return [(held.lease.slots, held.holder) for held in self._table.leases.values() if held.lease.slots]
-
-    def ahead_of(self, request_id: int) -> list[Holder]:
-        """Return the holders of earlier requests of this session that wait for the same devices or slots."""
-        with self._lock:
-            waiting = self._waiting.get(request_id)
-            if waiting is None:
-                return []
-            mine = waiting.request
-            earlier = [other for number, other in self._waiting.items() if number < request_id]
-            return [
-                other.holder
-                for other in earlier
-                if (mine.slots and other.request.slots) or not set(mine.candidates).isdisjoint(other.request.candidates)
-            ]
+                    holders[device] = holder
+            users = self._table.users_of_slots() if waiting.request.slots else []
+            return Obstacles(holders, users, self._slots, self._queue.ahead_of(request_id))
 
     def close(self) -> None:
         """Release every lease and drop every request, without callbacks."""
         with self._lock:
             self._closed = True
-            self._waiting.clear()
+            self._queue.clear()
             self._table.clear()
             if self._locks is not None:
                 self._locks.close()
-            thread = self._thread
-            self._changed.notify_all()
+            thread = self._thread.stop()
         if thread is not None and thread is not threading.current_thread():
             # The timeout prevents a deadlock with a callback that waits for the caller of close().
             thread.join(2.0)
 
-    def _count_usage(self) -> None:
-        """Add the use of devices up to now. Call this before the set of leases changes."""
-        self._usage = self._usage.at(self._clock(), self._table.used_fraction)
-
-    def _requests(self) -> list[Request]:
-        return [waiting.request for waiting in self._waiting.values()]
+    # With the lock held
 
     def _free(self) -> dict[str, int]:
         return self._table.free(without=self._unavailable)
 
+    def _lacking(self) -> tuple[Shortage, ...]:
+        return shortages(self._queue.requests, self._free(), self._table.free_slots) if self._queue else ()
+
+    def _other_waits(self) -> dict[str, float]:
+        return {} if self._locks is None else self._locks.wait_queue.others()
+
+    def _awaited_elsewhere(self) -> dict[str, float]:
+        """Return the devices of other sessions for which requests wait, each with the arrival time of its request."""
+        return self._queue.awaited(self._lacking(), self._unavailable) if self._unavailable else {}
+
     def _write_holders(self, devices: Iterable[str]) -> None:
         """Write the current holders of `devices` to their lock files, skipping devices that are not held."""
-        if self._locks is not None:
-            for device in dict.fromkeys(devices):
-                if device in self._table.held and self._locks.holds(device):
-                    self._locks.update(device, self._table.holder(device))
+        for device in dict.fromkeys(devices):
+            if self._locks is not None and device in self._table.held:
+                self._locks.update(device, self._table.holder(device))
 
-    def _react(self) -> list[Callable[[], None]]:
-        """React to a change, with the lock held; return the callbacks to run after the lock has been released."""
-        calls = self._grant()
+    def _react(self) -> list[Callback]:
+        """React to a change in this session; return the callbacks to run after the lock has been released."""
+        callbacks = self._grant()
         self._last_change = monotonic()
         if self._locks is not None:
-            foreign_waits = bool(self._foreign_waits())
-            if (foreign_waits or self._table.held) and self._thread is None:
-                self._thread = threading.Thread(target=self._run, args=(self._locks,), name="accel-broker", daemon=True)
+            if self._awaited_elsewhere():
                 self._thread.start()
-            elif foreign_waits and self._poll_interval > _FAST_POLL:
-                self._changed.notify()
-        return calls
+                self._thread.hurry()
+            elif self._table.held:
+                self._thread.start()
+        return callbacks
 
-    def _grant(self) -> list[Callable[[], None]]:
-        calls: list[Callable[[], None]] = []
-        other_waits: dict[str, float] | None = None
-        settled = False
-        while self._waiting and not settled:
-            settled = True
-            for grant in decide(self._requests(), self._free(), self._table.free_slots):
-                waiting = self._waiting[grant.request]
-                holder = replace(waiting.holder, since=time.time())
-                if grant.devices and self._locks is not None:
-                    other_waits = self._locks.wait_queue.others() if other_waits is None else other_waits
-                    try:
-                        refused = self._lock_all(self._locks, grant.devices, holder, other_waits, waiting.since)
-                    except Exception as error:
-                        del self._waiting[grant.request]
-                        calls.append(partial(waiting.on_failure or _raise, error))
-                        settled = False
-                        break
-                    if refused is not None:
-                        self._unavailable.add(refused)
-                        settled = False
-                        break
-                calls.append(self._add_lease(grant, holder))
-        if self._locks is not None:
-            # After granting: otherwise another session could take a device that a request of this session gets now.
-            self._unlock_unneeded(self._locks)
-        return calls
+    def _grant(self) -> list[Callback]:
+        """Grant what can be granted, and unlock what is not needed then; return the callbacks that tell it.
 
-    def _unlock_unneeded(self, locks: DeviceLocks) -> None:
-        """Unlock released devices, except those that a request of this session waits for.
-
-        If these were unlocked too, other sessions could take them one by one, and a request that needs several at once
-        would starve. A device for which another session has waited longer is unlocked in any case: otherwise two
-        sessions that both need two devices and keep one each would deadlock.
+        A request gets all its devices or none: locks that were taken for a grant that fails are released again.
         """
-        retained = locks.retained
-        if not retained:
-            return
-        kept: dict[str, Holder] = {}
-        other_waits = locks.wait_queue.others() if self._waiting else {}
-        for shortage in shortages(self._requests(), self._free(), self._table.free_slots) if self._waiting else ():
-            waiting = self._waiting[shortage.request.id]
-            for device in retained.intersection(shortage.request.candidates) if shortage.devices else ():
-                if waiting.since <= other_waits.get(device, math.inf):
-                    kept.setdefault(device, waiting.holder)
-        locks.unlock(retained - kept.keys())
-        for device, holder in kept.items():
-            locks.reserve(device, holder)
+        callbacks: list[Callback] = []
+        other_waits = self._other_waits() if self._queue else {}
+        settled = False
+        while self._queue and not settled:
+            settled = True
+            for grant in decide(self._queue.requests, self._free(), self._table.free_slots):
+                waiting = self._queue.get(grant.request)
+                assert waiting is not None
+                holder = replace(waiting.holder, since=time.time())
+                try:
+                    unavailable = self._acquire(grant, waiting, holder, other_waits)
+                except Exception as error:
+                    self._queue.pop(grant.request)
+                    callbacks.append(partial(waiting.on_failure, error))
+                    settled = False
+                    break
+                if unavailable is not None:
+                    self._unavailable.add(unavailable)
+                    settled = False
+                    break
+                callbacks.append(self._add_lease(grant, waiting, holder))
+        # After granting: otherwise another session could take a device that a request of this session gets now.
+        self._unlock_unneeded(other_waits)
+        return callbacks
 
-    def _add_lease(self, grant: Grant, holder: Holder) -> Callable[[], None]:
-        waiting = self._waiting.pop(grant.request)
+    def _acquire(self, grant: Grant, waiting: Waiting, holder: Holder, other_waits: Mapping[str, float]) -> str | None:
+        """Lock all devices of a grant or none; return the first that this session may not or cannot lock, or None."""
+        for device in grant.devices:
+            if waiting.is_behind(other_waits, [device]):
+                return device
+        return None if self._locks is None else self._locks.try_acquire_all(grant.devices, holder)
+
+    def _add_lease(self, grant: Grant, waiting: Waiting, holder: Holder) -> Callback:
+        self._queue.pop(grant.request)
         lease = Lease(next(self._ids), grant.devices, grant.slots, grant.parts)
-        self._count_usage()
         self._table.add(lease, holder)
         if grant.parts:
             with suppress(LockFolderError):
                 self._write_holders(grant.devices)
         return partial(waiting.on_grant, lease)
 
-    def _run_callbacks(self, calls: Sequence[Callable[[], None]]) -> None:
-        # A callback that raises must not keep the others from running.
-        with ExitStack() as stack:
-            for call in reversed(calls):
-                stack.callback(call)
-        # One at a time: the first holder may release all that the waiting requests need.
-        while (lease := self._next_wanted()) is not None:
-            self._on_wanted(lease)
+    def _unlock_unneeded(self, other_waits: Mapping[str, float]) -> None:
+        """Unlock released devices, except those that a request of this session waits for."""
+        if self._locks is not None and (retained := self._locks.retained):
+            self._locks.unlock(self._queue.reserved(self._lacking(), retained, other_waits))
 
-    def _next_wanted(self) -> int | None:
-        with self._lock:
-            if not self._waiting:
-                return None
-            leases = self._table.leases
-            slots = {lease: held.lease.slots for lease, held in leases.items()}
-            devices = {lease: held.lease.devices for lease, held in leases.items()}
-            blocking = wanted(self._requests(), self._free(), self._table.free_slots, devices, slots)
-            lease = next((lease for lease in blocking if not leases[lease].notified), None)
-            if lease is not None:
-                leases[lease].notified = True
-            return lease
+    def _poll(self, schedule: PollSchedule, now: float) -> tuple[list[Callback], float] | None:
+        """Try to lock devices of other sessions, and check which devices they wait for, in the broker's thread."""
+        locks = self._locks
+        awaited = self._awaited_elsewhere()
+        over = schedule.is_over(now, needed=bool(awaited or self._table.held))
+        if self._closed or over or locks is None:
+            return None
+        callbacks: list[Callback] = []
+        if awaited:
+            self._unavailable.clear()
+            callbacks += self._grant()
+            awaited = self._awaited_elsewhere()
+        # If the wait file cannot be written, this session loses its place in the queue, but may get the device.
+        with suppress(Exception):
+            locks.wait_queue.publish(awaited)
+        if schedule.queue_check_due(now):
+            other_waits = self._other_waits()
+            # One lease at a time: it may be enough for the waiting session, and warm processes on the others are kept.
+            lease_id = self._table.notify(
+                lease.id for lease in self._table if not other_waits.keys().isdisjoint(lease.devices)
+            )
+            if lease_id is not None:
+                callbacks.append(partial(self._on_wanted, lease_id))
+            schedule.queue_checked(now, hit=lease_id is not None)
+            self._unlock_unneeded(other_waits)  # Another session may have waited longer for a retained device.
+        if schedule.lock_check_due(now):
+            callbacks += self._lost_leases(locks.renew_missing())
+        return callbacks, schedule.pause(now, self._last_change, waiting=bool(awaited))
 
-    def _foreign_waits(self) -> dict[str, float]:
-        """Return the candidates of requests that wait for unavailable devices, each with its request's arrival time."""
-        since: dict[str, float] = {}
-        if self._unavailable and self._waiting:
-            for shortage in shortages(self._requests(), self._free(), self._table.free_slots):
-                if shortage.devices and not self._unavailable.isdisjoint(shortage.request.candidates):
-                    for device in shortage.request.candidates:
-                        since.setdefault(device, self._waiting[shortage.request.id].since)
-        return since
+    def _lost_leases(self, lost: Mapping[str, str]) -> list[Callback]:
+        """Return the ``on_lost`` callbacks of all leases on the devices in `lost`, whose values are the reasons."""
+        return [
+            partial(self._on_lost, lease.id, why)
+            for device, why in lost.items()
+            for lease in self._table
+            if self._on_lost is not None and device in lease.devices
+        ]
 
-    def _run(self, locks: DeviceLocks) -> None:
-        """Run in the thread: try to lock devices of other sessions, and check which devices other sessions wait for."""
-        try:
-            self._poll(locks)
-        except Exception as error:
-            self._fail_all(error)
+    def _fail_all(self, error: Exception) -> list[Callback]:
+        """Return callbacks that fail every waiting request, which the ended thread cannot grant.
 
-    def _poll(self, locks: DeviceLocks) -> None:
-        last_needed = next_check = next_lock_check = monotonic()
-        while True:
-            with self._changed:
-                now = monotonic()
-                foreign_waits = self._foreign_waits()
-                if foreign_waits or self._table.held:
-                    last_needed = now
-                if self._closed or now - last_needed > _IDLE_TIME:
-                    self._thread = None
-                    return
-                calls: list[Callable[[], None]] = []
-                if foreign_waits:
-                    self._unavailable.clear()
-                    calls = self._grant()
-                    foreign_waits = self._foreign_waits()
-                # If the wait file cannot be written, this session loses its place in the queue, but may get the device.
-                with suppress(Exception):
-                    locks.wait_queue.publish(foreign_waits)
-                if now >= next_check:
-                    lease = self._wanted_elsewhere(locks)
-                    next_check = now + (_QUEUE_CHECK_INTERVAL if lease is None else _QUEUE_CHECK_AFTER_HIT)
-                    if lease is not None:
-                        calls.append(partial(self._on_wanted, lease))
-                    self._unlock_unneeded(locks)  # Another session may have waited longer for a retained device.
-                if now >= next_lock_check:
-                    next_lock_check = now + _LOCK_CHECK_INTERVAL
-                    calls += self._renew_locks(locks)
-                if not calls:
-                    recent = now - self._last_change < _FAST_POLL_TIME
-                    self._poll_interval = (_FAST_POLL if recent else _SLOW_POLL) if foreign_waits else next_check - now
-                    self._changed.wait(self._poll_interval)
-            try:
-                self._run_callbacks(calls)
-            except Exception as error:
-                self._report(error)
-
-    def _fail_all(self, error: Exception) -> None:
-        """Fail every waiting request, which the ended thread cannot grant. The next request starts a new thread."""
+        The next request starts a new thread.
+        """
         text = "".join(traceback.format_exception(error))
         failure = BrokerError(f"the thread that grants devices has ended with an error:\n{text}")
+        return [partial(waiting.on_failure, failure) for waiting in self._queue.clear()]
+
+    # Without the lock
+
+    def _run_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        # A callback that raises must not keep the others from running.
+        with ExitStack() as stack:
+            for callback in reversed(callbacks):
+                stack.callback(callback)
+        # One at a time: the first holder may release all that the waiting requests need.
+        while (lease_id := self._next_wanted()) is not None:
+            self._on_wanted(lease_id)
+
+    def _next_wanted(self) -> int | None:
+        """Return the next lease whose holder must be notified because a request of this session waits, or None."""
         with self._lock:
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-            self._thread = None  # Before the callbacks, which may submit a request that needs a new thread.
-        try:
-            if not waiting:
-                self._report(error)
-            self._run_callbacks([partial(one.on_failure or _raise, failure) for one in waiting])
-        except Exception as another:
-            self._report(another)
-
-    def _report(self, error: Exception) -> None:
-        thread = threading.current_thread()
-        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
-
-    def _renew_locks(self, locks: DeviceLocks) -> list[Callable[[], None]]:
-        """Recreate lock files that were deleted; return the ``on_lost`` callbacks of leases whose locks are lost."""
-        calls: list[Callable[[], None]] = []
-        for device in locks.missing():
-            try:
-                locks.renew(device)
-            except LockFolderError as error:
-                why = f"the lock of {device} was lost, since its lock file was deleted or moved: {error}"
-                calls += [
-                    partial(self._on_lost or _ignore, held.lease.id, why)
-                    for held in self._table.leases.values()
-                    if device in held.lease.devices
-                ]
-        return calls
-
-    def _wanted_elsewhere(self, locks: DeviceLocks) -> int | None:
-        # One lease at a time: it may be enough for the waiting session, and warm processes on the others are kept.
-        candidates = [held for held in self._table.leases.values() if held.lease.devices and not held.notified]
-        other_waits = locks.wait_queue.others() if candidates else {}
-        first = next((held for held in candidates if not other_waits.keys().isdisjoint(held.lease.devices)), None)
-        if first is None:
-            return None
-        first.notified = True
-        return first.lease.id
-
-    def _lock_all(
-        self, locks: DeviceLocks, devices: Sequence[str], holder: Holder, other_waits: Mapping[str, float], since: float
-    ) -> str | None:
-        """Lock all of `devices` or none; return the first that cannot be locked, or None.
-
-        A device that this session holds already, because other parts of it are leased, needs no lock.
-        """
-        with ExitStack() as undo:
-            for device in dict.fromkeys(devices):
-                if other_waits.get(device, math.inf) < since:
-                    return device
-                if not locks.holds(device):
-                    if not locks.try_acquire(device, holder):
-                        return device
-                    undo.callback(locks.retain, device)
-            undo.pop_all()
-        return None
+            if not self._queue:
+                return None
+            slots = {lease.id: lease.slots for lease in self._table}
+            devices = {lease.id: lease.devices for lease in self._table}
+            blocking = wanted(self._queue.requests, self._free(), self._table.free_slots, devices, slots)
+            return self._table.notify(blocking)
 
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _ignore(lease_id: int, why: str) -> None:
-    pass

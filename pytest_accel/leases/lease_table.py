@@ -1,15 +1,12 @@
-"""The current leases of a session, and which devices and slots they use."""
+"""The current leases of a session: who holds which devices and slots."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from pytest_accel.hardware.shares import WHOLE
-
-if TYPE_CHECKING:
-    from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +26,25 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Held:
-    """A lease that has not been released, with its holder."""
-
+class _Held:
     lease: Lease
     holder: Holder
     notified: bool = False
-    """True if ``on_wanted`` has been called for this lease."""
+    """True if the holder has been notified that somebody waits for what the lease holds."""
 
 
 class LeaseTable:
-    """The current leases on a session's `devices` and CPU `slots`, owned by the broker. Not thread-safe."""
+    """The current leases on a session's `devices` and CPU `slots`. Owned by the broker. Not thread-safe.
+
+    Only this class changes the state of a lease: :meth:`add` grants it, :meth:`notify` records that its holder knows
+    that somebody waits for it, :meth:`transfer` gives it to another holder, and :meth:`remove` ends it.
+    """
 
     def __init__(self, devices: Sequence[str], slots: int) -> None:
         self.devices = tuple(devices)
         self.free_slots = slots
-        self.leases: dict[int, Held] = {}
         self._slots = slots
+        self._leases: dict[int, _Held] = {}
         self._used: dict[str, int] = {}
 
     @property
@@ -53,10 +52,13 @@ class LeaseTable:
         """The devices that are leased, in whole or in part."""
         return self._used.keys()
 
-    @property
-    def used_fraction(self) -> float:
-        """The leased fraction of all devices, from 0 to 1."""
-        return sum(self._used.values()) / (WHOLE * len(self.devices)) if self.devices else 0.0
+    def __iter__(self) -> Iterator[Lease]:
+        return (held.lease for held in self._leases.values())
+
+    def get(self, lease_id: int) -> Lease | None:
+        """Return the lease, or None if it is unknown or was removed."""
+        held = self._leases.get(lease_id)
+        return None if held is None else held.lease
 
     def free(self, without: Collection[str]) -> dict[str, int]:
         """Return the free parts of each device, leaving out the devices in `without`."""
@@ -64,14 +66,37 @@ class LeaseTable:
 
     def add(self, lease: Lease, holder: Holder) -> None:
         """Record a lease that has been granted."""
-        self.leases[lease.id] = Held(lease, holder)
+        self._leases[lease.id] = _Held(lease, holder)
         self.free_slots -= lease.slots
         for device, parts in lease.takes():
             self._used[device] = self._used.get(device, 0) + parts
 
+    def notify(self, lease_ids: Iterable[int]) -> int | None:
+        """Return the first of the leases whose holder has not been notified, and record that it is; None if all are."""
+        for lease_id in lease_ids:
+            if not self._leases[lease_id].notified:
+                self._leases[lease_id].notified = True
+                return lease_id
+        return None
+
+    def transfer(self, lease_id: int, holder: Holder) -> None:
+        """Give the lease, with the processes that use its devices, to another holder."""
+        held = self._leases[lease_id]
+        held.holder = replace(holder, processes=held.holder.processes)
+        held.notified = False
+
+    def describe(self, lease_id: int, processes: Sequence[tuple[int, float]] | None, test: str | None) -> None:
+        """Change the processes or the test of a lease's holder; None leaves them as they are."""
+        held = self._leases[lease_id]
+        held.holder = replace(
+            held.holder,
+            processes=held.holder.processes if processes is None else tuple(processes),
+            test=held.holder.test if test is None else test,
+        )
+
     def remove(self, lease_id: int) -> list[str]:
         """Remove a lease and return its devices that are now entirely free; an unknown lease is ignored."""
-        held = self.leases.pop(lease_id, None)
+        held = self._leases.pop(lease_id, None)
         if held is None:
             return []
         self.free_slots += held.lease.slots
@@ -84,15 +109,19 @@ class LeaseTable:
 
     def clear(self) -> None:
         """Remove every lease."""
-        self.leases.clear()
+        self._leases.clear()
         self._used.clear()
         self.free_slots = self._slots
 
     def holder(self, device: str) -> Holder:
         """Return the holder of a leased device; of several, the earliest, with the tests and processes of all."""
-        holders = [held.holder for held in self.leases.values() if device in held.lease.devices]
+        holders = [held.holder for held in self._leases.values() if device in held.lease.devices]
         return replace(
             min(holders, key=lambda holder: holder.since),
             test=", ".join(dict.fromkeys(holder.test for holder in holders)),
             processes=tuple(process for holder in holders for process in holder.processes),
         )
+
+    def users_of_slots(self) -> list[tuple[int, Holder]]:
+        """Return the number of CPU slots and the holder of each lease that has any."""
+        return [(held.lease.slots, held.holder) for held in self._leases.values() if held.lease.slots]

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.leases.lock_dir import PREFIX, open_file, read, unusable, write
+from pytest_accel.leases.lock_dir import PREFIX, unusable
+from pytest_accel.leases.shared_files import open_file, read, write
 
 _REFRESH_INTERVAL = 0.5
 """Seconds after which a session rewrites its unchanged file, so that it does not become stale."""

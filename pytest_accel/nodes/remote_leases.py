@@ -15,10 +15,10 @@ import psutil
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import Holder
 from pytest_accel.settings.options import Settings
 
 # Driver to agent
@@ -147,7 +147,7 @@ class RemoteLeases:
         on_grant: Callable[[RemoteLease], None],
         on_failure: Callable[[Exception], None],
     ) -> int:
-        """Request a lease; see :meth:`Supply.submit`."""
+        """Request a lease; see :meth:`Allocator.submit`."""
         with self._lock:
             self._numbers += 1
             number = self._numbers
@@ -167,7 +167,7 @@ class RemoteLeases:
         self._send(LeaseReturn(request, killed=False))
 
     def give_back(self, kind: str, lease: RemoteLease, *, killed: bool) -> None:
-        """Return a lease that no process uses any more; see :meth:`Supply.give_back`."""
+        """Return a lease that no process uses any more; see :meth:`Allocator.give_back`."""
         self._send(LeaseReturn(lease.number, killed))
 
     def describe(self, lease: RemoteLease, pids: tuple[int, ...]) -> None:
@@ -221,7 +221,7 @@ class LeaseAgent:
         self._send = send
         self._make_machine = make_machine
         self._machine: Machine | None = None
-        self._supply: Supply | None = None
+        self._allocator: Allocator | None = None
         self._requests: dict[int, tuple[str, int]] = {}
         """The kind of each request, and its number at the broker."""
         self._leases: dict[int, tuple[str, Lease]] = {}
@@ -230,17 +230,17 @@ class LeaseAgent:
         """Handle a message of the driver."""
         if isinstance(message, InventoryRequest):
             self._look(message)
-        elif self._machine is None or self._supply is None:
+        elif self._machine is None or self._allocator is None:
             return
         elif isinstance(message, LeaseRequest):
-            self._ask(message, self._supply, self._machine)
+            self._ask(message, self._allocator, self._machine)
         elif isinstance(message, LeaseReturn):
             kind, request = self._requests.pop(message.number, ("", 0))
             if message.number in self._leases:
                 kind, lease = self._leases.pop(message.number)
-                self._supply.give_back(kind, lease, killed=message.killed)
+                self._allocator.give_back(kind, lease, killed=message.killed)
             elif kind:
-                self._supply.broker(kind).cancel(request)
+                self._allocator.broker(kind).cancel(request)
         elif isinstance(message, LeaseUsers) and message.number in self._leases:
             kind, lease = self._leases[message.number]
             processes = []
@@ -248,25 +248,25 @@ class LeaseAgent:
                 with contextlib.suppress(psutil.Error):  # The process has ended and uses no device.
                     processes.append((pid, psutil.Process(pid).create_time()))
             with contextlib.suppress(LockFolderError):  # For example a full disk; the lock itself is still held.
-                self._supply.broker(kind).describe(lease.id, processes=processes)
+                self._allocator.broker(kind).describe(lease.id, processes=processes)
 
     def close(self) -> None:
         """Return all leases."""
-        if self._supply is not None:
-            self._supply.close()
+        if self._allocator is not None:
+            self._allocator.close()
 
     def _look(self, message: InventoryRequest) -> None:
         try:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
                 waits = message.settings.busy == "wait"
-                self._supply = Supply(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
+                self._allocator = Allocator(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
                 self._machine = machine
             self._send(InventoryReply(message.kind, self._machine.of(message.kind)))
         except Exception as error:
             self._send(InventoryReply(message.kind, None, str(error)))
 
-    def _ask(self, message: LeaseRequest, supply: Supply, machine: Machine) -> None:
+    def _ask(self, message: LeaseRequest, allocator: Allocator, machine: Machine) -> None:
         by_id = {device.id: device for device in machine.of(message.kind).devices}
 
         def grant(lease: Lease) -> None:
@@ -279,7 +279,7 @@ class LeaseAgent:
         # The lock file must name a process of this node, for the other sessions here.
         holder = replace(message.holder, pid=os.getpid())
         try:
-            request = supply.submit(message.kind, message.need, holder, grant, fail)
+            request = allocator.submit(message.kind, message.need, holder, grant, fail)
         except Exception as error:
             fail(error)
         else:

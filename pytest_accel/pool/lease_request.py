@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import NodeLease, NodeRequest
 
 

@@ -11,9 +11,9 @@ import psutil
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import in_words
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.remote_leases import RemoteLease, RemoteLeases
 
 
@@ -110,7 +110,7 @@ class NodeRequest(Protocol):
 class LocalNodeLease:
     """A lease on devices of the controller's own node, or on CPU slots."""
 
-    supply: Supply
+    allocator: Allocator
     notices: LeaseNotices
     kind: str | None
     """The kind of the devices; None for CPU slots."""
@@ -123,18 +123,18 @@ class LocalNodeLease:
 
     def describe(self, pids: Sequence[int]) -> None:
         processes = [(pid, created) for pid in pids if (created := _created(pid)) is not None]
-        self.supply.broker(self.kind).describe(self.lease.id, processes=processes)
+        self.allocator.broker(self.kind).describe(self.lease.id, processes=processes)
 
     def give_back(self, *, killed: bool = False) -> None:
         self.notices.forget(self.id)
-        self.supply.give_back(self.kind, self.lease, killed=killed)
+        self.allocator.give_back(self.kind, self.lease, killed=killed)
 
 
 @dataclass(slots=True, eq=False)
 class SlotsRequest:
     """A request for CPU slots."""
 
-    supply: Supply
+    allocator: Allocator
     notices: LeaseNotices
     count: int
     node = 0
@@ -150,15 +150,15 @@ class SlotsRequest:
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
     ) -> None:
         def granted(lease: Lease) -> None:
-            on_grant(LocalNodeLease(self.supply, self.notices, None, lease))
+            on_grant(LocalNodeLease(self.allocator, self.notices, None, lease))
 
-        self.number = self.supply.broker(None).submit((), 0, holder, granted, slots=self.count)
+        self.number = self.allocator.broker(None).submit((), 0, holder, granted, slots=self.count)
 
     def cancel(self) -> bool:
-        return self.supply.broker(None).cancel(self.number)
+        return self.allocator.broker(None).cancel(self.number)
 
     def obstacles(self) -> list[str] | None:
-        return self.supply.obstacles(None, self.number)
+        return self.allocator.obstacles(None, self.number)
 
     def take_over(self, lease: NodeLease) -> bool:
         return False
@@ -168,7 +168,7 @@ class SlotsRequest:
 class LocalNodeRequest:
     """A request for devices of the controller's own node."""
 
-    supply: Supply
+    allocator: Allocator
     notices: LeaseNotices
     machine: Machine
     kind: str
@@ -183,7 +183,7 @@ class LocalNodeRequest:
 
     @property
     def unavailable(self) -> str | None:
-        return self.supply.lost(self.kind, self.need)
+        return self.allocator.lost(self.kind, self.need)
 
     def submit(
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
@@ -192,18 +192,18 @@ class LocalNodeRequest:
 
         def granted(lease: Lease) -> None:
             devices = tuple(by_id[name] for name in lease.devices)
-            on_grant(LocalNodeLease(self.supply, self.notices, self.kind, lease, devices))
+            on_grant(LocalNodeLease(self.allocator, self.notices, self.kind, lease, devices))
 
-        self.number = self.supply.submit(self.kind, self.need, holder, granted, on_failure)
+        self.number = self.allocator.submit(self.kind, self.need, holder, granted, on_failure)
 
     def cancel(self) -> bool:
-        return self.supply.broker(self.kind).cancel(self.number)
+        return self.allocator.broker(self.kind).cancel(self.number)
 
     def obstacles(self) -> list[str] | None:
-        return self.supply.obstacles(self.kind, self.number)
+        return self.allocator.obstacles(self.kind, self.number)
 
     def take_over(self, lease: NodeLease) -> bool:
-        return lease.id.source == self.kind and self.supply.broker(self.kind).pass_on(lease.id.number, self.number)
+        return lease.id.source == self.kind and self.allocator.broker(self.kind).pass_on(lease.id.number, self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.broker import BrokerError
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import Holder
 from pytest_accel.nodes.placement import HERE, Layout
 from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLeases
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
@@ -95,7 +95,7 @@ class Pool:
         self._measured = spec.coverage is not None
         self._lock = threading.RLock()
         self._notices = LeaseNotices()
-        self._allocator = Supply(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
+        self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.servers)
         self._nodes = nodes
         for node, source in nodes.devices.items():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.worker_messages import (
     AcquireWorld,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 
 # Worker to controller. They call the methods of `Pool` with the same meaning.

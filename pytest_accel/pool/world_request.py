@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 
 

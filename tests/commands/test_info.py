@@ -19,8 +19,10 @@ from pytest_accel.commands.info import DeviceFacts, SessionFacts, as_json, table
 from pytest_accel.core.device import Device, Link
 from pytest_accel.hardware.health import Health
 from pytest_accel.hardware.inventory import Inventory
+from pytest_accel.leases.device_lock import who_holds
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import LockFolderError, lock_path
-from pytest_accel.leases.locks import DeviceLocks, Holder, who_holds
+from pytest_accel.leases.locks import DeviceLocks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENDER = ROOT / "tests" / "leases" / "contender.py"

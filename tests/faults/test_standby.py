@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_accel.forkserver.standby import Spares
+from pytest_accel.forkserver.standby import StandbyProcesses
 from pytest_accel.rank.role import Role
 from tests.faults.conftest import Suite
 
@@ -34,7 +34,7 @@ _TEST = """
         return found
 
 
-    def spares(ranks):
+    def standby(ranks):
         # They have the server's command line, which its other children have not.
         server = psutil.Process(os.getppid())
         found = []
@@ -53,13 +53,13 @@ _TEST = """
         pids = [None, None]
         dist.all_gather_object(pids, os.getpid())
         if rank == 0:
-            waiting = until(lambda: spares(pids)) if number in (1, 2) else []
+            waiting = until(lambda: standby(pids)) if number in (1, 2) else []
             if number == 2:
-                for spare in waiting:
-                    spare.kill()
-                until(lambda: not any(spare.is_running() for spare in waiting))
+                for process in waiting:
+                    process.kill()
+                until(lambda: not any(process.is_running() for process in waiting))
             with open("seen", "a") as file:
-                print(json.dumps([pids, [spare.pid for spare in waiting]]), file=file)
+                print(json.dumps([pids, [process.pid for process in waiting]]), file=file)
         dist.barrier()
     """
 
@@ -83,12 +83,12 @@ _STOPS = """
         pids = [None, None]
         dist.all_gather_object(pids, os.getpid())
         if rank == 0 and number == 1:
-            waiting = until(lambda: spares(pids))
-            for spare in waiting:
-                spare.suspend()
-                until(lambda: spare.status() == psutil.STATUS_STOPPED)
+            waiting = until(lambda: standby(pids))
+            for process in waiting:
+                process.suspend()
+                until(lambda: process.status() == psutil.STATUS_STOPPED)
             with open("stopped", "w") as file:
-                print(json.dumps([spare.pid for spare in waiting]), file=file)
+                print(json.dumps([process.pid for process in waiting]), file=file)
         dist.barrier()
 
 
@@ -127,11 +127,11 @@ def test_where_no_more_processes_may_be_made_nothing_depends_on_one(monkeypatch:
 
     moments = iter(range(1_000))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
-    spares = Spares(fork)
-    spares.stock_up(4)
-    spares.add_if_due()
+    standby = StandbyProcesses(fork)
+    standby.prepare(4)
+    standby.add_if_due()
     assert not tried  # The first world may be the only one.
-    spares.stock_up(4)
-    while spares.due is not None:
-        spares.add_if_due()
+    standby.prepare(4)
+    while standby.due is not None:
+        standby.add_if_due()
     assert len(tried) == 4

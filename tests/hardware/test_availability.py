@@ -124,12 +124,12 @@ import json, os, pathlib, queue
 from pytest_accel.hardware import availability as guard
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.hardware.inventory import Machine, parse_kind
-from pytest_accel.leases.locks import Holder
-from pytest_accel.leases.allocator import Supply
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.allocator import Allocator
 
 file = pathlib.Path(os.environ["FAKE_NVML"])
 machine = Machine(parse_kind("cuda"), environ={})
-supply = Supply(machine, 1, lambda kind, lease: None, lambda kind, lease, why: None, waits_for_busy=WAITS)
+supply = Allocator(machine, 1, lambda kind, lease: None, lambda kind, lease, why: None, waits_for_busy=WAITS)
 leases, failures = queue.Queue(), queue.Queue()
 need = DeviceNeed(1, kind="cuda")
 submit = lambda: supply.submit("cuda", need, Holder.here("test_it"), leases.put, failures.put)

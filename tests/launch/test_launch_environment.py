@@ -32,7 +32,8 @@ def test_tidy_tests_pass(inner: pytest.Pytester) -> None:
         import subprocess
         import sys
 
-        from pytest_accel.leases.locks import DeviceLocks, Holder
+        from pytest_accel.leases.holder import Holder
+        from pytest_accel.leases.locks import DeviceLocks
 
         def test_tidy(monkeypatch, tmp_path):
             monkeypatch.setenv("SET", "1")
@@ -92,7 +93,8 @@ def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester) -> None
         import tempfile
         import time
 
-        from pytest_accel.leases.locks import DeviceLocks, Holder
+        from pytest_accel.leases.holder import Holder
+        from pytest_accel.leases.locks import DeviceLocks
 
         LEFT = []
 

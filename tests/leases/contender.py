@@ -9,8 +9,9 @@ from pathlib import Path
 from queue import Queue
 
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 
 
 def hold(folder: Path, device: str, process: int, created: float) -> None:

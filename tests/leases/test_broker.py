@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker, BrokerError
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError, lock_path
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 
 ME = Holder.here("tests/test_x.py::test_one")
 DEVICES = ("a", "b", "c", "d")
@@ -271,35 +272,6 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
     assert order.get(timeout=PATIENCE) == "other session"
     two.release(grants.get().id)
     assert order.get(timeout=PATIENCE) == "same session, later"
-
-
-@pytest.mark.parametrize("seconds", [0.0, 100.0])
-def test_who_has_had_the_devices_for_long_goes_behind(session: Session, wishes: Queue[int], seconds: float) -> None:
-    start = time.time()
-    now = [start]
-    busy, other = session(clock=lambda: now[0]), session(clock=lambda: start + 1 + seconds)
-    mine: list[Lease] = []
-    order: Queue[str] = Queue()
-    leases: Queue[tuple[Broker, Lease]] = Queue()
-
-    def got(who: str, broker: Broker) -> Callable[[Lease], None]:
-        def note(lease: Lease) -> None:
-            leases.put((broker, lease))
-            order.put(who)
-
-        return note
-
-    busy.submit(DEVICES, 4, ME, mine.append)
-    now[0] += seconds
-    other.submit(("a",), 1, ME, got("other", other))
-    assert wishes.get(timeout=PATIENCE) == mine[0].id
-    busy.submit(("a",), 1, ME, got("busy", busy))  # A second before the other one, by the clock.
-    busy.release(mine[0].id)
-    found = [order.get(timeout=PATIENCE)]
-    broker, lease = leases.get()
-    broker.release(lease.id)
-    found.append(order.get(timeout=PATIENCE))
-    assert found == (["other", "busy"] if seconds else ["busy", "other"])
 
 
 def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:

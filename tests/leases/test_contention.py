@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.locks import DeviceLocks
 
 PATIENCE = 60.0
 ME = Holder.here("next")

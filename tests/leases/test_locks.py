@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import resource
 import stat
 import subprocess
@@ -20,8 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_accel.leases.holder import Holder, parse_holder
 from pytest_accel.leases.lock_dir import PREFIX, VARIABLE, LockFolderError, default_folder, file_name, lock_path
-from pytest_accel.leases.locks import DeviceLocks, Holder, parse_holder
+from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.leases.wait_queue import parse_waits, wait_files
 
 ME = Holder.here("tests/test_x.py::test_one")
@@ -397,17 +399,16 @@ def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_made_again(fol
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2", "GPU-3"):
         assert one.try_acquire(device, replace(ME, test=device))
-    assert one.missing() == []
+    assert one.renew_missing() == {}
     lock_path(folder, "GPU-1").unlink()
     folder.rename(folder.with_name("moved"))
-    assert one.missing() == ["GPU-1", "GPU-2", "GPU-3"]
     # Another session takes one of them before they are looked at.
     assert two.try_acquire("GPU-3", ME)
-    one.renew("GPU-1")
-    one.renew("GPU-2")
-    with pytest.raises(LockFolderError, match=rf"GPU-3\.lock: it was replaced.*locked by pid {os.getpid()} .*test_one"):
-        one.renew("GPU-3")
-    assert one.missing() == []
+    lost = one.renew_missing()
+    assert lost.keys() == {"GPU-3"}
+    assert lost["GPU-3"].startswith("the lock of GPU-3 was lost, since its lock file was deleted or moved: ")
+    assert re.search(rf"GPU-3\.lock: it was replaced.*locked by pid {os.getpid()} .*test_one", lost["GPU-3"])
+    assert one.renew_missing() == {}
     assert not one.holds("GPU-3")
     for device in ("GPU-1", "GPU-2"):
         assert not two.try_acquire(device, ME)
@@ -429,7 +430,8 @@ def test_a_lock_file_that_was_moved_makes_no_second_lock(folder: Path, make: Mak
 
 FORK = """
 import os, sys, pathlib
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.locks import DeviceLocks
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
 assert locks.try_acquire("GPU-1", Holder.here("forks"))
 if os.fork() == 0:
@@ -510,7 +512,8 @@ def wanting(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
 
 TAKE = """
 import sys, pathlib
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.locks import DeviceLocks
 locks = DeviceLocks(pathlib.Path(sys.argv[1]))
 seen, taken = locks.holder("GPU-1") is not None, locks.try_acquire("GPU-1", Holder.here("theirs"))
 print(seen, taken, "GPU-1" in locks.wait_queue.others())
@@ -534,7 +537,8 @@ def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
 REFUSED = """
 import os, sys, pathlib
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.leases.locks import DeviceLocks, Holder
+from pytest_accel.leases.holder import Holder
+from pytest_accel.leases.locks import DeviceLocks
 try:
     DeviceLocks(pathlib.Path(sys.argv[1])).try_acquire("GPU-1", Holder.here("theirs"))
 except LockFolderError as error:

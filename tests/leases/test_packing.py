@@ -10,8 +10,8 @@ import pytest
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.broker import Broker
+from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.leases.locks import Holder
 
 ME = Holder.here("tests/test_x.py::test_one")
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0)

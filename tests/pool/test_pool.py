@@ -10,7 +10,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError

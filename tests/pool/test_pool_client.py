@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import NodeLease
 from pytest_accel.pool.pool import Pool
 from pytest_accel.pool.pool_client import PoolService, WorkerPoolClient

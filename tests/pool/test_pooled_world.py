@@ -11,7 +11,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.leases.locks import Holder
+from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import LeaseId, LeaseNotices, NodeLease
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState, surplus
 from pytest_accel.pool.world_request import WantedObserver, WorldRequest

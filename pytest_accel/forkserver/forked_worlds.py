@@ -1,0 +1,123 @@
+"""The worlds of a fork server: start, kill and exit of their ranks."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from pytest_accel.core import shared_memory
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.kill import kill_group, kill_tree
+from pytest_accel.core.paths import shared_memory_path
+from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.forkserver.world_sockets import WorldSockets, open_sockets
+
+
+@dataclass(slots=True)
+class _ForkedWorld:
+    """The ranks of a world that the fork server has not yet reaped."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    """Rank by process id."""
+    deadline: float | None = None
+    """Time at which the ranks are killed (`clock.monotonic`); None: they are not."""
+
+
+class ForkedWorlds:
+    """The worlds that have ranks of a fork server. Only this class changes their state.
+
+    A world exists from its start until its last rank has been reaped.
+    """
+
+    def __init__(
+        self,
+        session: SessionSpec,
+        start_rank: Callable[[WorldSpec, int, WorldSockets], int],
+        send: Callable[[object], None],
+    ) -> None:
+        """``start_rank(spec, rank, sockets)`` returns the pid of a new rank. `send` sends a message to the pool."""
+        self._session = session
+        self._start_rank = start_rank
+        self._send = send
+        self._worlds: dict[int, _ForkedWorld] = {}
+
+    def __len__(self) -> int:
+        return len(self._worlds)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._worlds
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The world of each rank, by the rank's process id."""
+        return {pid: number for number, world in self._worlds.items() for pid in world.pids}
+
+    @property
+    def due(self) -> float | None:
+        """Time at which the next ranks are to be killed (`clock.monotonic`), or None."""
+        return min((world.deadline for world in self._worlds.values() if world.deadline is not None), default=None)
+
+    def start(self, spec: WorldSpec, port: int | None, connection: Connection) -> int:
+        """Start the ranks of `spec` that belong to this server; return their number, 0 if that fails.
+
+        `port` and `connection` are those of :func:`~pytest_accel.forkserver.world_sockets.open_sockets`.
+        """
+        world = self._worlds[spec.world] = _ForkedWorld()
+        try:
+            with open_sockets(spec, self._session, port, connection) as sockets:
+                for rank in sockets.listeners:
+                    world.pids[self._start_rank(spec, rank, sockets)] = rank
+                self._send(WorldStarted(spec.world, tuple(world.pids), sockets.port))
+        except OSError:
+            text = traceback.format_exc()
+            self.kill(spec.world)
+            if not world.pids:  # Otherwise it ends when they have been reaped.
+                del self._worlds[spec.world]
+            self._send(StartFailed(spec.world, text))
+            return 0
+        return len(world.pids)
+
+    def kill(self, number: int, after: float = 0.0) -> None:
+        """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
+        self._worlds[number].deadline = monotonic() + after
+        self.kill_overdue()
+
+    def kill_overdue(self) -> None:
+        """Kill the ranks of all worlds whose time is over."""
+        now = monotonic()
+        for world in self._worlds.values():
+            if world.deadline is not None and world.deadline <= now:
+                world.deadline = None
+                for pid in world.pids:
+                    kill_tree(pid)
+
+    def reap(self, on_other: Callable[[int], None]) -> None:
+        """Collect the exit statuses of all children that have exited, and send those of ranks.
+
+        What a rank has left running in its process group is killed. ``on_other(pid)`` is called for other children.
+        """
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self.ranks.get(pid)
+            if number is None:
+                on_other(pid)
+                continue
+            world = self._worlds[number]
+            rank = world.pids.pop(pid)
+            kill_group(pid)
+            self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
+            if not world.pids:
+                del self._worlds[number]
+                record = shared_memory_path(self._session.directory, self._session.server)
+                shared_memory.remove(record, self._worlds)

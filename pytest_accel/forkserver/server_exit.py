@@ -1,0 +1,56 @@
+"""Exit of the fork server: together with its parent, and without leaving processes or files behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from os import _exit
+
+from pytest_accel.core import shared_memory
+from pytest_accel.core.kill import kill_descendants
+from pytest_accel.core.paths import shared_memory_path
+from pytest_accel.core.session_spec import SessionSpec
+
+_PARENT_CHECK_INTERVAL = 0.5
+"""Seconds between two checks that the parent still runs, while nobody reads the connection."""
+
+
+@contextlib.contextmanager
+def ending_with(parent: int, spec: SessionSpec) -> Iterator[None]:
+    """Exit with all descendants when `parent` exits, in a block in which nobody reads the connection.
+
+    A timer compares the parent process id. PR_SET_PDEATHSIG would not do: its "parent" is the thread that started this
+    process (prctl(2)).
+    """
+
+    def check_parent(number: int, frame: object) -> None:
+        if os.getppid() != parent:
+            clean_up(spec)
+            _exit(1)
+
+    before = signal.signal(signal.SIGALRM, check_parent)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_INTERVAL, _PARENT_CHECK_INTERVAL)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def clean_up_processes(spec: SessionSpec) -> None:
+    """Kill all descendants and remove the files in shared memory that ranks of this server have left."""
+    kill_descendants()
+    shared_memory.remove(shared_memory_path(spec.directory, spec.server))
+
+
+def clean_up(spec: SessionSpec) -> None:
+    """Kill all descendants and remove the session's files in shared memory.
+
+    Remove the session's folder too, except in a server that shares it with the driver's own server, number 0.
+    """
+    clean_up_processes(spec)
+    if spec.server == 0 or spec.remote:
+        shutil.rmtree(spec.directory, ignore_errors=True)

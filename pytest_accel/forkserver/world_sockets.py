@@ -1,0 +1,83 @@
+"""The sockets of a world, which exist before its ranks do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing.connection import Connection
+
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.paths import socket_path
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.rank import run_ahead
+from pytest_accel.rank.process_group import StorePort
+from pytest_accel.rank.rank_environment import HOST
+from pytest_accel.rank.role import Role
+
+_BACKLOG = 128
+"""Connections that may wait until a rank accepts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSockets:
+    """The sockets that the fork server opens for a world and passes to its ranks."""
+
+    listeners: dict[int, socket.socket]
+    """By rank: the socket on which it accepts drivers."""
+    pairs: Sequence[tuple[socket.socket, socket.socket]]
+    """The sockets between the ranks (`run_ahead.connect`)."""
+    store_port: StorePort | None
+
+    @property
+    def port(self) -> int | None:
+        """The port of the world's store, or None if it has no store."""
+        return None if self.store_port is None else self.store_port.port
+
+    def role(self, spec: WorldSpec, rank: int) -> Role:
+        """Return the role of `rank`, in a process that has inherited all the sockets; close those of other ranks."""
+        for other, listener in self.listeners.items():
+            if other != rank:
+                listener.close()
+        return Role(spec, rank, self.listeners[rank], run_ahead.take(rank, self.pairs), self.store_port)
+
+
+@contextmanager
+def open_sockets(
+    spec: WorldSpec, session: SessionSpec, port: int | None, connection: Connection
+) -> Iterator[WorldSockets]:
+    """Open the sockets of the ranks that this server forks, and close this process's copies at the end of the block.
+
+    `port` is the port of the world's store if another server has created it. In a `parted` world, the sockets between
+    the ranks come over the `connection`. Raises OSError.
+    """
+    with ExitStack() as stack:
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        if spec.local:
+            pairs = run_ahead.receive(connection, spec.ranks) if spec.parted else run_ahead.connect(spec.ranks)
+            for end in chain.from_iterable(pairs):
+                stack.enter_context(end)
+        listeners = {
+            rank: stack.enter_context(unix_sockets.listen(socket_path(session.directory, spec.world, rank), _BACKLOG))
+            for rank in range(spec.ranks)
+            if spec.server_of(rank) == session.server
+        }
+        store = None
+        if spec.grouped and port is None:
+            store = stack.enter_context(_reserve_port(spec.addresses[0] if spec.addresses else HOST))
+            port = store.getsockname()[1]
+        yield WorldSockets(listeners, pairs, None if port is None else StorePort(port, store))
+
+
+def _reserve_port(address: str) -> socket.socket:
+    """Return a listening socket on a free port of `address`.
+
+    The world keeps the socket until it ends, so that no other process can take the port.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    held.bind((address, 0))
+    held.listen(1024)
+    return held

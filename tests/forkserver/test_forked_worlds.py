@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.server_messages import RankExited, StartFailed, WorldStarted
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.forkserver import forked_worlds
+from pytest_accel.forkserver.forked_worlds import ForkedWorlds
+from pytest_accel.forkserver.world_sockets import WorldSockets
+
+OTHER = 99
+
+
+class Processes:
+    """The children of a fork server, and its messages, without real processes."""
+
+    def __init__(self, directory: str) -> None:
+        self.started: list[int] = []
+        self.exits: list[tuple[int, int]] = []
+        self.killed: list[int] = []
+        self.sent: list[Any] = []
+        self.limit = 100
+        spec = SessionSpec((), "/", (), directory, "/", (), (), (), (), (), False)
+        self.worlds = ForkedWorlds(spec, self.start_rank, self.sent.append)
+        self.connection, self._other_end = Pipe()
+
+    def start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
+        if len(self.started) >= self.limit:
+            raise BlockingIOError("no more processes")
+        self.started.append(100 + len(self.started))
+        return self.started[-1]
+
+    def waitpid(self, pid: int, options: int) -> tuple[int, int]:
+        if not self.exits:
+            raise ChildProcessError
+        return self.exits.pop(0)
+
+    def start(self, number: int, ranks: int = 2) -> int:
+        key = WorldKey("cpu", None, ranks, grouped=True, devices_per_rank=0)
+        assert isinstance(self.connection, Connection)
+        return self.worlds.start(WorldSpec(number, key), None, self.connection)
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    with tempfile.TemporaryDirectory() as directory:  # `tmp_path` may be too long for the path of a socket.
+        made = Processes(directory)
+        monkeypatch.setattr(os, "waitpid", made.waitpid)
+        monkeypatch.setattr(forked_worlds, "kill_tree", made.killed.append)
+        monkeypatch.setattr(forked_worlds, "kill_group", made.killed.append)
+        yield made
+        monkeypatch.undo()
+
+
+def test_a_world_exists_until_its_last_rank_is_reaped(processes: Processes) -> None:
+    worlds = processes.worlds
+    assert processes.start(7) == 2
+    [started] = processes.sent
+    assert isinstance(started, WorldStarted)
+    assert (started.world, started.pids, started.port is None) == (7, (100, 101), False)
+    assert worlds.ranks == {100: 7, 101: 7}
+    others: list[int] = []
+    processes.exits = [(101, 9), (OTHER, 0)]
+    worlds.reap(others.append)
+    assert processes.sent[1:] == [RankExited(7, 1, exited(-9))]
+    assert (7 in worlds, others, processes.killed) == (True, [OTHER], [101])
+    processes.exits = [(100, os.EX_OK)]
+    worlds.reap(others.append)
+    assert processes.sent[2:] == [RankExited(7, 0, exited(0))]
+    assert not worlds
+
+
+def test_a_world_is_killed_when_its_time_is_over(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(forked_worlds, "monotonic", lambda: now[0])
+    worlds = processes.worlds
+    processes.start(1)
+    processes.start(2, ranks=1)
+    assert not processes.killed
+    worlds.kill(1, after=5.0)
+    worlds.kill(2, after=3.0)
+    assert worlds.due == 103.0
+    assert processes.killed == []
+    now[0] = 104.0
+    worlds.kill_overdue()
+    assert worlds.due == 105.0
+    assert processes.killed == [102]
+    now[0] = 105.0
+    worlds.kill_overdue()
+    worlds.kill_overdue()
+    assert processes.killed == [102, 100, 101]
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_world_that_cannot_start_is_killed_and_ends_with_its_ranks(processes: Processes, limit: int) -> None:
+    processes.limit = limit
+    assert processes.start(3) == 0
+    [failed] = processes.sent
+    assert isinstance(failed, StartFailed)
+    assert "no more processes" in failed.text
+    assert processes.killed == processes.started
+    assert len(processes.worlds) == limit
+    processes.exits = [(pid, 9) for pid in processes.started]
+    processes.worlds.reap(processes.killed.remove)
+    assert not processes.worlds
