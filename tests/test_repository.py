@@ -31,7 +31,10 @@ _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "device_nodes")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
-RUNS_IN_A_RANK = {"rank/main.py", "rank/process_group.py", "rank/torch_harness.py"}
+RUNS_IN_A_RANK = {
+    *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
+    *("rank/leaked_groups.py", "rank/torch_devices.py", "rank/torch_harness.py"),
+}
 
 RUNS_BETWEEN_TESTS = (
     *("rank/rank_plugin", "rank/run_ahead", "rank/collector", "rank/leak_check", "rank/process_state"),

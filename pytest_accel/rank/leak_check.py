@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from gc import collect
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_accel.rank import leaked_processes, process_group, process_state, rpc
+from pytest_accel.rank import group_state, leaked_groups, leaked_processes, process_state, rpc, torch_devices
+from pytest_accel.rank.leaked_groups import LeakedGroups, find_leaked
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -80,7 +81,7 @@ class LeakCheck:
         if unchanged:
             return  # The last check found the same settings. Reading them again takes longer than many tests.
         if self._context.spec.grouped:
-            process_group.end_left_groups(self._context)
+            leaked_groups.destroy(self._context)
         self._settings = process_state.look(self._context.variables)
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class LeakCheck:
             leaked_processes.find(),
             self._allocated(),
         )
-        groups = process_group.group_names() if grouped else set()
+        groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
         try:
             yield
@@ -105,7 +106,7 @@ class LeakCheck:
             if (now := rpc.initialisations()) != initialised:
                 self._rpc = now
             if grouped:
-                self._context.kept_groups |= process_group.group_names() - groups
+                self._context.kept_groups |= group_state.group_names() - groups
 
     def end(self) -> Leaks:
         """Undo what the test left behind since :meth:`begin`, and return it."""
@@ -134,19 +135,19 @@ class LeakCheck:
         if runs and initialised != self._rpc:
             harms.append("left torch.distributed.rpc running")
         try:
-            process_group.wait_for_devices(self._context)
+            torch_devices.wait_for_devices(self._context)
         except RuntimeError as error:
             return Leaks((), str(error))  # The error has failed the test already, so it needs no line.
-        groups = process_group.left_groups(self._context) if self._context.spec.grouped else process_group.LeftGroups()
+        groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
         same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
-        self._ended_clean = same and not (lines or harms or groups.endable)
+        self._ended_clean = same and not (lines or harms or groups.destroyable)
         lines += [f"{harm}; {_REPLACED}" for harm in harms]
         harm = f"the test {harms[0]}" if harms else groups.harm
         return Leaks(tuple(lines), harm, worn=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
-        return process_group.allocated_memory(self._context) if self._counts_memory else {}
+        return torch_devices.allocated_memory(self._context) if self._counts_memory else {}
 
     def _grown_memory(self) -> list[str]:
         grown = self._growth()

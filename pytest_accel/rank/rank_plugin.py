@@ -41,7 +41,7 @@ from pytest_accel.core.serialization import plain_properties, sketch, sketch_war
 from pytest_accel.core.shims import forget_sections
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.core.truncation import cut, cut_failure
-from pytest_accel.rank import process_group, rank_data, run_ahead
+from pytest_accel.rank import group_state, process_group, rank_data, run_ahead, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RANK, RankContext
@@ -193,24 +193,14 @@ class RankPlugin:
     def _prepare(self) -> None:
         context, spec = self.context, self.context.spec
         if context.seen:
-            self._verify()
+            torch_devices.verify(context)
         if spec.share is not None:
-            process_group.limit_memory(context)
+            torch_devices.limit_memory(context)
         if spec.grouped or context.cores:
-            process_group.limit_threads()
+            torch_devices.limit_threads()
         if spec.grouped:
             assert self._store_port is not None
             process_group.prepare(context, self._store_port)
-
-    def _verify(self) -> None:
-        seen = self.context.seen
-        try:
-            self.context.vendor.verify(seen, os.environ)
-        except (AssertionError, ImportError, OSError, RuntimeError) as error:  # These are torch's errors.
-            names = ", ".join(device.id for device in seen)
-            raise MaskError(
-                f"the process has been given {names}, which torch cannot use: {type(error).__name__}: {error}"
-            ) from error
 
     def _accept(self) -> Connection:
         self._connection = Connection(unix_sockets.accept(self._listener).detach())
@@ -254,7 +244,7 @@ class RankPlugin:
         self._captured.begin()
         self._serial, self._word, self._reported_early = request.serial, None, False
         self._item = self._lockstep = None
-        process_group.reset_peak_memory(self.context.torch_device)
+        torch_devices.reset_peak_memory(self.context.torch_device)
         stale = None
         try:
             item = self._collector.find(session, request.node)
@@ -296,8 +286,8 @@ class RankPlugin:
         try:
             left = self._leak_check.end()
             collectives, groups, properties = (
-                process_group.collectives(self.context),
-                process_group.made(),
+                group_state.collectives(self.context),
+                group_state.created_count(),
                 self._properties(),
             )
         except Exception as error:
@@ -321,7 +311,7 @@ class RankPlugin:
         self._send(*self._take_held(), finished)
 
     def _properties(self) -> dict[str, Any]:
-        peak = process_group.peak_memory(self.context.torch_device)
+        peak = torch_devices.peak_memory(self.context.torch_device)
         return {} if peak is None else {"accel_peak_memory": peak}
 
     def _report_skipped(self, request: RunTest, longrepr: Any) -> None:
@@ -361,7 +351,7 @@ class RankPlugin:
         try:
             with self._run_in_lockstep():
                 result = yield
-            process_group.wait_for_devices(self.context)
+            torch_devices.wait_for_devices(self.context)
             return result
         finally:
             # A test may have replaced the streams with objects of any kind.
@@ -468,7 +458,7 @@ class RankPlugin:
             return (yield)
         finally:
             if self.retired and self.context.signed_store is not None:
-                process_group.end_together(self.context)
+                process_group.wait_for_other_ranks(self.context)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
