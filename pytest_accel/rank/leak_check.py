@@ -6,9 +6,11 @@ The check ignores what fixtures of a wider scope than a test create or change: t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from gc import collect
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
 
 from pytest_accel.rank import group_state, leaked_groups, leaked_processes, process_state, rpc, torch_devices
 from pytest_accel.rank.leaked_groups import LeakedGroups, find_leaked
@@ -47,11 +49,9 @@ def unknown(error: Exception) -> Leaks:
 
 
 class LeakCheck:
-    """The leak check of one rank."""
+    """Pytest plugin that checks for leaks in one rank."""
 
     def __init__(self, context: RankContext) -> None:
-        self.closed_streams = False
-        """True if the test closed pytest's capture streams."""
         self._context = context
         self._counts_memory = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
@@ -84,8 +84,31 @@ class LeakCheck:
             leaked_groups.destroy(self._context)
         self._settings = process_state.look(self._context.variables)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Exempt a collector's own `setup`, which may start a notebook's kernel, as a fixture."""
+        if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
+            return
+        setup = collector.setup
+
+        def exempt_setup() -> None:
+            __tracebackhide__ = True
+            with self._wider_fixture():
+                setup()
+
+        vars(collector)["setup"] = exempt_setup
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Exempt fixtures of a wider scope than one test."""
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._wider_fixture():
+            return (yield)
+
     @contextlib.contextmanager
-    def wider_fixture(self) -> Iterator[None]:
+    def _wider_fixture(self) -> Iterator[None]:
         """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings, spawned, memory = (
@@ -108,12 +131,15 @@ class LeakCheck:
             if grouped:
                 self._context.kept_groups |= group_state.group_names() - groups
 
-    def end(self) -> Leaks:
-        """Undo what the test left behind since :meth:`begin`, and return it."""
+    def end(self, *, closed_streams: bool) -> Leaks:
+        """Undo what the test left behind since :meth:`begin`, and return it.
+
+        `closed_streams`: the test has closed pytest's capture streams.
+        """
         lines: list[str] = []
         harms: list[str] = []
         settings = process_state.look(self._context.variables)
-        if self.closed_streams:
+        if closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
         different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():

@@ -63,7 +63,7 @@ class _RoleWaiter:
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
         self.plugin = rank_plugin.RankPlugin(context, listener, peers, store_port, starting)
         plugin_roles.install(pluginmanager, dict(session.roles))
-        pluginmanager.register(self.plugin)
+        self.plugin.register(pluginmanager)
 
 
 def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
