@@ -35,8 +35,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.serialization import mark_repeated, stand_in_type
 from pytest_accel.core.timeouts import GRACE
-from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
-from pytest_accel.rank.lockstep import (
+from pytest_accel.rank.example_steps import (
     Conclusion,
     Draw,
     End,
@@ -50,6 +49,7 @@ from pytest_accel.rank.lockstep import (
     from_record,
     to_record,
 )
+from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
