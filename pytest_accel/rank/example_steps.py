@@ -114,10 +114,10 @@ def from_record(record: Mapping[str, Any]) -> Step:
 class Conclusion:
     """The result of a step, equal on all ranks."""
 
-    outcome: Outcome | Literal["goes on", "broken", "left", "different"]
+    outcome: Outcome | Literal["continues", "broken", "left", "different"]
     """The outcome of the example on all ranks, or one of:
 
-    ``goes on``: the example, or the test, continues. ``broken``: an example has failed, or only some ranks skipped it,
+    ``continues``: the example, or the test, goes on. ``broken``: an example has failed, or only some ranks skipped it,
     and the ranks cannot continue together. ``left``: a rank takes no more steps. ``different``: the ranks took
     different steps or drew different examples.
     """
@@ -142,7 +142,7 @@ def conclude(steps: Sequence[Step]) -> Conclusion:
             return Conclusion("left", rank, step.failure, f"rank {rank} has ended the test")
     if len({type(step) for step in steps}) == 1 and not isinstance(steps[0], End):
         same = len({_identity(step) for step in steps}) == 1
-        return Conclusion("goes on") if same else Conclusion("different", text=_differences(steps))
+        return Conclusion("continues") if same else Conclusion("different", text=_differences(steps))
     ends = {rank: step for rank, step in enumerate(steps) if isinstance(step, End)}
     draws = [step for step in steps if isinstance(step, Draw)]
     if len(ends) + len(draws) < len(steps):

@@ -36,7 +36,7 @@ from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
 
 if TYPE_CHECKING:
-    from pytest_accel.rank.hypothesis_engine import Lockstep
+    from pytest_accel.rank.lockstep import Lockstep
 
 _NO_LOCKSTEP = nullcontext()
 """Replaces the lock-step in a world with one rank, or in a suite without Hypothesis."""
@@ -184,10 +184,11 @@ class TestRunner:
         """Make Hypothesis run the same examples as on the other ranks, if the suite has imported it."""
         if "hypothesis" not in sys.modules or self._context.spec.ranks == 1:
             return _NO_LOCKSTEP
-        from pytest_accel.rank import hypothesis_engine
+        from pytest_accel.rank import hypothesis_engine, lockstep
 
-        self._test.lockstep = hypothesis_engine.Lockstep(self._context)
-        return hypothesis_engine.active(self._test.lockstep)
+        hypothesis_engine.install()
+        self._test.lockstep = lockstep.Lockstep(self._context)
+        return lockstep.active(self._test.lockstep)
 
     def pytest_warning_recorded(
         self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
@@ -225,10 +226,10 @@ class TestRunner:
             test.driver.send(ExtraReport(serial, data))
             return
         now = monotonic() + self._context.session.clock
-        if report.failed and test.lockstep is not None and test.lockstep.gave_up is not None:
+        if report.failed and test.lockstep is not None and test.lockstep.failed_at is not None:
             # This rank has already waited for the others in the example that failed here. Report the time of the
             # failure, so that the driver does not give them the grace period again.
-            now = test.lockstep.gave_up + self._context.session.clock
+            now = test.lockstep.failed_at + self._context.session.clock
         phase_report = PhaseReport(serial, report.when, data, now, test.exception)
         test.exception = None
         if not report.passed:
