@@ -81,7 +81,7 @@ def accel(request: pytest.FixtureRequest) -> Accel:
     context = _rank_context(request)
     names = context.vendor.mask_variables
     mask = {name: os.environ[name] for name in names if name in os.environ}
-    return Accel(context.spec.key.kind, context.own, tuple(device.id for device in context.own), mask)
+    return Accel(context.spec.key.kind, context.own_devices, tuple(device.id for device in context.own_devices), mask)
 
 
 @pytest.fixture(scope="session")

@@ -292,7 +292,7 @@ class MarkedItem:
             for name, value in left.properties.items():
                 self._add_property(f"{name}[rank {rank}]" if world.size > 1 else name, value)
         self._warnings += [warning for left in finished.values() for warning in left.warnings]
-        problems = [left.stale for left in finished.values() if left.stale]
+        problems = [left.late_teardown_error for left in finished.values() if left.late_teardown_error]
         mismatch = judgement.compare_collectives(finished)
         if mismatch is not None:
             world.harm = world.harm or mismatch

@@ -19,18 +19,18 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
-    Astray,
-    Broken,
+    CannotRun,
     ExitRequest,
     ExtraReport,
     Finished,
-    GivesTerminal,
+    ForkReturned,
     Location,
     NodeRef,
     PhaseReport,
     Ready,
     RunTest,
-    WantsTerminal,
+    TerminalRequest,
+    TerminalReturned,
     When,
 )
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
@@ -44,7 +44,7 @@ from pytest_accel.driver.debugger_relay import Connect, DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
 from pytest_accel.pool.pool_client import Port
 from pytest_accel.pool.records import Grant
-from pytest_accel.rank.run_ahead import go_on
+from pytest_accel.rank.run_ahead import may_run_ahead
 
 _STALLED = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""
@@ -190,8 +190,8 @@ class World:
     @property
     def has_gone_on(self) -> bool:
         """True if the ranks have started the test that was sent ahead; known once all have finished the present one."""
-        words = [rank.finished.word for rank in self._ranks if rank.finished is not None and rank.end is None]
-        return self._announced_ahead and go_on(words, self.size)
+        checksums = [rank.finished.checksum for rank in self._ranks if rank.finished is not None and rank.end is None]
+        return self._announced_ahead and may_run_ahead(checksums, self.size)
 
     def switch_to_next(self) -> None:
         """Make the test that the ranks have started by themselves the present one."""
@@ -375,9 +375,9 @@ class World:
             rank.early.append(message)
         elif isinstance(message, Ready):
             self._ready.add(rank.rank)
-        elif isinstance(message, Broken):
+        elif isinstance(message, CannotRun):
             self._end(rank, "unstarted", message.text)
-        elif isinstance(message, Astray):
+        elif isinstance(message, ForkReturned):
             self._end(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
@@ -386,9 +386,9 @@ class World:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self._serial:
             self.extras.append((rank.rank, message))
-        elif isinstance(message, WantsTerminal):
+        elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
-        elif isinstance(message, GivesTerminal):
+        elif isinstance(message, TerminalReturned):
             self._debugger.holder = None
         elif isinstance(message, Finished) and message.serial == self._serial:
             rank.finished = message
@@ -433,7 +433,7 @@ class World:
             return
         now = monotonic()
         self._drain(rank)
-        if self._announced_ahead and rank.finished is not None and rank.finished.word is not None:
+        if self._announced_ahead and rank.finished is not None and rank.finished.checksum is not None:
             # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
             rank.died_early = now
             self._unregister(rank)

@@ -25,7 +25,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
-from pytest_accel.rank.run_ahead import Peers, ends_of, take
+from pytest_accel.rank.run_ahead import PeerChannel, open_channel, sockets_of
 
 _FEWEST, _MOST = 2, 8
 _DELAY = 0.1
@@ -47,7 +47,7 @@ class Sockets:
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], take(rank, self.pairs), self.store_port)
+        return Role(spec, rank, self.listeners[rank], open_channel(rank, self.pairs), self.store_port)
 
 
 class Spares:
@@ -101,7 +101,7 @@ class Spares:
         """Make a spare the rank `rank`; return its process id, or None if there is no spare."""
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
-        ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
+        ends = [sockets.listeners[rank], *sockets_of(rank, sockets.pairs), *([held] if held is not None else [])]
         role = (spec, rank, len(ends), None if store_port is None else store_port.port, held is not None)
         while self._waiting:
             pid: int = next(
@@ -155,4 +155,4 @@ def _receive(connection: Connection) -> Role:
     held = ends.pop() if holds else None
     listener, *others = ends
     store_port = None if port is None else StorePort(port, held)
-    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), store_port)
+    return Role(spec, rank, listener, PeerChannel(rank, others), store_port)

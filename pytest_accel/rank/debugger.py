@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import GivesTerminal, WantsTerminal
+from pytest_accel.core.rank_messages import TerminalRequest, TerminalReturned
 from pytest_accel.core.shims import ask_before_debugging
 from pytest_accel.rank.driver_connection import DriverConnection
 
@@ -69,7 +69,7 @@ class RankDebugger:
             return True
         if self.driver is None or getpid() != self._pid:
             return False
-        self.driver.send(WantsTerminal(method))
+        self.driver.send(TerminalRequest(method))
         with unix_sockets.accept(self._listener) as driver:
             _, lent, _, _ = recv_fds(driver, 1, 2)
         if not lent:
@@ -104,7 +104,7 @@ class RankDebugger:
             with suppress(ValueError):
                 set_handler(SIGINT, self._interrupt)
         if self.driver is not None:
-            self.driver.send(GivesTerminal())
+            self.driver.send(TerminalReturned())
 
 
 def _flush() -> None:

@@ -11,15 +11,15 @@ from socket import socket
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import Astray, Finished, Retire, RunTest
-from pytest_accel.rank.run_ahead import Peers
+from pytest_accel.core.rank_messages import Finished, ForkReturned, Retire, RunTest
+from pytest_accel.rank.run_ahead import PeerChannel
 
 
 class DriverConnection:
     """The connection to one driver, which uses this rank until it closes the connection."""
 
-    def __init__(self, listener: socket, peers: Peers) -> None:
-        """Wait until a driver connects to `listener`. `peers` are the other ranks of the world."""
+    def __init__(self, listener: socket, peers: PeerChannel) -> None:
+        """Wait until a driver connects to `listener`. `peers` connects to the other ranks."""
         self._connection = Connection(unix_sockets.accept(listener).detach())
         self._peers = peers
         self._pid = getpid()
@@ -37,7 +37,7 @@ class DriverConnection:
         message: RunTest | Retire
         message, self._next_request = self._next_request or self._connection.recv(), None
         while isinstance(message, RunTest) and message.ahead:
-            if announced and self._peers.agree(self._connection):
+            if announced and self._peers.wait_for_agreement(self._connection):
                 return message
             newer = self._connection.recv()
             if isinstance(newer, RunTest) and newer.ahead:
@@ -61,8 +61,8 @@ class DriverConnection:
 
     def finish(self, test: int, finished: Finished) -> None:
         """Send the result of the world's test number `test`, and first announce to the peers that it has passed."""
-        if finished.word is not None:
-            self._peers.tell(test, finished.word)
+        if finished.checksum is not None:
+            self._peers.announce(test, finished.checksum)
         self.send(finished)
 
     def close(self) -> None:
@@ -80,5 +80,5 @@ class DriverConnection:
         text = f"a process that it had forked came back out of the test\n{failure}"
         phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
-            self._connection.send_bytes(dumps((Astray(text, phase),)))
+            self._connection.send_bytes(dumps((ForkReturned(text, phase),)))
         _exit(1)

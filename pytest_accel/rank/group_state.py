@@ -81,8 +81,8 @@ def start_recorder(context: RankContext) -> None:
 
     Call this before the first process group only, not earlier: a process with threads is unsafe to fork.
     """
-    if not context.watched:
-        context.watched = True
+    if not context.recorder_started:
+        context.recorder_started = True
         path = flight_path(context.session.directory, context.spec.world, context.rank)
         flight_recorder.watch(path, partial(_flight_record, context))
 

@@ -41,7 +41,7 @@ class Leaks(NamedTuple):
 CLEAN = Leaks()
 
 
-def unknown(error: Exception) -> Leaks:
+def check_failed(error: Exception) -> Leaks:
     """Return the result of a check that failed with `error`."""
     what = f"{type(error).__name__}: {error}"
     cause = f"could not be checked for leftovers ({what}): it may have replaced a function that its process needs"
@@ -82,7 +82,7 @@ class LeakCheck:
             return  # The last check found the same settings. Reading them again takes longer than many tests.
         if self._context.spec.grouped:
             leaked_groups.destroy(self._context)
-        self._settings = process_state.look(self._context.variables)
+        self._settings = process_state.read(self._context.variables)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
@@ -112,7 +112,7 @@ class LeakCheck:
         """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings, spawned, memory = (
-            process_state.look(self._context.variables),
+            process_state.read(self._context.variables),
             leaked_processes.find(),
             self._allocated(),
         )
@@ -121,7 +121,7 @@ class LeakCheck:
         try:
             yield
         finally:
-            for name, values in process_state.changed(settings, process_state.look(self._context.variables)).items():
+            for name, values in process_state.changed(settings, process_state.read(self._context.variables)).items():
                 self._wider_settings.update((name, value) for value in values)
             self._known |= leaked_processes.find() - spawned
             for device, size in self._allocated().items():
@@ -138,21 +138,19 @@ class LeakCheck:
         """
         lines: list[str] = []
         harms: list[str] = []
-        settings = process_state.look(self._context.variables)
+        settings = process_state.read(self._context.variables)
         if closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
         different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():
             if (name, new) in self._wider_settings:
                 continue
-            change = (
-                f"left {process_state.label(name)} changed from {process_state.text(old)} to {process_state.text(new)}"
-            )
-            if process_state.put_back(name, old):
+            change = f"left {process_state.describe_change(name, old, new)}"
+            if process_state.restore(name, old):
                 lines.append(f"{change}; it has been put back")
             else:
                 harms.append(change)
-        killed, running = leaked_processes.end(self._known, self._context.session.kept_processes)
+        killed, running = leaked_processes.kill_new(self._known, self._context.session.kept_processes)
         lines += killed
         harms += running
         harms += self._grown_memory()

@@ -17,7 +17,7 @@ import pytest
 
 from pytest_accel.core import plugin_roles
 from pytest_accel.core.device import MaskError
-from pytest_accel.core.rank_messages import Broken, Ready, Retire
+from pytest_accel.core.rank_messages import CannotRun, Ready, Retire
 from pytest_accel.core.stash_keys import RANK_PLUGIN
 from pytest_accel.rank import process_group, torch_devices
 from pytest_accel.rank.collector import RankCollector
@@ -25,7 +25,7 @@ from pytest_accel.rank.context import RANK, RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
-from pytest_accel.rank.run_ahead import Peers
+from pytest_accel.rank.run_ahead import PeerChannel
 from pytest_accel.rank.test_runner import TestRunner
 
 _WRITES_A_FILE = ("debug", "pastebin")
@@ -53,7 +53,7 @@ class RankPlugin:
         self,
         context: RankContext,
         listener: socket,
-        peers: Peers,
+        peers: PeerChannel,
         store_port: process_group.StorePort | None,
         starting: ExitStack,
     ) -> None:
@@ -148,12 +148,12 @@ class RankPlugin:
         self.served = True
         with suppress(OSError):
             driver = DriverConnection(self._listener, self._peers)
-            driver.send(Broken("\n".join([text, *self._collector.errors])))
+            driver.send(CannotRun("\n".join([text, *self._collector.errors])))
 
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""
         context, spec = self.context, self.context.spec
-        if context.seen:
+        if context.visible_devices:
             torch_devices.verify(context)
         if spec.share is not None:
             torch_devices.limit_memory(context)

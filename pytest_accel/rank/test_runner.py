@@ -14,7 +14,7 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.paths import progress_path
 from pytest_accel.core.rank_messages import (
-    Broken,
+    CannotRun,
     ExceptionSketch,
     ExitRequest,
     ExtraReport,
@@ -31,7 +31,7 @@ from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RankContext
 from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
-from pytest_accel.rank.leak_check import CLEAN, LeakCheck, unknown
+from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
 from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
 
@@ -50,7 +50,7 @@ class _Test:
     request: RunTest
     item: pytest.Item | None = None
     """None until the test is found, and if its file is skipped."""
-    stale: str | None = None
+    late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
     lockstep: Lockstep | None = None
     """Set if the test may run examples of Hypothesis."""
@@ -103,15 +103,15 @@ class TestRunner:
             item = self._collector.find(session, request.node)
             vars(item)["location"] = request.location  # The cache of pytest's property, which would read the file.
             following = self._collector.following(session, item, request)
-            test.stale = self._collector.drop_stale(item)
+            test.late_teardown_error = self._collector.tear_down_unshared(item)
         except FileSkipped as skipped:
             self._report_skipped(skipped.longrepr)
             return self._finish(test)
         except (LookupError, NotCollected) as error:
-            driver.send(Broken(str(error)))
+            driver.send(CannotRun(str(error)))
             return False
         except Exception:
-            driver.send(Broken(format_exc()))
+            driver.send(CannotRun(format_exc()))
             return False
         self._leak_check.begin(self._collector.activity)
         test.item = item
@@ -129,7 +129,7 @@ class TestRunner:
         finally:
             self._debugger.end()
             self._debugger.driver = None
-        self._collector.ran(item, following)
+        self._collector.keep_setup(item, following)
         return self._finish(test)
 
     def _report_skipped(self, longrepr: Any) -> None:
@@ -142,23 +142,23 @@ class TestRunner:
         """Send the result of a test that has run; return whether this rank has announced that it has passed."""
         context = self._context
         try:
-            left = self._leak_check.end(closed_streams=test.closed_streams)
+            leaks = self._leak_check.end(closed_streams=test.closed_streams)
             collectives, groups = group_state.collectives(context), group_state.created_count()
             peak = torch_devices.peak_memory(context.torch_device)
         except Exception as error:
-            left, collectives, groups, peak = unknown(error), {}, 0, None
-        passed = test.only_passed and test.stale is None and left == CLEAN
+            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
+        passed = test.only_passed and test.late_teardown_error is None and leaks == CLEAN
         finished = Finished(
             test.request.serial,
             collectives,
             warnings=tuple(test.warnings),
-            stale=test.stale,
-            harm=left.harm,
-            left=left.lines,
+            late_teardown_error=test.late_teardown_error,
+            harm=leaks.harm,
+            leaks=leaks.lines,
             groups=groups,
             properties={} if peak is None else {"accel_peak_memory": peak},
-            word=run_ahead.word(collectives, groups) if passed else None,
-            worn=left.worn,
+            checksum=run_ahead.checksum(collectives, groups) if passed else None,
+            worn=leaks.worn,
         )
         test.driver.finish(context.tests, finished)
         return passed

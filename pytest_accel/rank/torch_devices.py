@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def verify(context: RankContext) -> None:
     """Raise :class:`MaskError` if torch sees other devices than those that the rank has been given."""
-    seen = context.seen
+    seen = context.visible_devices
     try:
         context.vendor.verify(seen, os.environ)
     except (AssertionError, ImportError, OSError, RuntimeError) as error:  # These are torch's errors.
@@ -51,7 +51,7 @@ def limit_memory(context: RankContext) -> None:
     """Limit this rank's memory on each of its devices to its share, for the types of devices for which torch can."""
     import torch
 
-    for device in context.own:
+    for device in context.own_devices:
         name = torch.device(context.torch_name(device))
         limit = getattr(_module_of(str(name)), "set_per_process_memory_fraction", None)
         if limit is not None:
@@ -73,7 +73,7 @@ def allocated_memory(context: RankContext) -> dict[str, int]:
     Devices for which torch does not count are left out.
     """
     sizes = {}
-    for device in context.own:
+    for device in context.own_devices:
         name = context.torch_name(device)
         module = _memory_of(name)
         if hasattr(module, "memory_allocated"):
@@ -88,7 +88,7 @@ def wait_for_devices(context: RankContext) -> None:
     Without this wait, that call may be in another test.
     """
     __tracebackhide__ = True
-    for device in context.own:
+    for device in context.own_devices:
         name = context.torch_name(device)
         if name.startswith("cpu"):
             return

@@ -153,7 +153,7 @@ def leftovers(finished: Mapping[int, Finished]) -> list[str]:
     """Return a line for each leak of the test, with the ranks in which it occurred."""
     ranks: dict[str, list[int]] = {}
     for rank, message in sorted(finished.items()):
-        for line in message.left:
+        for line in message.leaks:
             ranks.setdefault(line, []).append(rank)
     return [f"{ranks_text(leaking)} {line}" for line, leaking in ranks.items()]
 
