@@ -26,7 +26,7 @@ from pytest_accel.rank.debugger import RankDebugger
 from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.run_ahead import PeerChannel
-from pytest_accel.rank.test_runner import TestRunner
+from pytest_accel.rank.runner import TestRunner
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's options that make a session write or send a file, which only the driver must do."""
