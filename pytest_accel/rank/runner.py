@@ -25,7 +25,7 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections
-from pytest_accel.rank import group_state, rank_data, report_data, run_ahead, torch_devices
+from pytest_accel.rank import group_state, rank_data, report_serialization, run_ahead, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
 from pytest_accel.rank.context import RankContext
@@ -215,9 +215,9 @@ class TestRunner:
         self._captured.end_phase()
         plugin_data: dict[str, Any] = {}
         if test.item is not None and type(report) is pytest.TestReport:
-            plugin_data, invalid = report_data.collect_rank_data(test.item, report)
+            plugin_data, invalid = report_serialization.collect_rank_data(test.item, report)
             test.exception = invalid or test.exception
-        data = report_data.serialize(self._config, report)
+        data = report_serialization.serialize(self._config, report)
         if plugin_data:
             data[rank_data.KEY] = plugin_data
         serial = test.request.serial
