@@ -81,23 +81,23 @@ def accel(request: pytest.FixtureRequest) -> Accel:
     context = _rank_context(request)
     names = context.vendor.mask_variables
     mask = {name: os.environ[name] for name in names if name in os.environ}
-    return Accel(context.spec.key.kind, context.own, tuple(device.id for device in context.own), mask)
+    return Accel(context.spec.key.kind, context.own_devices, tuple(device.id for device in context.own_devices), mask)
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Return this rank's device, the first if it has several; ``cpu`` for a rank without accelerators."""
-    from pytest_accel.rank import process_group as group
+    from pytest_accel.rank.torch_devices import torch_devices
 
-    return group.torch_devices([_rank_context(request).torch_device])[0]
+    return torch_devices([_rank_context(request).torch_device])[0]
 
 
 @pytest.fixture(scope="session")
 def devices(request: pytest.FixtureRequest) -> list[torch.device]:
     """Return all devices that this process sees, in the session's order."""
-    from pytest_accel.rank import process_group as group
+    from pytest_accel.rank.torch_devices import torch_devices
 
-    return group.torch_devices(_rank_context(request).torch_devices())
+    return torch_devices(_rank_context(request).torch_devices())
 
 
 @pytest.fixture(scope="session")
@@ -236,7 +236,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     from pytest_accel.rank import process_group as group
 
     context = _rank_context(request, grouped=True)
-    if apart := group.apart(context):
+    if apart := group.nodes_without_shared_folder(context):
         pytest.fail(
             "the fixture 'shared_tmp_path' needs a folder that all nodes of the test share, and the session's "
             f"temporary folder is not there on {' and '.join(apart)}: give pytest a --basetemp in a folder that all "

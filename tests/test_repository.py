@@ -31,11 +31,15 @@ _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
 VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "device_nodes")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
-RUNS_IN_A_RANK = {"rank/main.py", "rank/process_group.py", "rank/torch_harness.py"}
+RUNS_IN_A_RANK = {
+    *("rank/main.py", "rank/process_group.py", "rank/group_rendezvous.py", "rank/group_state.py"),
+    *("rank/leaked_groups.py", "rank/torch_devices.py", "rank/torch_harness.py"),
+}
 
 RUNS_BETWEEN_TESTS = (
-    *("rank/rank_plugin", "rank/run_ahead", "rank/collector", "rank/leak_check", "rank/process_state"),
-    *("rank/leaked_processes", "rank/debugger", "rank/captured_output", "forkserver/fork_exit"),
+    *("rank/rank_plugin", "rank/driver_connection", "rank/runner", "rank/report_serialization", "rank/run_ahead"),
+    *("rank/collector", "rank/leak_check", "rank/process_state", "rank/leaked_processes", "rank/debugger"),
+    *("rank/captured_output", "forkserver/fork_exit"),
     *("core/kill", "core/fd_passing", "core/serialization", "core/unix_sockets"),
 )
 """The modules whose functions a rank calls when it has run a test."""

@@ -58,19 +58,19 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class CannotRun:
     """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class EscapedFork:
-    """A process that the test forked has left the test's code, and would have continued as a copy of the rank."""
+class ForkReturned:
+    """A process that the test forked has returned from the test, and would have continued as a copy of the rank."""
 
     text: str
     phase: When
-    """The phase in which the process left the test's code."""
+    """The phase in which the process returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class PhaseReport:
 
 
 @dataclass(frozen=True, slots=True)
-class WantsTerminal:
+class TerminalRequest:
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 
     See `pytest_accel.rank.debugger`.
@@ -97,7 +97,7 @@ class WantsTerminal:
 
 
 @dataclass(frozen=True, slots=True)
-class GivesTerminal:
+class TerminalReturned:
     """The debugger has finished, and the test continues."""
 
 
@@ -152,17 +152,17 @@ class Finished:
     collectives: dict[str, tuple[tuple[int, ...], int]]
     """For each process group of the rank: the global ranks of its members, and its number of issued collectives."""
     warnings: tuple[WarningSketch, ...] = ()
-    stale: str | None = None
+    late_teardown_error: str | None = None
     """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
     kill_reason: str | None = None
-    """Why the ranks must be killed after this test; None: no reason."""
-    left: tuple[str, ...] = ()
+    """Why the ranks must be killed after the test; None: no reason."""
+    leaks: tuple[str, ...] = ()
     """Resources that the test has leaked in the rank, and what was done about them, as lines of text."""
     groups: int = 0
     """Number of process groups that have been created in the rank, by torch's counter."""
     properties: Mapping[str, Any] = field(default_factory=dict)
-    word: int | None = None
-    """Value that the rank has sent to its peers (see `run_ahead.word`).
+    checksum: int | None = None
+    """Value that the rank has sent to its peers (see `run_ahead.checksum`).
 
     None: the test did not pass cleanly, so the ranks must not start the next test without the driver.
     """

@@ -14,18 +14,22 @@ from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 
 def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
     """Return `error`, with up to `depth` of its causes, in a form that can always be pickled."""
-    try:
-        text = str(error)
-    except Exception as second:
-        text = f"<str() of the exception raised {type(second).__name__}>"
     cause = error.__cause__
     return ExceptionSketch(
         type(error).__module__,
         type(error).__qualname__,
-        text[:10_000],
+        exception_text(error)[:10_000],
         sketch(cause, depth - 1) if cause is not None and depth else None,
         *_repeated(error),
     )
+
+
+def exception_text(error: BaseException) -> str:
+    """Return the text of `error`, or a replacement if its ``str()`` raises."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"<str() of the exception raised {type(second).__name__}>"
 
 
 def mark_repeated(error: BaseException, rank: int, *, own: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_accel.diagnostics.exit_status import where
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.rank.collectives import account, place_in, read_record
+from pytest_accel.rank.collectives import describe_waits, place_in, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Examiner:
             records = {
                 rank: read_record(record) for rank, record in self._inspector.ask(NodeInspector.records, alive).items()
             }
-            collectives = account(records, {rank: where(stack) for rank, stack in stacks.items()})
+            collectives = describe_waits(records, {rank: where(stack) for rank, stack in stacks.items()})
         return stacks, Findings(
             tuple(collectives), self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
         )
@@ -76,7 +76,7 @@ class Examiner:
         """
         records = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
         places = {rank: place for rank, record in sorted(records.items()) if (place := place_in(record))}
-        return places, account({rank: read_record(record) for rank, record in records.items()}, {})
+        return places, describe_waits({rank: read_record(record) for rank, record in records.items()}, {})
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""

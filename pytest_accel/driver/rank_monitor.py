@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.rank_messages import (
-    Broken,
-    EscapedFork,
+    CannotRun,
     ExitRequest,
     ExtraReport,
     Finished,
-    GivesTerminal,
+    ForkReturned,
     PhaseReport,
     Ready,
-    WantsTerminal,
+    TerminalRequest,
+    TerminalReturned,
     When,
 )
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
@@ -134,9 +134,9 @@ class RankMonitor:
             rank.early.append(message)
         elif isinstance(message, Ready):
             self.ready.add(rank.rank)
-        elif isinstance(message, Broken):
+        elif isinstance(message, CannotRun):
             self._end(rank, "unstarted", message.text)
-        elif isinstance(message, EscapedFork):
+        elif isinstance(message, ForkReturned):
             self._end(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
@@ -145,9 +145,9 @@ class RankMonitor:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self.serial:
             self._extras.append((rank.rank, message))
-        elif isinstance(message, WantsTerminal):
+        elif isinstance(message, TerminalRequest):
             self._debugger.ask(rank.rank, message.method)
-        elif isinstance(message, GivesTerminal):
+        elif isinstance(message, TerminalReturned):
             self._debugger.release()
         elif isinstance(message, Finished) and message.serial == self.serial:
             rank.finished = message
@@ -245,7 +245,7 @@ class RankMonitor:
             return
         now = monotonic()
         self._drain(rank)
-        if self.announced_ahead and rank.finished is not None and rank.finished.word is not None:
+        if self.announced_ahead and rank.finished is not None and rank.finished.checksum is not None:
             # The rank died in this test or in the next one; all ranks have to finish this test to tell which.
             rank.died_early = now
             self._unregister(rank)

@@ -28,7 +28,7 @@ from pytest_accel.driver.rank_monitor import RankMonitor
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
-from pytest_accel.rank.run_ahead import go_on
+from pytest_accel.rank.run_ahead import may_run_ahead
 
 _PROGRESS_INTERVAL = 0.2
 """Seconds between two looks at the ranks' progress files: a rank sends the report of a passed phase only at the end."""
@@ -135,8 +135,8 @@ class World:
     @property
     def has_gone_on(self) -> bool:
         """True if the ranks have started the test that was sent ahead; known once all have finished the present one."""
-        words = [rank.finished.word for rank in self._ranks if rank.finished is not None and rank.end is None]
-        return self._monitor.announced_ahead and go_on(words, self.size)
+        checksums = [rank.finished.checksum for rank in self._ranks if rank.finished is not None and rank.end is None]
+        return self._monitor.announced_ahead and may_run_ahead(checksums, self.size)
 
     def switch_to_next(self) -> None:
         """Make the test that the ranks have started by themselves the present one."""

@@ -26,7 +26,7 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.world_sockets import WorldSockets
 from pytest_accel.rank.process_group import StorePort
 from pytest_accel.rank.role import Role
-from pytest_accel.rank.run_ahead import Peers, ends_of
+from pytest_accel.rank.run_ahead import PeerChannel, sockets_of
 
 _FEWEST, _MOST = 2, 8
 """Numbers of standby processes; between these, as many as the last world has ranks."""
@@ -85,7 +85,7 @@ class StandbyProcesses:
         """Make a standby process the rank `rank`; return its process id, or None if there is none."""
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
-        ends = [sockets.listeners[rank], *ends_of(rank, sockets.pairs), *([held] if held is not None else [])]
+        ends = [sockets.listeners[rank], *sockets_of(rank, sockets.pairs), *([held] if held is not None else [])]
         role = (spec, rank, len(ends), sockets.port, held is not None)
         while self._waiting:
             # The oldest process, in which pytest has most likely loaded its plugins.
@@ -138,4 +138,4 @@ def _receive(connection: Connection) -> Role:
     held = ends.pop() if holds else None
     listener, *others = ends
     store_port = None if port is None else StorePort(port, held)
-    return Role(spec, rank, listener, Peers(rank, others[0] if others else None, others[1:]), store_port)
+    return Role(spec, rank, listener, PeerChannel(rank, others), store_port)

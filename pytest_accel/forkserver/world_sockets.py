@@ -42,7 +42,7 @@ class WorldSockets:
         for other, listener in self.listeners.items():
             if other != rank:
                 listener.close()
-        return Role(spec, rank, self.listeners[rank], run_ahead.take(rank, self.pairs), self.store_port)
+        return Role(spec, rank, self.listeners[rank], run_ahead.open_channel(rank, self.pairs), self.store_port)
 
 
 @contextmanager

@@ -25,9 +25,9 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 pytrace=False,
             )
         leased = LeasedDevices(
-            context.spec.key.kind if context.own else "cpu",
-            context.vendor.hardware and bool(context.own),
-            context.own,
+            context.spec.key.kind if context.own_devices else "cpu",
+            context.vendor.hardware and bool(context.own_devices),
+            context.own_devices,
             context.vendor.mask_variables,
             frozenset(map(os.fsdecode, context.variables)),
         )

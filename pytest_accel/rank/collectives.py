@@ -102,7 +102,7 @@ def place_in(record: bytes) -> str:
         return ""
 
 
-def account(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
+def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
     """Return lines that describe each group in which a rank waits. `places` has the ranks' known places in the code.
 
     If the members of a group are unknown, they are assumed to be the ranks that have entered a collective of it. The

@@ -149,11 +149,11 @@ class RankCollector:
         shared = [node for node in item.listchain() if isinstance(node, pytest.Directory) and node.path in path.parents]
         return _UnknownItem.from_parent(shared[-1] if shared else session, name="later")
 
-    def ran(self, item: pytest.Item, following: pytest.Item | None) -> None:
+    def keep_setup(self, item: pytest.Item, following: pytest.Item | None) -> None:
         """Record that `item` has run, and that the collectors that `following` shares with it are still set up."""
         self._kept_setup = None if following is None else (following, _common(item, following))
 
-    def drop_stale(self, item: pytest.Item) -> str | None:
+    def tear_down_unshared(self, item: pytest.Item) -> str | None:
         """Tear down fixtures that were kept for another test than `item`; return the text of the error, if any."""
         kept, self._kept_setup = self._kept_setup, None
         if kept is None or all(node in item.listchain() for node in kept[1]):

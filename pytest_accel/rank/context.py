@@ -39,7 +39,7 @@ class RankContext:
         self.default_group: ProcessGroup | None = None
         self.variables: dict[bytes, bytes | None] = {}
         """The environment variables that pytest-accel has set for this rank; None: unset."""
-        self.watched = False
+        self.recorder_started = False
         """True if the rank has a thread that writes the record of its collectives (`flight_recorder.watch`)."""
         self.kept_groups: set[str] = set()
         """Names of the process groups that live as long as the world."""
@@ -48,32 +48,32 @@ class RankContext:
         self.vendor = make_vendor(spec.key.kind, spec.kind_argument)
 
     @property
-    def own(self) -> tuple[Device, ...]:
+    def own_devices(self) -> tuple[Device, ...]:
         """The devices of this rank."""
         return self.spec.devices_of(self.rank)
 
     @property
-    def seen(self) -> tuple[Device, ...]:
+    def visible_devices(self) -> tuple[Device, ...]:
         """The devices that this process sees."""
         return self.spec.seen_by(self.rank)
 
     def torch_devices(self) -> list[str]:
         """Return torch's names of the visible devices; ``cpu`` if the world has none."""
-        return list(self.vendor.torch_devices(self.seen)) or ["cpu"]
+        return list(self.vendor.torch_devices(self.visible_devices)) or ["cpu"]
 
     @property
     def cores(self) -> set[int]:
         """The logical CPUs reserved for this rank; empty if it may use all."""
-        return {core for device in self.own for core in device.cores}
+        return {core for device in self.own_devices for core in device.cores}
 
     @cached_property
     def torch_device(self) -> str:
         """torch's name of the first device of this rank."""
-        return self.torch_name(self.own[0]) if self.own else "cpu"
+        return self.torch_name(self.own_devices[0]) if self.own_devices else "cpu"
 
     def torch_name(self, device: Device) -> str:
         """Return torch's name of `device`, one of the visible devices."""
-        return self.torch_devices()[self.seen.index(device)]
+        return self.torch_devices()[self.visible_devices.index(device)]
 
     @property
     def shared_directory(self) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from os import close, dup, dup2, fstat, getpid
 from os.path import samestat
@@ -15,18 +14,18 @@ from typing import Any
 import pytest
 
 from pytest_accel.core import unix_sockets
-from pytest_accel.core.rank_messages import GivesTerminal, WantsTerminal
+from pytest_accel.core.rank_messages import TerminalRequest, TerminalReturned
 from pytest_accel.core.shims import ask_before_debugging
+from pytest_accel.rank.driver_connection import DriverConnection
 
 
 class RankDebugger:
     """Requests the driver's terminal before a debugger starts, and gives it back when the test goes on."""
 
-    def __init__(self, listener: socket, send: Callable[[object], None]) -> None:
-        self.running = False
-        """True while a test runs, for which a driver waits that can lend its terminal."""
+    def __init__(self, listener: socket) -> None:
+        self.driver: DriverConnection | None = None
+        """The driver of the running test, which can lend its terminal; None: no test runs."""
         self._listener = listener
-        self._send = send
         self._pid = getpid()
         self._config: pytest.Config | None = None
         self._post_mortem: Any = None
@@ -68,9 +67,9 @@ class RankDebugger:
         """Return whether a debugger may start; if so, connect the standard streams to the driver's terminal."""
         if self._saved:
             return True
-        if not self.running or getpid() != self._pid:
+        if self.driver is None or getpid() != self._pid:
             return False
-        self._send(WantsTerminal(method))
+        self.driver.send(TerminalRequest(method))
         with unix_sockets.accept(self._listener) as driver:
             _, lent, _, _ = recv_fds(driver, 1, 2)
         if not lent:
@@ -104,7 +103,8 @@ class RankDebugger:
         if self._interrupt is not None:
             with suppress(ValueError):
                 set_handler(SIGINT, self._interrupt)
-        self._send(GivesTerminal())
+        if self.driver is not None:
+            self.driver.send(TerminalReturned())
 
 
 def _flush() -> None:

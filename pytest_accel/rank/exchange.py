@@ -46,7 +46,7 @@ class Exchange:
         self.steps = 0
         """Number of steps that this rank has begun."""
 
-    def swap(self, record: Mapping[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:
+    def all_gather(self, record: Mapping[str, Any], timeout: float | None = None) -> list[dict[str, Any]]:
         """Take a step with `record` as this rank's; return the records of all ranks, in their order.
 
         Raise :class:`LateRanks` if a rank does not reach the step within `timeout` seconds (None: no limit), and

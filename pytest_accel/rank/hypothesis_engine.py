@@ -3,56 +3,37 @@
 Every rank runs Hypothesis's engine. With the same seed, database, clock and outcomes, the engines make the same
 decisions. So all ranks generate and shrink the same examples at the same time, and their collectives match.
 
-Hypothesis has no public API for that. This module is the only one that uses its internals (of versions since 6.100). A
-rank imports it only if the suite has imported Hypothesis.
+Hypothesis has no public API for that. Only this module replaces its internals (of versions since 6.100). A rank imports
+it only if the suite has imported Hypothesis.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
 import functools
 import inspect
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from random import Random
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, core, errors
 from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
-from hypothesis.internal import escalation, scrutineer
+from hypothesis.internal import scrutineer
 from hypothesis.internal.conjecture import data as conjecture
 from hypothesis.internal.conjecture import engine
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.serialization import mark_repeated, stand_in_type
-from pytest_accel.core.timeouts import GRACE
-from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
-from pytest_accel.rank.lockstep import (
-    Conclusion,
-    Draw,
-    End,
-    Failure,
-    Fetch,
-    Leave,
-    Opening,
-    Outcome,
-    Step,
-    conclude,
-    from_record,
-    to_record,
-)
-
-if TYPE_CHECKING:
-    from pytest_accel.rank.context import RankContext
+from pytest_accel.core.serialization import mark_repeated
+from pytest_accel.rank.example_failures import LONGEST_TEXT, add_note, failure_of, raise_at, stand_in
+from pytest_accel.rank.example_steps import Conclusion, Opening, Outcome
+from pytest_accel.rank.lockstep import ExampleEnded, ExamplesDiffer, Lockstep, OutOfStep, current, drawn_values
 
 __hypothesistracebackhide__ = True
 """Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""
@@ -66,186 +47,8 @@ with contextlib.suppress(ImportError):
 
     _providers = _found if hasattr(_found, "_get_local_constants") else None
 
-REJECTED_TIMEOUT = 10.0
-"""Seconds that a rank which has rejected or skipped an example waits for the others to reach the end of the example.
 
-Limited, because ranks that have not rejected the example may wait for this rank in a collective forever. Longer than
-the grace period after a failure, because a rank that is only slow must not fail the test.
-"""
-_LONGEST_TEXT = 10_000
-_LONGEST_SHOWN = 200
-
-
-class ExamplesDiffer(Exception):
-    """The ranks of a test do not run the same examples."""
-
-    __module__ = "pytest_accel"  # Reports show it.
-
-
-class OutOfStep(BaseException):
-    """Stops the engine of this rank, because the ranks cannot continue together. Hypothesis must not catch it."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Unwind(BaseException):
-    """Stops the body of a test whose example has ended on another rank."""
-
-
-class Lockstep:
-    """Keeps one rank's Hypothesis tests in step with those of the other ranks, for one test of the suite."""
-
-    def __init__(self, context: RankContext) -> None:
-        self.rank = context.rank
-        self.thread = threading.get_ident()
-        self.now = 0.0
-        """The time for all ranks: that of rank 0 at the last step."""
-        self.constants: Any = None
-        """The constants from the suite's modules that all ranks draw; None: no test has begun."""
-        self.gave_up: float | None = None
-        """Time at which an example failed on this rank, if other ranks have not finished it before the timeout."""
-        assert context.signed_store is not None
-        name = f"examples/{context.tests}"
-        self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)
-        self._data: Any = None
-        """Hypothesis's data of the running example."""
-        self._settled: Conclusion | None = None
-        """The conclusion of the running example, if it has ended on another rank while this rank still runs it."""
-        self._broken: BaseException | None = None
-        """The error that keeps the ranks from continuing together."""
-        self.error: BaseException | None = None
-        """The exception that ended the last test with examples on this rank."""
-
-    # Steps
-
-    def swap(self, step: Step, timeout: float | None = None) -> tuple[list[Any], Conclusion]:
-        """Take `step` together with the other ranks; return all steps and the conclusion. May raise `OutOfStep`."""
-        if self._broken is not None:
-            raise OutOfStep(self._broken)
-        try:
-            steps = [from_record(record) for record in self._exchange.swap(to_record(step), timeout)]
-        except (ExchangeError, ValueError) as error:
-            raise self.stop(error) from None
-        self.now = steps[0].at
-        found = conclude(steps)
-        if found.outcome == "different":
-            raise self.stop(ExamplesDiffer(found.text))
-        if found.outcome == "left":
-            raise self.stop(ExamplesDiffer(found.text) if found.failure is None else stand_in(found))
-        return steps, found
-
-    def stop(self, error: BaseException) -> OutOfStep:
-        """Take no more steps because of `error`; return the exception that stops the engine."""
-        self._broken = error
-        return OutOfStep(error)
-
-    def leave(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one has ended the test, so that they do not wait for it in an example."""
-        error = error or self.error
-        if self._exchange.steps:
-            self._exchange.leave(to_record(Leave(time.perf_counter(), None if error is None else failure_of(error))))
-
-    def open(self, name: str, seed: int | None, database: bool) -> Opening:
-        """Begin a test with the other ranks; return rank 0's opening."""
-        constants = None if _providers is None else _providers._get_local_constants()
-        steps, _ = self.swap(Opening(time.perf_counter(), name, seed, database, _checksum(constants)))
-        if constants is not None and len({step.constants for step in steps}) > 1:
-            constants = type(constants)()  # The ranks have imported different modules, so they use no constants.
-            _providers.CONSTANTS_CACHE.cache.clear()
-        self.constants = constants
-        first: Opening = steps[0]
-        return first
-
-    def share(self, examples: Iterable[bytes]) -> list[bytes]:
-        """Return rank 0's `examples`, in all ranks; leave out those that do not fit into a record."""
-        texts: list[str] = []
-        room = LARGEST - 1000
-        for example in examples if self.rank == 0 else ():
-            texts.append(base64.b64encode(example).decode())
-            room -= len(texts[-1]) + 4
-            if room < 0:
-                del texts[-1]
-                break
-        steps, _ = self.swap(Fetch(time.perf_counter(), texts))
-        return [base64.b64decode(text) for text in steps[0].examples]
-
-    # One example
-
-    @contextlib.contextmanager
-    def example(self, data: Any) -> Iterator[None]:
-        """Make `data` the running example in the ``with`` block, which may be inside another example."""
-        outer = self._data, self._settled
-        self._data, self._settled = data, None
-        try:
-            yield
-        finally:
-            self._data, self._settled = outer
-
-    def before_draw(self, data: Any) -> None:
-        """Take a step with the other ranks before this rank draws more values; raise if the example has ended there."""
-        if data is not self._data or data.frozen:
-            return
-        if self._settled is None and self._broken is None:
-            with contextlib.suppress(OutOfStep):
-                _, found = self.swap(Draw(time.perf_counter(), *_drawn(data)))
-                if found.outcome == "goes on":
-                    return
-                self._settled = found
-        raise _Unwind
-
-    def end(self, outcome: Outcome, error: BaseException | None, seconds: float) -> Conclusion:
-        """Send the outcome of the example on this rank to the others; return the conclusion of all ranks."""
-        if self._settled is not None:
-            return self._settled
-        if self._broken is not None:
-            raise OutOfStep(self._broken)
-        drawn, shown = _drawn(self._data)
-        targets = {str(label): float(value) for label, value in self._data.target_observations.items()}
-        failure = failure_of(error) if outcome == "failed" and error is not None else None
-        timeout = {"failed": GRACE, "rejected": REJECTED_TIMEOUT, "skipped": REJECTED_TIMEOUT}.get(outcome)
-        began = monotonic()
-        try:
-            _, found = self.swap(End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), timeout)
-        except LateRanks as late:
-            text = f"{ranks_text(late.ranks)} did not reach the end of the example within {timeout:g} s"
-            if outcome != "failed":
-                text = f"rank {self.rank} {outcome} an example, and {text}"
-                hint = "a test that rejects or skips an example before a collective must do so on all ranks"
-                return Conclusion("broken", self.rank, text=f"{text}: {hint}")
-            self.gave_up = began
-            return Conclusion("broken", self.rank, failure, text)
-        self._data.target_observations.update(found.targets)
-        return found
-
-
-_active: Lockstep | None = None
-
-
-def current() -> Lockstep | None:
-    """Return the active lock-step, or None. It is active only in the thread of the test."""
-    return _active if _active is not None and _active.thread == threading.get_ident() else None
-
-
-@contextlib.contextmanager
-def active(lockstep: Lockstep) -> Iterator[None]:
-    """Run the Hypothesis tests in the ``with`` block in step with those of the other ranks."""
-    global _active
-    install()
-    _active = lockstep
-    try:
-        yield
-    except BaseException as error:
-        lockstep.leave(error)
-        raise
-    else:
-        lockstep.leave(None)
-    finally:
-        _active = None
-
-
-class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
+class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[misc]
     """One run of a test with ``@given``, or of a state machine. Replaces Hypothesis's own class."""
 
     def __init__(
@@ -258,16 +61,18 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
         self._test = test
         self._deadline = settings.deadline
         if self._lockstep is not None:
-            settings, random = self._open(self._lockstep, test, settings, random, wrapped_test)
+            settings, random = self._begin(self._lockstep, test, settings, random, wrapped_test)
             test = self._recording(test)
         super().__init__(stuff, test, settings, random, wrapped_test, **options)
 
-    def _open(
+    def _begin(
         self, lockstep: Lockstep, test: Any, settings: Any, random: Random, wrapped_test: Any
     ) -> tuple[Any, Random]:
         """Begin the test on all ranks; return the settings and `Random` with which all draw the same examples."""
         seed = wrapped_test._hypothesis_internal_use_generated_seed
-        first = self._unless_out_of_step(lockstep.open, test.__name__, seed, settings.database is not None)
+        first = self._unless_out_of_step(
+            _open_on_all_ranks, lockstep, test.__name__, seed, settings.database is not None
+        )
         if first.seed is not None:
             wrapped_test._hypothesis_internal_use_generated_seed = first.seed  # Hypothesis shows it, to repeat a run.
             random = Random(first.seed)
@@ -405,7 +210,7 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
             return stand_in(found)
         error = own or ExamplesDiffer(found.text)
         why = "" if own is None else f": {found.text or 'the ranks did not draw alike before it failed'}"
-        add_note(error, f"Failing test case: {self._example(data)[:_LONGEST_TEXT]}\n(not shrunk{why})")
+        add_note(error, f"Failing test case: {self._example(data)[:LONGEST_TEXT]}\n(not shrunk{why})")
         if own is None and found.rank != lockstep.rank:
             mark_repeated(error, found.rank, own=True)
         return error
@@ -413,9 +218,9 @@ class Execution(_core.StateForActualGivenExecution):  # type: ignore[misc]
     def _example(self, data: Any) -> str:
         """Return the running example as text for messages."""
         if self._arguments is None:  # The example failed before the test was called.
-            return f"{self._test.__name__}, which drew {_drawn(data)[1]}"
+            return f"{self._test.__name__}, which drew {drawn_values(data)[1]}"
         if getattr(data, "_stateful_repr_parts", None) is not None:
-            return f"<state machine>, which drew {_drawn(data)[1]}"
+            return f"<state machine>, which drew {drawn_values(data)[1]}"
         args, kwargs = self._arguments
         words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
         return f"{self._test.__name__}({', '.join(words)})"
@@ -463,7 +268,7 @@ class _Clock:
 @functools.cache
 def install() -> None:
     """Replace parts of Hypothesis with those of this module, which have an effect only while a lock-step is active."""
-    _core.StateForActualGivenExecution = Execution
+    _core.StateForActualGivenExecution = LockstepExecution
     _engine.time = _Clock()
     scrutineer.UNHELPFUL_LOCATIONS += ("/pytest_accel/rank/*.py",)  # type: ignore[assignment]
     _before(st.DataObject, "draw", lambda drawing, *args, **kwargs: drawing.conjecture_data)
@@ -494,21 +299,21 @@ def _before(kind: type, name: str, data_of: Callable[..., Any]) -> None:
     method = getattr(kind, name)
 
     @functools.wraps(method)
-    def meet(*args: Any, **kwargs: Any) -> Any:
+    def step_before(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         lockstep = current()
         if lockstep is not None and (data := data_of(*args, **kwargs)) is not None:
             lockstep.before_draw(data)
         return method(*args, **kwargs)
 
-    setattr(kind, name, meet)
+    setattr(kind, name, step_before)
 
 
 def _outcome(error: BaseException | None) -> Outcome | None:
     """Return the outcome of an example that raised `error`; None if the exception ends the whole test."""
     if error is None:
         return "passed"
-    if isinstance(error, (errors.StopTest, _Unwind)):
+    if isinstance(error, (errors.StopTest, ExampleEnded)):
         return "stopped"
     if isinstance(error, errors.UnsatisfiedAssumption):
         return "rejected"
@@ -520,12 +325,15 @@ def _outcome(error: BaseException | None) -> Outcome | None:
     return None
 
 
-def _drawn(data: Any) -> tuple[str, str]:
-    """Return a checksum of all values drawn for an example, and the last ones as text for messages."""
-    choices = getattr(data, "choices", None)
-    text = repr(bytes(data.buffer) if choices is None else tuple(choices))  # Before 6.123, all values were bytes.
-    shown = text if len(text) <= _LONGEST_SHOWN else f"…{text[-_LONGEST_SHOWN:]}"
-    return f"{len(text)}:{zlib.crc32(text.encode(errors='backslashreplace')):08x}", shown
+def _open_on_all_ranks(lockstep: Lockstep, name: str, seed: int | None, database: bool) -> Opening:
+    """Begin a test on all ranks, with constants that are equal on all of them; return rank 0's opening."""
+    constants = None if _providers is None else _providers._get_local_constants()
+    openings = lockstep.open(name, seed, _checksum(constants), database=database)
+    if constants is not None and len({opening.constants for opening in openings}) > 1:
+        constants = type(constants)()  # The ranks have imported different modules, so they use no constants.
+        _providers.CONSTANTS_CACHE.cache.clear()
+    lockstep.constants = constants
+    return openings[0]
 
 
 _summed: tuple[Any, int] = (None, 0)
@@ -539,58 +347,8 @@ def _checksum(constants: Any) -> int:
     return _summed[1]
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return `error` in the form in which it is sent to other ranks."""
-    try:
-        text = str(error)
-    except Exception as second:
-        text = f"<str() of the exception raised {type(second).__name__}>"
-    path, line, frame = __file__, 1, error.__traceback__
-    while frame is not None:
-        path, line, frame = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 1, frame.tb_next
-    try:
-        origin = str(escalation.InterestingOrigin.from_exception(error))
-    except Exception:  # The exception's context may contain objects of any kind.
-        origin = f"{type(error).__qualname__} {path}:{line}"
-    kind = type(error)
-    return Failure(kind.__module__, kind.__qualname__, text[:_LONGEST_TEXT], path, line, origin[:_LONGEST_TEXT])
-
-
-@functools.cache
-def _type_of(module: str, qualname: str, origin: str) -> type[BaseException]:
-    """Return one exception type for each bug: Hypothesis distinguishes bugs by type and place."""
-    return stand_in_type(module, qualname, Exception)
-
-
-def stand_in(found: Conclusion) -> BaseException:
-    """Return an exception that stands in for the failure of another rank."""
-    failure = found.failure
-    assert failure is not None
-    text = f"failed on rank {found.rank}: {failure.qualname}: {failure.text}"
-    error = _type_of(failure.module, failure.qualname, failure.origin)(text)
-    mark_repeated(error, found.rank)
-    return error
-
-
-@functools.cache
-def _raise_statement(path: str, line: int) -> CodeType:
-    """Return the code of ``raise error`` with `path` and `line` as its place."""
-    return compile("raise error", path, "exec").replace(co_firstlineno=line)
-
-
-def raise_at(error: BaseException, path: str, line: int) -> None:
-    """Raise `error` so that its traceback ends at line `line` of the file `path`, such as a failure of another rank."""
-    __tracebackhide__ = True
-    exec(_raise_statement(path, line), {"error": error})
-
-
 def _flaky(error: BaseException) -> BaseException:
     """Return Hypothesis's error for an example that failed with `error` at first, and then passed."""
     text = "Flaky: the example failed on the first call but did not on a subsequent one"
     kind: Any = getattr(errors, "FlakyFailure", None)
     return errors.Flaky(text) if kind is None else kind(text, [error])
-
-
-def add_note(error: BaseException, text: str) -> None:
-    """Add `text` to the report of `error`, as `BaseException.add_note` does, which Python has since 3.11."""
-    vars(error).setdefault("__notes__", []).append(text)

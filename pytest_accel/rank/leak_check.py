@@ -6,11 +6,14 @@ The check ignores what fixtures of a wider scope than a test create or change: t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from gc import collect
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_accel.rank import leaked_processes, process_group, process_state, rpc
+import pytest
+
+from pytest_accel.rank import group_state, leaked_groups, leaked_processes, process_state, rpc, torch_devices
+from pytest_accel.rank.leaked_groups import LeakedGroups, find_leaked
 
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
@@ -38,7 +41,7 @@ class Leaks(NamedTuple):
 CLEAN = Leaks()
 
 
-def unknown(error: Exception) -> Leaks:
+def check_failed(error: Exception) -> Leaks:
     """Return the result of a check that failed with `error`."""
     what = f"{type(error).__name__}: {error}"
     cause = f"could not be checked for leftovers ({what}): it may have replaced a function that its process needs"
@@ -46,11 +49,9 @@ def unknown(error: Exception) -> Leaks:
 
 
 class LeakCheck:
-    """The leak check of one rank."""
+    """Pytest plugin that checks for leaks in one rank."""
 
     def __init__(self, context: RankContext) -> None:
-        self.closed_streams = False
-        """True if the test closed pytest's capture streams."""
         self._context = context
         self._counts_memory = context.session.leaks != "off"
         self._settings: process_state.Settings = {}
@@ -80,24 +81,47 @@ class LeakCheck:
         if unchanged:
             return  # The last check found the same settings. Reading them again takes longer than many tests.
         if self._context.spec.grouped:
-            process_group.end_left_groups(self._context)
-        self._settings = process_state.look(self._context.variables)
+            leaked_groups.destroy(self._context)
+        self._settings = process_state.read(self._context.variables)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Exempt a collector's own `setup`, which may start a notebook's kernel, as a fixture."""
+        if type(collector).setup is pytest.Collector.setup or "setup" in vars(collector):
+            return
+        setup = collector.setup
+
+        def exempt_setup() -> None:
+            __tracebackhide__ = True
+            with self._wider_fixture():
+                setup()
+
+        vars(collector)["setup"] = exempt_setup
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Exempt fixtures of a wider scope than one test."""
+        __tracebackhide__ = True
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._wider_fixture():
+            return (yield)
 
     @contextlib.contextmanager
-    def wider_fixture(self) -> Iterator[None]:
+    def _wider_fixture(self) -> Iterator[None]:
         """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
         settings, spawned, memory = (
-            process_state.look(self._context.variables),
+            process_state.read(self._context.variables),
             leaked_processes.find(),
             self._allocated(),
         )
-        groups = process_group.group_names() if grouped else set()
+        groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
         try:
             yield
         finally:
-            for name, values in process_state.changed(settings, process_state.look(self._context.variables)).items():
+            for name, values in process_state.changed(settings, process_state.read(self._context.variables)).items():
                 self._wider_settings.update((name, value) for value in values)
             self._known |= leaked_processes.find() - spawned
             for device, size in self._allocated().items():
@@ -105,27 +129,28 @@ class LeakCheck:
             if (now := rpc.initialisations()) != initialised:
                 self._rpc = now
             if grouped:
-                self._context.kept_groups |= process_group.group_names() - groups
+                self._context.kept_groups |= group_state.group_names() - groups
 
-    def end(self) -> Leaks:
-        """Undo what the test left behind since :meth:`begin`, and return it."""
+    def end(self, *, closed_streams: bool) -> Leaks:
+        """Undo what the test left behind since :meth:`begin`, and return it.
+
+        `closed_streams`: the test has closed pytest's capture streams.
+        """
         lines: list[str] = []
         harms: list[str] = []
-        settings = process_state.look(self._context.variables)
-        if self.closed_streams:
+        settings = process_state.read(self._context.variables)
+        if closed_streams:
             harms.append("closed its standard streams, which are pytest's own files")
         different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():
             if (name, new) in self._wider_settings:
                 continue
-            change = (
-                f"left {process_state.label(name)} changed from {process_state.text(old)} to {process_state.text(new)}"
-            )
-            if process_state.put_back(name, old):
+            change = f"left {process_state.describe_change(name, old, new)}"
+            if process_state.restore(name, old):
                 lines.append(f"{change}; it has been put back")
             else:
                 harms.append(change)
-        killed, running = leaked_processes.end(self._known, self._context.session.kept_processes)
+        killed, running = leaked_processes.kill_new(self._known, self._context.session.kept_processes)
         lines += killed
         harms += running
         harms += self._grown_memory()
@@ -134,19 +159,19 @@ class LeakCheck:
         if runs and initialised != self._rpc:
             harms.append("left torch.distributed.rpc running")
         try:
-            process_group.wait_for_devices(self._context)
+            torch_devices.wait_for_devices(self._context)
         except RuntimeError as error:
             return Leaks((), str(error))  # The error has failed the test already, so it needs no line.
-        groups = process_group.left_groups(self._context) if self._context.spec.grouped else process_group.LeftGroups()
+        groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
         same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
-        self._ended_clean = same and not (lines or harms or groups.endable)
+        self._ended_clean = same and not (lines or harms or groups.destroyable)
         lines += [f"{harm}; {_REPLACED}" for harm in harms]
         kill_reason = f"the test {harms[0]}" if harms else groups.kill_reason
         return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:
-        return process_group.allocated_memory(self._context) if self._counts_memory else {}
+        return torch_devices.allocated_memory(self._context) if self._counts_memory else {}
 
     def _grown_memory(self) -> list[str]:
         grown = self._growth()

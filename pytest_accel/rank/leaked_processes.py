@@ -71,7 +71,7 @@ def _children() -> frozenset[int]:
     return frozenset(child.pid for child in psutil.Process().children())
 
 
-def end(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
+def kill_new(known: Spawned, kept: tuple[str, ...] = ()) -> tuple[list[str], list[str]]:
     """Kill processes that are not `known`; return lines about these, and about threads that do not end.
 
     Processes with a text of `kept` or of `_LIBRARIES` in their command lines are left running and not reported.

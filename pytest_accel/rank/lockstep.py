@@ -1,206 +1,220 @@
-"""Messages between the ranks of a property-based test, and the conclusions that the ranks draw from them.
+"""Lock-step: the ranks of a test take each step of its examples together, and learn the conclusion of all ranks.
 
-Every rank draws the examples of such a test itself, from the same seed. At each step (an example has ended, the test
-draws more values, ...) each rank sends its step to the others, and all ranks come to the same conclusion. The functions
-are pure.
+A rank imports this module only if the suite has imported Hypothesis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+import base64
+import contextlib
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.timeouts import GRACE
+from pytest_accel.rank.example_failures import failure_of, stand_in
+from pytest_accel.rank.example_steps import (
+    Conclusion,
+    Draw,
+    End,
+    Fetch,
+    Leave,
+    Opening,
+    Outcome,
+    Step,
+    conclude,
+    from_record,
+    to_record,
+)
+from pytest_accel.rank.exchange import LARGEST, Exchange, ExchangeError, LateRanks
 
-Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
-"""Outcome of an example on one rank: ``stopped`` by Hypothesis's engine, ``rejected`` by ``assume``."""
+if TYPE_CHECKING:
+    from pytest_accel.rank.context import RankContext
 
+__hypothesistracebackhide__ = True
+"""Makes Hypothesis hide this module's frames in tracebacks, as it hides its own."""
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception that ended an example on one rank, in a form that other ranks can show."""
+_REJECTED_TIMEOUT = 10.0
+"""Seconds that a rank which has rejected or skipped an example waits for the others to reach the end of the example.
 
-    module: str
-    qualname: str
-    text: str
-    path: str
-    line: int
-    origin: str
-    """Identifies the bug: equal for all failures that Hypothesis counts as the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Step: a test with examples begins."""
-
-    at: float
-    """Time on this rank's clock. All ranks use the time of rank 0."""
-    name: str
-    seed: int | None
-    """The seed that this rank would use; None: the suite has fixed it."""
-    database: bool
-    """True if this rank has a database for failing examples."""
-    constants: int
-    """Checksum of the constants in the suite's modules, which Hypothesis sometimes draws."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Step: rank 0 reads examples from the database for all ranks."""
-
-    at: float
-    examples: list[str]
-    """The examples in base64; empty except on rank 0."""
+Limited, because ranks that have not rejected the example may wait for this rank in a collective forever. Longer than
+the grace period after a failure, because a rank that is only slow must not fail the test.
+"""
+_LONGEST_SHOWN = 200
+"""Characters of the drawn values that a message shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Step: the body of the test draws more values."""
+class ExamplesDiffer(Exception):
+    """The ranks of a test do not run the same examples."""
 
-    at: float
-    drawn: str
-    """Checksum of all values drawn for the example until now."""
-    shown: str
-    """The last of these values, as text for messages."""
+    __module__ = "pytest_accel"  # Reports show it.
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """Step: an example has ended."""
+class OutOfStep(BaseException):
+    """Stops the engine of this rank, because the ranks cannot continue together. Hypothesis must not catch it."""
 
-    at: float
-    drawn: str
-    shown: str
-    outcome: Outcome
-    seconds: float
-    targets: dict[str, float]
-    """The values that the test has passed to ``target()``, by label."""
-    failure: Failure | None = None
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Step: the rank takes no more steps in this test."""
-
-    at: float
-    failure: Failure | None
+class ExampleEnded(BaseException):
+    """Stops the body of a test whose example has ended on another rank."""
 
 
-Step = Opening | Fetch | Draw | End | Leave
-_KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fetch, Draw, End, Leave)}
+class Lockstep:
+    """Keeps one rank's Hypothesis tests in step with those of the other ranks, for one test of the suite."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.rank = context.rank
+        self.thread = threading.get_ident()
+        self.now = 0.0
+        """The time for all ranks: that of rank 0 at the last step."""
+        self.constants: Any = None
+        """The constants from the suite's modules that all ranks draw, set by the engine; None: no test has begun."""
+        self.failed_at: float | None = None
+        """Time at which an example failed on this rank, if other ranks have not finished it before the timeout."""
+        assert context.signed_store is not None
+        name = f"examples/{context.tests}"
+        self._exchange = Exchange(context.signed_store, name, context.rank, context.spec.ranks)
+        self._data: Any = None
+        """Hypothesis's data of the running example."""
+        self._conclusion: Conclusion | None = None
+        """The conclusion of the running example, if it has ended on another rank while this rank still runs it."""
+        self._broken: BaseException | None = None
+        """The error that keeps the ranks from continuing together."""
+        self.error: BaseException | None = None
+        """The exception that ended the last test with examples on this rank."""
+
+    # Steps
+
+    def take_step(self, step: Step, timeout: float | None = None) -> tuple[list[Any], Conclusion]:
+        """Take `step` together with the other ranks; return all steps and the conclusion. May raise `OutOfStep`."""
+        if self._broken is not None:
+            raise OutOfStep(self._broken)
+        try:
+            steps = [from_record(record) for record in self._exchange.all_gather(to_record(step), timeout)]
+        except (ExchangeError, ValueError) as error:
+            raise self.stop(error) from None
+        self.now = steps[0].at
+        found = conclude(steps)
+        if found.outcome == "different":
+            raise self.stop(ExamplesDiffer(found.text))
+        if found.outcome == "left":
+            raise self.stop(ExamplesDiffer(found.text) if found.failure is None else stand_in(found))
+        return steps, found
+
+    def stop(self, error: BaseException) -> OutOfStep:
+        """Take no more steps because of `error`; return the exception that stops the engine."""
+        self._broken = error
+        return OutOfStep(error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Tell the other ranks that this one has ended the test, so that they do not wait for it in an example."""
+        error = error or self.error
+        if self._exchange.steps:
+            self._exchange.leave(to_record(Leave(time.perf_counter(), None if error is None else failure_of(error))))
+
+    def open(self, name: str, seed: int | None, constants: int, *, database: bool) -> list[Opening]:
+        """Begin a test with the other ranks; return the openings of all ranks. See `Opening` for the arguments."""
+        steps, _ = self.take_step(Opening(time.perf_counter(), name, seed, database, constants))
+        return steps
+
+    def share(self, examples: Iterable[bytes]) -> list[bytes]:
+        """Return rank 0's `examples`, in all ranks; leave out those that do not fit into a record."""
+        texts: list[str] = []
+        room = LARGEST - 1000
+        for example in examples if self.rank == 0 else ():
+            texts.append(base64.b64encode(example).decode())
+            room -= len(texts[-1]) + 4
+            if room < 0:
+                del texts[-1]
+                break
+        steps, _ = self.take_step(Fetch(time.perf_counter(), texts))
+        return [base64.b64decode(text) for text in steps[0].examples]
+
+    # One example
+
+    @contextlib.contextmanager
+    def example(self, data: Any) -> Iterator[None]:
+        """Make `data` the running example in the ``with`` block, which may be inside another example."""
+        outer = self._data, self._conclusion
+        self._data, self._conclusion = data, None
+        try:
+            yield
+        finally:
+            self._data, self._conclusion = outer
+
+    def before_draw(self, data: Any) -> None:
+        """Take a step with the other ranks before this rank draws more values; raise if the example has ended there."""
+        if data is not self._data or data.frozen:
+            return
+        if self._conclusion is None and self._broken is None:
+            with contextlib.suppress(OutOfStep):
+                _, found = self.take_step(Draw(time.perf_counter(), *drawn_values(data)))
+                if found.outcome == "continues":
+                    return
+                self._conclusion = found
+        raise ExampleEnded
+
+    def end(self, outcome: Outcome, error: BaseException | None, seconds: float) -> Conclusion:
+        """Send the outcome of the example on this rank to the others; return the conclusion of all ranks."""
+        if self._conclusion is not None:
+            return self._conclusion
+        if self._broken is not None:
+            raise OutOfStep(self._broken)
+        drawn, shown = drawn_values(self._data)
+        targets = {str(label): float(value) for label, value in self._data.target_observations.items()}
+        failure = failure_of(error) if outcome == "failed" and error is not None else None
+        timeout = {"failed": GRACE, "rejected": _REJECTED_TIMEOUT, "skipped": _REJECTED_TIMEOUT}.get(outcome)
+        began = monotonic()
+        try:
+            _, found = self.take_step(
+                End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), timeout
+            )
+        except LateRanks as late:
+            text = f"{ranks_text(late.ranks)} did not reach the end of the example within {timeout:g} s"
+            if outcome != "failed":
+                text = f"rank {self.rank} {outcome} an example, and {text}"
+                hint = "a test that rejects or skips an example before a collective must do so on all ranks"
+                return Conclusion("broken", self.rank, text=f"{text}: {hint}")
+            self.failed_at = began
+            return Conclusion("broken", self.rank, failure, text)
+        self._data.target_observations.update(found.targets)
+        return found
 
 
-def to_record(step: Step) -> dict[str, Any]:
-    """Return `step` as a dict that can be serialized as JSON."""
-    return {"kind": type(step).__name__, **asdict(step)}
+def drawn_values(data: Any) -> tuple[str, str]:
+    """Return a checksum of all values drawn for an example, and the last ones as text for messages."""
+    choices = getattr(data, "choices", None)
+    text = repr(bytes(data.buffer) if choices is None else tuple(choices))  # Before 6.123, all values were bytes.
+    shown = text if len(text) <= _LONGEST_SHOWN else f"…{text[-_LONGEST_SHOWN:]}"
+    return f"{len(text)}:{zlib.crc32(text.encode(errors='backslashreplace')):08x}", shown
 
 
-def from_record(record: Mapping[str, Any]) -> Step:
-    """Return the step that :func:`to_record` serialized as `record`; raise ValueError if `record` is not valid."""
-    fields = dict(record)
-    kind = _KINDS.get(str(fields.pop("kind", None)))
+_active: Lockstep | None = None
+
+
+def current() -> Lockstep | None:
+    """Return the active lock-step, or None. It is active only in the thread of the test."""
+    return _active if _active is not None and _active.thread == threading.get_ident() else None
+
+
+@contextlib.contextmanager
+def active(lockstep: Lockstep) -> Iterator[None]:
+    """Run the Hypothesis tests in the ``with`` block in step with those of the other ranks."""
+    global _active
+    _active = lockstep
     try:
-        if kind is None:
-            raise TypeError("unknown kind")
-        if isinstance(failure := fields.get("failure"), dict):
-            fields["failure"] = Failure(**failure)
-        return kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"a record of another rank is not a step of a test: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The result of a step, equal on all ranks."""
-
-    outcome: Outcome | Literal["goes on", "broken", "left", "different"]
-    """The outcome of the example on all ranks, or one of:
-
-    ``goes on``: the example, or the test, continues. ``broken``: an example has failed, or only some ranks skipped it,
-    and the ranks cannot continue together. ``left``: a rank takes no more steps. ``different``: the ranks took
-    different steps or drew different examples.
-    """
-    rank: int = 0
-    """The rank of `failure`, or the one that rejected the example or left."""
-    failure: Failure | None = None
-    text: str = ""
-    """The difference between the ranks, for messages."""
-    targets: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    """The time of the slowest rank."""
-    slowest: int = 0
-
-
-def conclude(steps: Sequence[Step]) -> Conclusion:
-    """Return the conclusion from the `steps` of all ranks, which are in the order of the ranks.
-
-    An example that fails or is rejected on one rank fails or is rejected on all ranks. A failure has precedence.
-    """
-    for rank, step in enumerate(steps):
-        if isinstance(step, Leave):
-            return Conclusion("left", rank, step.failure, f"rank {rank} has ended the test")
-    if len({type(step) for step in steps}) == 1 and not isinstance(steps[0], End):
-        same = len({_identity(step) for step in steps}) == 1
-        return Conclusion("goes on") if same else Conclusion("different", text=_differences(steps))
-    ends = {rank: step for rank, step in enumerate(steps) if isinstance(step, End)}
-    draws = [step for step in steps if isinstance(step, Draw)]
-    if len(ends) + len(draws) < len(steps):
-        return Conclusion("different", text=_differences(steps))
-    return _conclude_example(steps, ends)
-
-
-def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclusion:
-    """Return the conclusion of an example that has ended on some ranks, while the other ranks draw more values."""
-    ranks: dict[Outcome, list[int]] = {}
-    for rank, end in ends.items():
-        ranks.setdefault(end.outcome, []).append(rank)
-    in_step = len({_identity(step) for step in steps}) == 1 and (len(ranks) == 1 or "stopped" not in ranks)
-    if "failed" in ranks:
-        rank = ranks["failed"][0]
-        return Conclusion("failed" if in_step else "broken", rank, ends[rank].failure)
-    if not in_step:
-        return Conclusion("different", text=_differences(steps))
-    if "skipped" in ranks:
-        if len(ranks["skipped"]) == len(steps):
-            return Conclusion("skipped")
-        ran = [rank for rank in range(len(steps)) if rank not in ranks["skipped"]]
-        text = f"the ranks disagree about an example: {ranks_text(ranks['skipped'])} skipped, {ranks_text(ran)} ran"
-        return Conclusion("broken", text=text)
-    if "rejected" in ranks:
-        return Conclusion("rejected", ranks["rejected"][0])
-    if len(ends) < len(steps):
-        return Conclusion("different", text=_differences(steps))
-    targets: dict[str, float] = {}
-    for end in ends.values():
-        for label, value in end.targets.items():
-            targets[label] = max(value, targets.get(label, value))
-    slowest = max(ends, key=lambda rank: ends[rank].seconds)
-    outcome: Outcome = "stopped" if "stopped" in ranks else "passed"
-    return Conclusion(outcome, targets=targets, seconds=ends[slowest].seconds, slowest=slowest)
-
-
-def _identity(step: Step) -> object:
-    if isinstance(step, Opening):
-        return step.name
-    return step.drawn if isinstance(step, (Draw, End)) else None
-
-
-def _differences(steps: Sequence[Step]) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, step in enumerate(steps):
-        ranks.setdefault(_describe(step), []).append(rank)
-    if len(ranks) == 1:  # The texts are equal because they show only the last values: add the checksums.
-        ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
-    steps_text = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
-    return f"the ranks drew different examples ({steps_text}): what a test draws must not depend on the rank"
-
-
-def _describe(step: Step) -> str:
-    if isinstance(step, Opening):
-        return f"began the examples of {step.name}"
-    if isinstance(step, Draw):
-        return f"drew {step.shown} and draws more"
-    if isinstance(step, End):
-        return f"drew {step.shown}"
-    return "read the example database"
+        yield
+    except BaseException as error:
+        lockstep.leave(error)
+        raise
+    else:
+        lockstep.leave(None)
+    finally:
+        _active = None

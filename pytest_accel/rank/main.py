@@ -63,7 +63,7 @@ class _RoleWaiter:
         self.args[:] = with_options(self.args, ["--basetemp", basetemp])
         self.plugin = rank_plugin.RankPlugin(context, listener, peers, store_port, starting)
         plugin_roles.install(pluginmanager, dict(session.roles))
-        pluginmanager.register(self.plugin)
+        self.plugin.register(pluginmanager)
 
 
 def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Installed, watch: Watch) -> int:
@@ -77,7 +77,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     # Keep the functions with which a Connection packs each message's size: a test may replace them in `struct`.
     connection.struct = SimpleNamespace(pack=struct.pack, unpack=struct.unpack)  # type: ignore[attr-defined]
     _reseed()
-    _let_the_driver_finish()
+    _yield_to_driver()
     waiter = _RoleWaiter(session, wait_for_role, installed)
     code = pytest.main(waiter.args, plugins=[waiter])
     plugin = waiter.plugin
@@ -92,7 +92,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     return RETIRED if plugin.retired and code in normal else int(code)
 
 
-def _let_the_driver_finish() -> None:
+def _yield_to_driver() -> None:
     """Set the scheduling policy SCHED_BATCH (sched(7)), so that a rank that wakes up does not preempt the driver.
 
     The driver may still have other ranks to wake. The policy has no other cost. Processes that the rank starts have the
@@ -117,9 +117,9 @@ def _reseed() -> None:
 def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
-    if context.seen or spec.key.kind != "cpu":
+    if context.visible_devices or spec.key.kind != "cpu":
         # A CPU slot cannot be visible to other ranks, so its mask (threads and cores) contains this rank's own only.
-        changes |= context.vendor.mask(context.own if context.cores else context.seen, os.environ)
+        changes |= context.vendor.mask(context.own_devices if context.cores else context.visible_devices, os.environ)
     if context.cores and "OMP_NUM_THREADS" in changes and "ccl" in backend_names(spec.key.backend):
         changes["OMP_NUM_THREADS"] = str(threads_beside_ccl(len(context.cores), {**os.environ, **dict(spec.key.env)}))
     if spec.grouped:

@@ -55,7 +55,7 @@ _TORCH = {
 }
 
 
-def look(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
+def read(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
     """Return the current settings and the current values of the environment `variables`."""
     found: dict[str | bytes, object] = {}
     for variable in variables:
@@ -76,9 +76,10 @@ def look(variables: Mapping[bytes, bytes | None]) -> dict[str | bytes, object]:
     return found
 
 
-def label(name: str | bytes) -> str:
-    """Return the name of a setting for messages."""
-    return name if isinstance(name, str) else f"the environment variable {fsdecode(name)}"
+def describe_change(name: str | bytes, old: object, new: object) -> str:
+    """Return the text of a report about a setting whose value was `old` and is `new`."""
+    setting = name if isinstance(name, str) else f"the environment variable {fsdecode(name)}"
+    return f"{setting} changed from {_text(old)} to {_text(new)}"
 
 
 def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object, object]]:
@@ -86,14 +87,13 @@ def changed(before: Settings, after: Settings) -> dict[str | bytes, tuple[object
     return {name: (old, after[name]) for name, old in before.items() if name in after and after[name] != old}
 
 
-def text(value: object) -> str:
-    """Return the value of a setting for messages."""
+def _text(value: object) -> str:
     if isinstance(value, bytes):
         return repr(fsdecode(value))
     return "unset" if value is None else str(value)
 
 
-def put_back(name: str | bytes, value: Any) -> bool:
+def restore(name: str | bytes, value: Any) -> bool:
     """Restore the setting `name` to `value`; return False if that is not possible.
 
     Environment variables are not restored: a test that changed a variable of its rank may also have changed others,

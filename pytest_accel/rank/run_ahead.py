@@ -1,9 +1,9 @@
 """Run-ahead: ranks that have all passed a test begin the next one without waiting for the driver.
 
 The driver sends the next test ahead, so that the ranks do not wait for pytest's work in the driver between two tests.
-A rank that has passed a test without leaks sends its word to the other ranks, its peers. The word is a checksum of the
-rank's collectives. If all words are equal, the ranks begin the next test; otherwise they wait for the driver. The
-driver receives the same words with the results, and so knows what the ranks do.
+A rank that has passed a test without leaks sends a checksum of its collectives to the other ranks, its peers. If all
+checksums are equal, the ranks begin the next test; otherwise they wait for the driver. The driver receives the same
+checksums with the results, and so knows what the ranks do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zlib import crc32
 from pytest_accel.core import fd_passing
 
 _RECORD = Struct("<IQI")
-"""A message between ranks: the sender, the number of the test, and the word."""
+"""A message between ranks: the sender, the number of the test, and the checksum."""
 _send, _recv, _fileno = socket.send, socket.recv, socket.fileno
-_MOMENT = 2
-"""Milliseconds that a rank waits for the words of its peers before it reports to the driver.
+_PEER_WAIT = 2
+"""Milliseconds that a rank waits for the checksums of its peers before it reports to the driver.
 
 Ranks that pass at about the same time then send their messages together, and wake the driver once.
 """
@@ -30,58 +30,61 @@ Ranks that pass at about the same time then send their messages together, and wa
 Collectives = Mapping[str, tuple[tuple[int, ...], int]]
 
 
-def word(collectives: Collectives, groups: int) -> int:
-    """Return the word of a rank that has passed a test.
+def checksum(collectives: Collectives, groups: int) -> int:
+    """Return the checksum of a rank that has passed a test.
 
-    It is equal on ranks that have issued equally many `collectives` in the same groups and created equally many
-    `groups`.
+    Ranks that have issued equally many `collectives` in the same groups, and created equally many `groups`, have the
+    same checksum.
     """
     return crc32(repr((sorted(collectives.items()), groups)).encode())
 
 
-def go_on(words: Collection[int | None], size: int) -> bool:
-    """Return whether all `size` ranks begin the test that was sent ahead. The word None: the rank did not pass."""
-    return len(words) == size and len(set(words)) == 1 and None not in words
+def may_run_ahead(checksums: Collection[int | None], size: int) -> bool:
+    """Return whether all `size` ranks begin the test that was sent ahead. None: a rank did not pass."""
+    return len(checksums) == size and len(set(checksums)) == 1 and None not in checksums
 
 
-class Peers:
+class PeerChannel:
     """The connection of one rank to all other ranks of its world."""
 
-    def __init__(self, rank: int, inbox: socket | None, outboxes: Sequence[socket]) -> None:
-        """`inbox` receives from all other ranks (None if there are none); each of `outboxes` sends to one of them."""
+    def __init__(self, rank: int, sockets: Sequence[socket]) -> None:
+        """`sockets` are those of `sockets_of`."""
         self._rank = rank
-        self._inbox = inbox
-        self._outboxes = outboxes
+        self._inbox = sockets[0] if sockets else None
+        """Receives from all other ranks; None if there are none."""
+        self._outboxes = sockets[1:]
+        """Each sends to one of the other ranks."""
         self._test = 0
-        self._words: dict[int, dict[int, int]] = {}
-        """Words by test and rank. A peer may be one test ahead: it needs only this rank's word to begin it."""
+        self._checksums: dict[int, dict[int, int]] = {}
+        """Checksums by test and rank. A peer may be one test ahead: it needs only this rank's checksum to begin it."""
 
-    def tell(self, test: int, word: int) -> None:
-        """Send this rank's `word` for the world's test number `test`; wait up to `_MOMENT` for those of its peers."""
-        self._test, self._words = test, {test: {**self._words.get(test, {}), self._rank: word}, test + 1: {}}
+    def announce(self, test: int, checksum: int) -> None:
+        """Send this rank's `checksum` of the world's test number `test`; wait up to `_PEER_WAIT` for the others."""
+        self._test = test
+        self._checksums = {test: {**self._checksums.get(test, {}), self._rank: checksum}, test + 1: {}}
         for outbox in self._outboxes:
             with suppress(OSError):  # The peer has exited. The driver reports that.
-                _send(outbox, _RECORD.pack(self._rank, test, word), MSG_DONTWAIT)
+                _send(outbox, _RECORD.pack(self._rank, test, checksum), MSG_DONTWAIT)
         self._read()
-        self._listen(None, _MOMENT)
+        self._wait(None, _PEER_WAIT)
 
-    def agree(self, driver: Connection) -> bool:
-        """Wait for the words of all ranks; return whether they are equal. Return False if the driver sends first."""
-        self._listen(driver, None)
-        return go_on(self._words[self._test].values(), self._size)
+    def wait_for_agreement(self, driver: Connection) -> bool:
+        """Wait for the checksums of all ranks, or a message of the driver; return whether all are there and equal."""
+        self._wait(driver, None)
+        return may_run_ahead(self._checksums[self._test].values(), self._size)
 
     @property
     def _size(self) -> int:
         return len(self._outboxes) + 1
 
-    def _listen(self, driver: Connection | None, milliseconds: int | None) -> None:
-        """Receive words until all ranks have sent theirs, the `driver` sends a message, or the time has passed."""
+    def _wait(self, driver: Connection | None, milliseconds: int | None) -> None:
+        """Receive checksums until all ranks have sent theirs, the `driver` sends a message, or the time has passed."""
         polled = poll()
         if driver is not None:
             polled.register(driver.fileno(), POLLIN)
         if self._inbox is not None:
             polled.register(_fileno(self._inbox), POLLIN)
-        while len(self._words[self._test]) < self._size:
+        while len(self._checksums[self._test]) < self._size:
             ready = {descriptor for descriptor, _ in polled.poll(milliseconds)}
             if not ready or (driver is not None and driver.fileno() in ready):
                 return
@@ -89,7 +92,7 @@ class Peers:
                 polled.unregister(ready.pop())
 
     def _read(self) -> bool:
-        """Read the received words; return False if no more can arrive."""
+        """Read the received checksums; return False if no more can arrive."""
         if self._inbox is None:
             return False
         try:
@@ -98,9 +101,9 @@ class Peers:
             return True
         except OSError:
             return False  # The test has closed the socket.
-        for rank, test, word in _RECORD.iter_unpack(data):
-            if test in self._words:
-                self._words[test][rank] = word
+        for rank, test, checksum in _RECORD.iter_unpack(data):
+            if test in self._checksums:
+                self._checksums[test][rank] = checksum
         return bool(data)
 
 
@@ -118,14 +121,13 @@ def receive(connection: Connection, ranks: int) -> list[tuple[socket, socket]]:
     return list(zip(ends[::2], ends[1::2], strict=True))
 
 
-def ends_of(rank: int, pairs: Sequence[tuple[socket, socket]]) -> list[socket]:
+def sockets_of(rank: int, pairs: Sequence[tuple[socket, socket]]) -> list[socket]:
     """Return the sockets that `rank` uses: the one that it reads, then those to its peers; empty for a single rank."""
     return [pairs[rank][0], *(outbox for other, (_, outbox) in enumerate(pairs) if other != rank)] if pairs else []
 
 
-def take(rank: int, pairs: Sequence[tuple[socket, socket]]) -> Peers:
-    """Return the peers of `rank`; close the sockets that it does not use in this process."""
+def open_channel(rank: int, pairs: Sequence[tuple[socket, socket]]) -> PeerChannel:
+    """Return the channel of `rank`; close the sockets that it does not use in this process."""
     for other, (inbox, outbox) in enumerate(pairs):
         (outbox if other == rank else inbox).close()
-    mine = ends_of(rank, pairs)
-    return Peers(rank, mine[0] if mine else None, mine[1:])
+    return PeerChannel(rank, sockets_of(rank, pairs))

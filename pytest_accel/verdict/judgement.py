@@ -104,7 +104,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     failing_leaks = leaks if phase.leaks == "fail" else [*phase.leak_errors]
     mismatch = compare_collectives(phase.finished)
     problems = [] if mismatch is None else [mismatch]
-    problems += [left.stale for left in finished if left.stale]
+    problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
         verdict = _fail(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
     differ = len({left.groups for left in finished}) > 1
@@ -203,7 +203,7 @@ def _leaks(finished: Mapping[int, Finished]) -> list[str]:
     """Return a line for each leak of the test, with the ranks in which it occurred."""
     ranks: dict[str, list[int]] = {}
     for rank, message in sorted(finished.items()):
-        for line in message.left:
+        for line in message.leaks:
             ranks.setdefault(line, []).append(rank)
     return [f"{ranks_text(leaking)} {line}" for line, leaking in ranks.items()]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record, account, group_label, read_record
+from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record, describe_waits, group_label, read_record
 
 
 def entry(
@@ -77,7 +77,7 @@ entries = st.dictionaries(st.sampled_from(sorted(entry(1))), values).map(lambda 
 @given(st.lists(entries, max_size=3), st.dictionaries(st.just("0"), values) | values)
 def test_whatever_a_record_says_can_be_told(given_entries: list[object], members: object) -> None:
     found = read_record(json.dumps({"entries": given_entries, "members": members}).encode())
-    account({0: found, 1: OPEN}, {})
+    describe_waits({0: found, 1: OPEN}, {})
 
 
 def test_numbers_that_are_none_make_no_record() -> None:
@@ -151,7 +151,7 @@ OPEN = record(entry(3), entry(4, done=False))
     ],
 )
 def test_who_waits_and_who_has_not_come(records: dict[int, Record], lines: list[str]) -> None:
-    assert account(records, {2: "test_x.py:9", 1: ""}) == lines
+    assert describe_waits(records, {2: "test_x.py:9", 1: ""}) == lines
 
 
 def test_collectives_that_differ() -> None:
@@ -160,7 +160,7 @@ def test_collectives_that_differ() -> None:
     tail = [HINT, "rank 1 is in all_reduce #1 (float32[4]); all ranks of the group have reached it"]
 
     def first(**passed: Any) -> list[str]:
-        told = account({0: record(entry(1, **passed)), 1: waits, 2: waits}, {})
+        told = describe_waits({0: record(entry(1, **passed)), 1: waits, 2: waits}, {})
         assert told[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1, 2 are")]
         return told[:1]
 
@@ -183,4 +183,4 @@ def test_collectives_that_may_be_uneven(operation: str, sizes: tuple[list[list[i
         rank: record(entry(1, operation, done=False, input_sizes=size, input_dtypes=kinds))
         for rank, (size, kinds) in enumerate(zip(sizes, types, strict=True))
     }
-    assert not [line for line in account(records, {}) if "different" in line]
+    assert not [line for line in describe_waits(records, {}) if "different" in line]

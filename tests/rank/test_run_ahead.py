@@ -9,33 +9,28 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_accel.rank.run_ahead import Peers, connect, go_on, word
+from pytest_accel.rank.run_ahead import PeerChannel, checksum, connect, may_run_ahead, sockets_of
 
 SAME = {"0": ((0, 1), 3)}
 
 
 def test_all_must_have_passed_alike() -> None:
-    said = word(SAME, 1)
-    assert go_on([said, word(dict(SAME), 1)], 2)
-    assert not go_on([said, word({"0": ((0, 1), 4)}, 1)], 2)
-    assert not go_on([said, word(SAME, 2)], 2)
-    assert not go_on([said, None], 2)
-    assert not go_on([None, None], 2)
-    assert not go_on([said], 2)
+    said = checksum(SAME, 1)
+    assert may_run_ahead([said, checksum(dict(SAME), 1)], 2)
+    assert not may_run_ahead([said, checksum({"0": ((0, 1), 4)}, 1)], 2)
+    assert not may_run_ahead([said, checksum(SAME, 2)], 2)
+    assert not may_run_ahead([said, None], 2)
+    assert not may_run_ahead([None, None], 2)
+    assert not may_run_ahead([said], 2)
 
 
 class Ranks:
-    """Peers of one process, each with a driver of its own."""
+    """PeerChannel of one process, each with a driver of its own."""
 
     def __init__(self, size: int) -> None:
         pairs = connect(size)
         self.sockets = [end for pair in pairs for end in pair]
-        self.peers = [
-            Peers(
-                rank, pairs[rank][0] if pairs else None, [out for other, (_, out) in enumerate(pairs) if other != rank]
-            )
-            for rank in range(size)
-        ]
+        self.peers = [PeerChannel(rank, sockets_of(rank, pairs)) for rank in range(size)]
         self.drivers: list[tuple[Connection, Connection]] = [Pipe() for _ in range(size)]
 
     def close(self) -> None:
@@ -63,20 +58,22 @@ def pair() -> Iterator[Ranks]:
 def test_ranks_that_pass_go_on(ranks: Ranks) -> None:
     for test in range(1, 20):
         for rank in ranks.peers:
-            rank.tell(test, 7)
-        assert all(rank.agree(driver) for rank, (driver, _) in zip(ranks.peers, ranks.drivers, strict=True))
+            rank.announce(test, 7)
+        assert all(
+            rank.wait_for_agreement(driver) for rank, (driver, _) in zip(ranks.peers, ranks.drivers, strict=True)
+        )
 
 
 def test_other_collectives_do_not_go_on(pair: Ranks) -> None:
     for number, rank in enumerate(pair.peers):
-        rank.tell(1, number)
-    assert not any(rank.agree(driver) for rank, (driver, _) in zip(pair.peers, pair.drivers, strict=True))
+        rank.announce(1, number)
+    assert not any(rank.wait_for_agreement(driver) for rank, (driver, _) in zip(pair.peers, pair.drivers, strict=True))
 
 
 def test_the_driver_is_heard_while_a_peer_is_silent(pair: Ranks) -> None:
-    pair.peers[0].tell(1, 7)
+    pair.peers[0].announce(1, 7)
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(pair.peers[0].agree(pair.drivers[0][0])))
+    thread = threading.Thread(target=lambda: answers.append(pair.peers[0].wait_for_agreement(pair.drivers[0][0])))
     thread.start()
     pair.drivers[0][1].send("another test")
     thread.join()
@@ -85,29 +82,29 @@ def test_the_driver_is_heard_while_a_peer_is_silent(pair: Ranks) -> None:
 
 def test_a_peer_may_have_passed_the_next_test_already(pair: Ranks) -> None:
     slow, fast = pair.peers
-    fast.tell(1, 7)
-    slow.tell(1, 7)
-    assert fast.agree(pair.drivers[1][0])
-    fast.tell(2, 8)
-    assert slow.agree(pair.drivers[0][0])
-    slow.tell(2, 8)
-    assert slow.agree(pair.drivers[0][0])
-    assert fast.agree(pair.drivers[1][0])
+    fast.announce(1, 7)
+    slow.announce(1, 7)
+    assert fast.wait_for_agreement(pair.drivers[1][0])
+    fast.announce(2, 8)
+    assert slow.wait_for_agreement(pair.drivers[0][0])
+    slow.announce(2, 8)
+    assert slow.wait_for_agreement(pair.drivers[0][0])
+    assert fast.wait_for_agreement(pair.drivers[1][0])
 
 
 def test_words_of_tests_that_the_driver_has_settled_are_forgotten(pair: Ranks) -> None:
     one, other = pair.peers
-    one.tell(1, 7)  # The other one failed.
-    other.tell(2, 9)
-    one.tell(2, 9)
-    assert one.agree(pair.drivers[0][0])
-    assert other.agree(pair.drivers[1][0])
+    one.announce(1, 7)  # The other one failed.
+    other.announce(2, 9)
+    one.announce(2, 9)
+    assert one.wait_for_agreement(pair.drivers[0][0])
+    assert other.wait_for_agreement(pair.drivers[1][0])
 
 
 def test_a_peer_that_is_gone_leaves_the_driver_to_be_heard(pair: Ranks) -> None:
     _, others, its, _ = pair.sockets
     others.close()
     its.close()
-    pair.peers[0].tell(1, 7)
+    pair.peers[0].announce(1, 7)
     pair.drivers[0][1].close()
-    assert not pair.peers[0].agree(pair.drivers[0][0])
+    assert not pair.peers[0].wait_for_agreement(pair.drivers[0][0])

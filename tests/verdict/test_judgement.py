@@ -453,7 +453,7 @@ def test_ranks_that_made_unlike_numbers_of_groups_do_not_fail_but_are_ended() ->
 
 
 def test_stale_fixtures_fail_the_teardown() -> None:
-    verdict = at_the_end(Finished(1, {}), Finished(1, {}, stale="left by test_a:\nValueError: x"))
+    verdict = at_the_end(Finished(1, {}), Finished(1, {}, late_teardown_error="left by test_a:\nValueError: x"))
     assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RanksDisagree, "left by test_a:")
     assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
 
@@ -462,7 +462,7 @@ def test_stale_fixtures_fail_the_teardown() -> None:
     ("leaks", "outcome", "warnings"), [("off", "passed", 0), ("warn", "passed", 1), ("fail", "failed", 0)]
 )
 def test_a_leak_is_treated_as_the_user_wants(leaks: str, outcome: str, warnings: int) -> None:
-    leak = Finished(1, {}, left=("left a thread running",))
+    leak = Finished(1, {}, leaks=("left a thread running",))
     verdict = at_the_end(leak, leak, leaks=leaks)
     assert (verdict.outcome, len(verdict.leak_warnings)) == (outcome, warnings)
     assert verdict.error is (LeftBehind if outcome == "failed" else None)
@@ -470,13 +470,13 @@ def test_a_leak_is_treated_as_the_user_wants(leaks: str, outcome: str, warnings:
 
 
 def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
-    leak = Finished(1, {}, left=("left this", "left that"))
+    leak = Finished(1, {}, leaks=("left this", "left that"))
     verdict = at_the_end(leak, leaks="warn", leak_errors=["rank 0 left that"])
     assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
 
 
 def test_the_end_of_the_test_is_not_reported_in_addition_to_a_failure() -> None:
-    bad = Finished(1, {}, left=("left a file",), stale="an error")
+    bad = Finished(1, {}, leaks=("left a file",), late_teardown_error="an error")
     assert at_the_end(bad, failed_before=True).outcome == "passed"
     verdict = judged(failed(0), when="teardown", finished={0: bad})
     assert verdict.message == "assert 0 == 1"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.rank.lockstep import (
+from pytest_accel.rank.example_steps import (
     Conclusion,
     Draw,
     End,
@@ -50,9 +50,9 @@ def opening(name: str, constants: int = 0) -> Opening:
         ([end("rejected"), end()], "rejected"),
         ([end("rejected"), draw()], "rejected"),
         ([end("skipped"), end("skipped")], "skipped"),
-        ([draw(), draw()], "goes on"),
-        ([opening("test_x"), opening("test_x", constants=1)], "goes on"),
-        ([Fetch(0.0, ["a"]), Fetch(1.0, [])], "goes on"),
+        ([draw(), draw()], "continues"),
+        ([opening("test_x"), opening("test_x", constants=1)], "continues"),
+        ([Fetch(0.0, ["a"]), Fetch(1.0, [])], "continues"),
         # A failure that the ranks cannot shrink together.
         ([end(drawn="6"), end("failed")], "broken"),
         ([draw("6"), end("failed")], "broken"),

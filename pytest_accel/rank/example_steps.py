@@ -1,0 +1,206 @@
+"""Messages between the ranks of a property-based test, and the conclusions that the ranks draw from them.
+
+Every rank draws the examples of such a test itself, from the same seed. At each step (an example has ended, the test
+draws more values, ...) each rank sends its step to the others, and all ranks come to the same conclusion. The functions
+are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pytest_accel.core.rank_names import ranks_text
+
+Outcome = Literal["passed", "stopped", "rejected", "skipped", "failed"]
+"""Outcome of an example on one rank: ``stopped`` by Hypothesis's engine, ``rejected`` by ``assume``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that ended an example on one rank, in a form that other ranks can show."""
+
+    module: str
+    qualname: str
+    text: str
+    path: str
+    line: int
+    origin: str
+    """Identifies the bug: equal for all failures that Hypothesis counts as the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Step: a test with examples begins."""
+
+    at: float
+    """Time on this rank's clock. All ranks use the time of rank 0."""
+    name: str
+    seed: int | None
+    """The seed that this rank would use; None: the suite has fixed it."""
+    database: bool
+    """True if this rank has a database for failing examples."""
+    constants: int
+    """Checksum of the constants in the suite's modules, which Hypothesis sometimes draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Step: rank 0 reads examples from the database for all ranks."""
+
+    at: float
+    examples: list[str]
+    """The examples in base64; empty except on rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Step: the body of the test draws more values."""
+
+    at: float
+    drawn: str
+    """Checksum of all values drawn for the example until now."""
+    shown: str
+    """The last of these values, as text for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Step: an example has ended."""
+
+    at: float
+    drawn: str
+    shown: str
+    outcome: Outcome
+    seconds: float
+    targets: dict[str, float]
+    """The values that the test has passed to ``target()``, by label."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Step: the rank takes no more steps in this test."""
+
+    at: float
+    failure: Failure | None
+
+
+Step = Opening | Fetch | Draw | End | Leave
+_KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fetch, Draw, End, Leave)}
+
+
+def to_record(step: Step) -> dict[str, Any]:
+    """Return `step` as a dict that can be serialized as JSON."""
+    return {"kind": type(step).__name__, **asdict(step)}
+
+
+def from_record(record: Mapping[str, Any]) -> Step:
+    """Return the step that :func:`to_record` serialized as `record`; raise ValueError if `record` is not valid."""
+    fields = dict(record)
+    kind = _KINDS.get(str(fields.pop("kind", None)))
+    try:
+        if kind is None:
+            raise TypeError("unknown kind")
+        if isinstance(failure := fields.get("failure"), dict):
+            fields["failure"] = Failure(**failure)
+        return kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"a record of another rank is not a step of a test: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The result of a step, equal on all ranks."""
+
+    outcome: Outcome | Literal["continues", "broken", "left", "different"]
+    """The outcome of the example on all ranks, or one of:
+
+    ``continues``: the example, or the test, goes on. ``broken``: an example has failed, or only some ranks skipped it,
+    and the ranks cannot continue together. ``left``: a rank takes no more steps. ``different``: the ranks took
+    different steps or drew different examples.
+    """
+    rank: int = 0
+    """The rank of `failure`, or the one that rejected the example or left."""
+    failure: Failure | None = None
+    text: str = ""
+    """The difference between the ranks, for messages."""
+    targets: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    """The time of the slowest rank."""
+    slowest: int = 0
+
+
+def conclude(steps: Sequence[Step]) -> Conclusion:
+    """Return the conclusion from the `steps` of all ranks, which are in the order of the ranks.
+
+    An example that fails or is rejected on one rank fails or is rejected on all ranks. A failure has precedence.
+    """
+    for rank, step in enumerate(steps):
+        if isinstance(step, Leave):
+            return Conclusion("left", rank, step.failure, f"rank {rank} has ended the test")
+    if len({type(step) for step in steps}) == 1 and not isinstance(steps[0], End):
+        same = len({_identity(step) for step in steps}) == 1
+        return Conclusion("continues") if same else Conclusion("different", text=_differences(steps))
+    ends = {rank: step for rank, step in enumerate(steps) if isinstance(step, End)}
+    draws = [step for step in steps if isinstance(step, Draw)]
+    if len(ends) + len(draws) < len(steps):
+        return Conclusion("different", text=_differences(steps))
+    return _conclude_example(steps, ends)
+
+
+def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclusion:
+    """Return the conclusion of an example that has ended on some ranks, while the other ranks draw more values."""
+    ranks: dict[Outcome, list[int]] = {}
+    for rank, end in ends.items():
+        ranks.setdefault(end.outcome, []).append(rank)
+    in_step = len({_identity(step) for step in steps}) == 1 and (len(ranks) == 1 or "stopped" not in ranks)
+    if "failed" in ranks:
+        rank = ranks["failed"][0]
+        return Conclusion("failed" if in_step else "broken", rank, ends[rank].failure)
+    if not in_step:
+        return Conclusion("different", text=_differences(steps))
+    if "skipped" in ranks:
+        if len(ranks["skipped"]) == len(steps):
+            return Conclusion("skipped")
+        ran = [rank for rank in range(len(steps)) if rank not in ranks["skipped"]]
+        text = f"the ranks disagree about an example: {ranks_text(ranks['skipped'])} skipped, {ranks_text(ran)} ran"
+        return Conclusion("broken", text=text)
+    if "rejected" in ranks:
+        return Conclusion("rejected", ranks["rejected"][0])
+    if len(ends) < len(steps):
+        return Conclusion("different", text=_differences(steps))
+    targets: dict[str, float] = {}
+    for end in ends.values():
+        for label, value in end.targets.items():
+            targets[label] = max(value, targets.get(label, value))
+    slowest = max(ends, key=lambda rank: ends[rank].seconds)
+    outcome: Outcome = "stopped" if "stopped" in ranks else "passed"
+    return Conclusion(outcome, targets=targets, seconds=ends[slowest].seconds, slowest=slowest)
+
+
+def _identity(step: Step) -> object:
+    if isinstance(step, Opening):
+        return step.name
+    return step.drawn if isinstance(step, (Draw, End)) else None
+
+
+def _differences(steps: Sequence[Step]) -> str:
+    ranks: dict[str, list[int]] = {}
+    for rank, step in enumerate(steps):
+        ranks.setdefault(_describe(step), []).append(rank)
+    if len(ranks) == 1:  # The texts are equal because they show only the last values: add the checksums.
+        ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
+    steps_text = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
+    return f"the ranks drew different examples ({steps_text}): what a test draws must not depend on the rank"
+
+
+def _describe(step: Step) -> str:
+    if isinstance(step, Opening):
+        return f"began the examples of {step.name}"
+    if isinstance(step, Draw):
+        return f"drew {step.shown} and draws more"
+    if isinstance(step, End):
+        return f"drew {step.shown}"
+    return "read the example database"

@@ -1,0 +1,82 @@
+"""Rendezvous of process groups that tests create: at the world's store, whatever address a test names."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any
+
+from pytest_accel.rank import group_state
+from pytest_accel.rank.rank_environment import AGENT_STORE, host_of
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from pytest_accel.rank.context import RankContext
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def use_world_store(context: RankContext, port: int) -> None:
+    """Make process groups that tests create at an address (host and port) use the world's store for their rendezvous.
+
+    `TORCHELASTIC_USE_AGENT_STORE` makes every rank a client, so ranks would wait at an address where no store is
+    served. If rank 0 served a store there, two worlds could not use the same address at the same time, and a rank that
+    creates its next group before rank 0 has destroyed the previous one would read the old group's keys. So each group
+    has its own keys in the world's store: by port, size, number of the group at this port and, for some ranks at a
+    loopback address, machine.
+
+    Code that sets the variable to another value, for a group with processes that are not ranks of this world, gets
+    torch's own store at its address, except at the world's own `port`.
+    """
+    import torch.distributed as dist
+
+    # torch.distributed has a function of the same name.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    original = rendezvous._create_c10d_store
+
+    def create(
+        hostname: str, at: int, rank: int, world_size: int, timeout: timedelta, *options: Any, **named: Any
+    ) -> Store:
+        agent = os.environ.get(AGENT_STORE) == "True"
+        if world_size > context.spec.ranks or not (agent or at == port):
+            # The group has other processes. At the world's own port all are clients, because its store is served there.
+            with contextlib.nullcontext() if at == port else _without_agent_store():
+                store: Store = original(hostname, at, rank, world_size, timeout, *options, **named)
+                return store
+        group_state.start_recorder(context)
+        served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
+        node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
+        place = f"init/{context.tests}/{node}/{at}/{world_size}"
+        turn = served.add(f"{place}/turns/{rank}", 1)
+        return dist.PrefixStore(f"{place}/{turn}", served)
+
+    rendezvous._create_c10d_store = create
+
+
+def let_children_serve() -> None:
+    """Unset the variable for the agent's store in processes that `multiprocessing` spawns, so that they can serve one.
+
+    Processes that it forks inherit the function that :func:`use_world_store` has replaced.
+    """
+    start = util.spawnv_passfds
+
+    def start_without(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        with _without_agent_store():
+            return start(path, args, passfds)
+
+    util.spawnv_passfds = start_without
+
+
+@contextlib.contextmanager
+def _without_agent_store() -> Iterator[None]:
+    before = os.environ.pop(AGENT_STORE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[AGENT_STORE] = before

@@ -1,0 +1,113 @@
+"""The process groups of a rank: their names, members and numbers of collectives, and torch's record of these.
+
+Runs in ranks only.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pytest_accel.core.frames import place_of_main_thread
+from pytest_accel.core.paths import flight_path
+from pytest_accel.rank import flight_recorder
+from pytest_accel.rank.collectives import DEFAULT_GROUP
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from pytest_accel.rank.context import RankContext
+
+
+def all_groups() -> list[ProcessGroup]:
+    """Return this rank's process groups."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def label(group: ProcessGroup) -> str:
+    """Return the name of `group`; `DEFAULT_GROUP` for the default one."""
+    import torch.distributed as dist
+
+    return DEFAULT_GROUP if group is dist.group.WORLD else str(group.group_name)
+
+
+def group_names() -> set[str]:
+    """Return the names of this rank's process groups."""
+    return {str(group.group_name) for group in all_groups()}
+
+
+def _members() -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group to which this rank belongs, by the group's name."""
+    import torch.distributed as dist
+
+    return {label(group): tuple(dist.get_process_group_ranks(group)) for group in all_groups()}
+
+
+def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Return the ranks and the number of issued collectives of each group to which this rank belongs, by its name.
+
+    Groups of backends that do not number collectives are left out; gloo and nccl number them. The result is empty if
+    torch does not number the ranks as the world does: equal names do not mean the same group on all ranks then.
+    """
+    import torch.distributed as dist
+
+    numbers: dict[str, tuple[tuple[int, ...], int]] = {}
+    groups = all_groups() if _is_numbered_as_its_world(context) else []
+    world = dist.group.WORLD if groups else None
+    for group in groups:
+        try:
+            number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        except RuntimeError:
+            continue
+        name = DEFAULT_GROUP if group is world else str(group.group_name)
+        numbers[name] = (tuple(dist.get_process_group_ranks(group)), number)
+    return numbers
+
+
+def created_count() -> int:
+    """Return how many groups torch has numbered in this rank. torch derives the name of the next group from it."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._world.group_count if dist.is_available() else 0
+
+
+def start_recorder(context: RankContext) -> None:
+    """Start the thread for the record of collectives, unless it runs.
+
+    Call this before the first process group only, not earlier: a process with threads is unsafe to fork.
+    """
+    if not context.recorder_started:
+        context.recorder_started = True
+        path = flight_path(context.session.directory, context.spec.world, context.rank)
+        flight_recorder.watch(path, partial(_flight_record, context))
+
+
+def _flight_record(context: RankContext) -> dict[str, object]:
+    """Return torch's record of this rank's collectives, its groups' members and counts, and its place in the code.
+
+    The record has no collectives if torch does not number the ranks as the world does.
+    """
+    from torch._C import _distributed_c10d
+
+    if not _is_numbered_as_its_world(context):
+        return {"entries": [], "place": place_of_main_thread()}
+    # The function is not public, but torch's own analyzer (torch.distributed.flight_recorder) reads the same record.
+    record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    numbers = {name: number for name, (_, number) in collectives(context).items()}
+    return {**record, "members": _members(), "numbers": numbers, "place": place_of_main_thread()}
+
+
+def _is_numbered_as_its_world(context: RankContext) -> bool:
+    """Return whether torch numbers the ranks as the world does. It does not in a group that only some ranks created."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    if dist.group.WORLD is context.default_group:
+        return True
+    return (dist.get_rank(), dist.get_world_size()) == (context.rank, context.spec.ranks)

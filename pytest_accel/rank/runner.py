@@ -1,0 +1,246 @@
+"""The execution of one test at a time in a rank, by pytest's own protocol, and the reports that the driver gets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from traceback import format_exc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.paths import progress_path
+from pytest_accel.core.rank_messages import (
+    CannotRun,
+    ExceptionSketch,
+    ExitRequest,
+    ExtraReport,
+    Finished,
+    PhaseReport,
+    RunTest,
+    WarningSketch,
+)
+from pytest_accel.core.serialization import sketch, sketch_warning
+from pytest_accel.core.shims import forget_sections
+from pytest_accel.rank import group_state, rank_data, report_serialization, run_ahead, torch_devices
+from pytest_accel.rank.captured_output import CapturedOutput
+from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
+from pytest_accel.rank.context import RankContext
+from pytest_accel.rank.debugger import RankDebugger
+from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
+from pytest_accel.rank.progress_file import ProgressFile
+from pytest_accel.rank.rank_log import RankLog
+
+if TYPE_CHECKING:
+    from pytest_accel.rank.lockstep import Lockstep
+
+_NO_LOCKSTEP = nullcontext()
+"""Replaces the lock-step in a world with one rank, or in a suite without Hypothesis."""
+
+
+@dataclass(slots=True, eq=False)
+class _Test:
+    """The state of one test, from its request to its last message."""
+
+    driver: DriverConnection
+    request: RunTest
+    item: pytest.Item | None = None
+    """None until the test is found, and if its file is skipped."""
+    late_teardown_error: str | None = None
+    """Text of an error in the teardown of fixtures that an earlier test had left set up; None: no error."""
+    lockstep: Lockstep | None = None
+    """Set if the test may run examples of Hypothesis."""
+    exception: ExceptionSketch | None = None
+    """The exception of the phase whose report is made next."""
+    only_passed: bool = True
+    """False once the test has reported a subtest, or a phase that did not pass."""
+    closed_streams: bool = False
+    """True if the test has closed pytest's capture streams."""
+    warnings: list[WarningSketch] = field(default_factory=list)
+
+
+class TestRunner:
+    """Pytest plugin that runs the requested tests and sends their results; one for each rank."""
+
+    def __init__(
+        self, context: RankContext, collector: RankCollector, debugger: RankDebugger, leak_check: LeakCheck
+    ) -> None:
+        self._context = context
+        self._collector = collector
+        self._debugger = debugger
+        self._leak_check = leak_check
+        session, world, rank = context.session, context.spec.world, context.rank
+        self._log = RankLog(session, world, rank, context.spec.ranks)
+        self._captured = CapturedOutput(session.directory, world, rank)
+        self._progress = ProgressFile(progress_path(session.directory, world, rank))
+        self._test: _Test
+        """The running test, or the last one."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
+        self._config = session.config
+        self._log.open()
+        self._captured.open(session.config)
+        self._debugger.install(session.config)
+        return (yield)
+
+    def run(self, session: pytest.Session, driver: DriverConnection, request: RunTest) -> bool:
+        """Run the test that `driver` has requested, and send its results.
+
+        Return whether this rank has announced to its peers that the test has passed and left nothing behind.
+        """
+        self._context.tests += 1
+        self._log.begin(request.node)
+        self._captured.begin()
+        test = self._test = _Test(driver, request)
+        torch_devices.reset_peak_memory(self._context.torch_device)
+        try:
+            item = self._collector.find(session, request.node)
+            vars(item)["location"] = request.location  # The cache of pytest's property, which would read the file.
+            following = self._collector.following(session, item, request)
+            test.late_teardown_error = self._collector.tear_down_unshared(item)
+        except FileSkipped as skipped:
+            self._report_skipped(skipped.longrepr)
+            return self._finish(test)
+        except (LookupError, NotCollected) as error:
+            driver.send(CannotRun(str(error)))
+            return False
+        except Exception:
+            driver.send(CannotRun(format_exc()))
+            return False
+        self._leak_check.begin(self._collector.activity)
+        test.item = item
+        session.items, session.testscollected = [item], 1
+        forget_sections(item)
+        self._debugger.driver = driver
+        try:
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except pytest.exit.Exception as error:
+            driver.send(ExitRequest(request.serial, str(error.msg), error.returncode))
+            return False
+        except KeyboardInterrupt:
+            driver.send(ExitRequest(request.serial, "KeyboardInterrupt was raised in the test", None))
+            return False
+        finally:
+            self._debugger.end()
+            self._debugger.driver = None
+        self._collector.keep_setup(item, following)
+        return self._finish(test)
+
+    def _report_skipped(self, longrepr: Any) -> None:
+        """Report a test whose file was skipped as pytest reports a skipped test."""
+        for when, outcome, why in (("setup", "skipped", longrepr), ("teardown", "passed", None)):
+            report = pytest.TestReport("", ("", None, ""), {}, outcome, why, when)  # type: ignore[arg-type]
+            self.pytest_runtest_logreport(report)
+
+    def _finish(self, test: _Test) -> bool:
+        """Send the result of a test that has run; return whether this rank has announced that it has passed."""
+        context = self._context
+        try:
+            leaks = self._leak_check.end(closed_streams=test.closed_streams)
+            collectives, groups = group_state.collectives(context), group_state.created_count()
+            peak = torch_devices.peak_memory(context.torch_device)
+        except Exception as error:
+            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
+        passed = test.only_passed and test.late_teardown_error is None and leaks == CLEAN
+        finished = Finished(
+            test.request.serial,
+            collectives,
+            warnings=tuple(test.warnings),
+            late_teardown_error=test.late_teardown_error,
+            kill_reason=leaks.kill_reason,
+            leaks=leaks.lines,
+            groups=groups,
+            properties={} if peak is None else {"accel_peak_memory": peak},
+            checksum=run_ahead.checksum(collectives, groups) if passed else None,
+            retire=leaks.retire,
+        )
+        test.driver.finish(context.tests, finished)
+        return passed
+
+    # Hooks, called while a test runs
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        """Run the test in lock-step, wait for its devices, and check whether it has closed pytest's capture streams."""
+        __tracebackhide__ = True
+        try:
+            with self._run_in_lockstep():
+                result = yield
+            torch_devices.wait_for_devices(self._context)
+            return result
+        finally:
+            # A test may have replaced the streams with objects of any kind.
+            self._test.closed_streams = any(
+                getattr(stream, "closed", False) is True for stream in (sys.stdout, sys.stderr)
+            )
+
+    def _run_in_lockstep(self) -> AbstractContextManager[None]:
+        """Make Hypothesis run the same examples as on the other ranks, if the suite has imported it."""
+        if "hypothesis" not in sys.modules or self._context.spec.ranks == 1:
+            return _NO_LOCKSTEP
+        from pytest_accel.rank import hypothesis_engine, lockstep
+
+        hypothesis_engine.install()
+        self._test.lockstep = lockstep.Lockstep(self._context)
+        return lockstep.active(self._test.lockstep)
+
+    def pytest_warning_recorded(
+        self, warning_message: Any, when: str, nodeid: str, location: tuple[str, int, str] | None
+    ) -> None:
+        if when == "runtest":
+            self._test.warnings.append(sketch_warning(warning_message, location))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        failure = call.excinfo.value if call.excinfo is not None and report.failed else None
+        self._test.exception = None if failure is None else sketch(failure)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Send the report to the driver; queue it if the phase has passed."""
+        test = self._test
+        test.driver.exit_if_forked(report)
+        self._debugger.end()
+        self._log.end_phase()
+        self._captured.end_phase()
+        plugin_data: dict[str, Any] = {}
+        if test.item is not None and type(report) is pytest.TestReport:
+            plugin_data, invalid = report_serialization.collect_rank_data(test.item, report)
+            test.exception = invalid or test.exception
+        data = report_serialization.serialize(self._config, report)
+        if plugin_data:
+            data[rank_data.KEY] = plugin_data
+        serial = test.request.serial
+        if data.get("$report_type") != "TestReport":
+            test.only_passed = False
+            test.driver.send(ExtraReport(serial, data))
+            return
+        now = monotonic() + self._context.session.clock
+        if report.failed and test.lockstep is not None and test.lockstep.failed_at is not None:
+            # This rank has already waited for the others in the example that failed here. Report the time of the
+            # failure, so that the driver does not give them the grace period again.
+            now = test.lockstep.failed_at + self._context.session.clock
+        phase_report = PhaseReport(serial, report.when, data, now, test.exception)
+        test.exception = None
+        if not report.passed:
+            test.only_passed = False
+            test.driver.send(phase_report)
+            return
+        if plugin_data and report.when != "teardown":
+            # Send it before note(), from which the driver may learn that the phase has passed.
+            test.driver.send(phase_report)
+        else:
+            test.driver.queue(phase_report)
+        if report.when != "teardown":
+            self._captured.keep(data["sections"])
+            self._progress.note(serial, 1 if report.when == "setup" else 2, now)

@@ -1,0 +1,91 @@
+"""The conversation of a rank with a driver."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.core import unix_sockets
+from pytest_accel.core.rank_messages import Finished, NodeRef, Ready, Retire, RunTest
+from pytest_accel.rank.driver_connection import DriverConnection
+from pytest_accel.rank.run_ahead import PeerChannel, connect, sockets_of
+
+
+def request(serial: int, *, ahead: bool = False) -> RunTest:
+    return RunTest(serial, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None, ahead=ahead)
+
+
+class World:
+    """Rank 0 of a world with two ranks, its driver, and the channel of rank 1."""
+
+    def __init__(self, folder: Path) -> None:
+        path = str(folder / "rank")
+        self._listener = unix_sockets.listen(path, 1)
+        self.driver = Connection(unix_sockets.connect(path).detach())
+        self._pairs = connect(2)
+        self.peer = PeerChannel(1, sockets_of(1, self._pairs))
+        self.rank = DriverConnection(self._listener, PeerChannel(0, sockets_of(0, self._pairs)))
+
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self.driver.send_bytes(pickle.dumps(message))
+
+    def close(self) -> None:
+        self.rank.close()
+        self.driver.close()
+        for end in (self._listener, *(end for pair in self._pairs for end in pair)):
+            end.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_queued_messages_are_sent_with_the_next_one_in_order(world: World) -> None:
+    world.rank.queue("setup")
+    world.rank.queue("call")
+    assert not world.driver.poll()
+    world.rank.send(Ready())
+    assert world.driver.recv() == ("setup", "call", Ready())
+    world.rank.send("next")
+    assert world.driver.recv() == ("next",)
+
+
+def test_a_test_that_was_sent_ahead_begins_when_all_ranks_have_passed(world: World) -> None:
+    world.rank.finish(1, Finished(1, {}, checksum=7))
+    world.peer.announce(1, 7)
+    world.send(request(2, ahead=True))
+    assert world.rank.receive(announced=True) == request(2, ahead=True)
+
+
+def test_a_test_that_was_sent_ahead_is_replaced_if_a_rank_has_not_passed(world: World) -> None:
+    world.send(request(2, ahead=True), request(3))
+    assert world.rank.receive(announced=False) == request(3)
+
+
+def test_ranks_that_disagree_wait_for_the_driver(world: World) -> None:
+    world.rank.finish(1, Finished(1, {}, checksum=7))
+    world.peer.announce(1, 8)
+    world.send(request(2, ahead=True), Retire())
+    assert world.rank.receive(announced=True) == Retire()
+
+
+def test_the_test_after_the_next_one_says_that_the_next_one_may_begin(world: World) -> None:
+    world.rank.finish(1, Finished(1, {}, checksum=7))
+    world.send(request(2, ahead=True), request(3, ahead=True), request(4))
+    assert world.rank.receive(announced=True) == request(2, ahead=True)
+    assert world.rank.receive(announced=False) == request(4)
+
+
+def test_a_driver_that_has_gone_ends_the_conversation(world: World) -> None:
+    world.driver.close()
+    world.rank.send("dropped")
+    with pytest.raises((EOFError, OSError)):
+        world.rank.receive(announced=False)
