@@ -10,9 +10,9 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed, Near, Share
 from pytest_accel.core.kinds import ALL_KINDS, check_kind, name_kinds
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.requirement import RankNeed, Requirement
 from pytest_accel.core.units import parse_capability, parse_memory
-from pytest_accel.marks import Marks
 
 
 class MarkError(Exception):

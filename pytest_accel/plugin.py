@@ -11,6 +11,7 @@ import pytest
 
 from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
+from pytest_accel.core.marks import MARKER_LINES, MarkFinder
 from pytest_accel.core.stash_keys import OUTER, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
@@ -30,7 +31,6 @@ from pytest_accel.fixtures import (
     world_size,
     world_store,
 )
-from pytest_accel.marks import MARKER_LINES, MarkFinder
 from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
 from pytest_accel.settings import options
 

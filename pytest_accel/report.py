@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core.marks import foreign_marks
 from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
-from pytest_accel.marks import foreign_marks
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import is_distributed
 

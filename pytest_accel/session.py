@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.core.launcher_env import without_local_rank
+from pytest_accel.core.marks import MarkFinder, Marks
 from pytest_accel.core.preload_discovery import installed_plugins
 from pytest_accel.core.stash_keys import MARKED, OUTER
-from pytest_accel.marks import MarkFinder, Marks
 from pytest_accel.settings.options import Settings, is_distributed, planned_machine
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed, Share
 from pytest_accel.core.kinds import kinds
+from pytest_accel.core.marks import MARKER_LINES, MarkFinder, Marks
 from pytest_accel.core.requirement import RankNeed, Requirement
 from pytest_accel.mark_arguments import MarkError, requirement, world_sizes
-from pytest_accel.marks import MARKER_LINES, MarkFinder, Marks
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -301,7 +301,7 @@ def test_registration_lines_give_the_signatures() -> None:
 CONFTEST = """
 import pytest
 from pytest_accel.mark_arguments import world_sizes
-from pytest_accel.marks import MARKER_LINES, MarkFinder
+from pytest_accel.core.marks import MARKER_LINES, MarkFinder
 
 finder = MarkFinder()
 

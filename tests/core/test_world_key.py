@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.marks import Marks
 from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.world_key import Traits, WorldKey, key_for
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.mark_arguments import requirement
-from pytest_accel.marks import Marks
 
 devices, distributed = pytest.mark.devices, pytest.mark.distributed
 
