@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_accel import mark_arguments
+from pytest_accel.core import marks
 
 _FORM = "PATTERN: devices(...) or PATTERN: distributed(...), with a blank after the colon and literal arguments"
 _MARKS = ("devices", "distributed")
@@ -70,8 +70,8 @@ def _parse(line: str) -> Rule:
         raise RuleError(f"{line!r}: must be {_FORM}")
     decorator = _parse_mark(line, match["call"])
     try:
-        mark_arguments.check(decorator.mark)
-    except mark_arguments.MarkError as error:
+        marks.check(decorator.mark)
+    except marks.MarkError as error:
         raise RuleError(f"{line!r}: {error}") from None
     return Rule(line, match["pattern"].rstrip().removesuffix("/"), decorator)
 

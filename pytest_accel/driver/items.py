@@ -13,13 +13,13 @@ import pytest
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_messages import ExceptionSketch, NodeRef, WarningSketch, When
 from pytest_accel.core.rank_names import ranks_text
-from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.shims import leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import PHASES
 from pytest_accel.driver import repro_command
+from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.log_capture_bypass import without_rank_hooks
 from pytest_accel.driver.world import World
 from pytest_accel.rank import rank_data
@@ -65,14 +65,9 @@ def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
 class MarkedItem:
     """State of an item with marks, and the phases that replace the item's own. Stored in the item's stash."""
 
-    def __init__(
-        self, item: pytest.Item, requirement: Requirement, key: WorldKey, missing: str | None, driver: Runner
-    ) -> None:
-        """`missing` is the reason why the test cannot run on this machine; None if it can."""
+    def __init__(self, item: pytest.Item, plan: ItemPlan, driver: Runner) -> None:
         self.item = item
-        self.requirement = requirement
-        self.key = key
-        self.missing = missing
+        self.plan = plan
         self.following: MarkedItem | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False
@@ -111,6 +106,16 @@ class MarkedItem:
             setattr(self.item, name, getattr(self, name))
         leave_fixtures_to_ranks(self.item)
         self.item.__class__ = without_rank_hooks(type(self.item))
+
+    @property
+    def key(self) -> WorldKey:
+        """Key of the world in which the test runs."""
+        return self.plan.key
+
+    @property
+    def missing(self) -> str | None:
+        """Reason why the test cannot run on this machine; None if it can."""
+        return self.plan.missing
 
     @property
     def has_begun(self) -> bool:
@@ -224,7 +229,7 @@ class MarkedItem:
         __tracebackhide__ = True
         world = self._world
         assert world is not None
-        timeout = left = self.requirement.timeout or self._driver.settings.timeout
+        timeout = left = self.plan.timeout or self._driver.settings.timeout
         if self._time_limit is not None and self._time_limit[1] - monotonic() < timeout:
             timeout, left = self._time_limit[0], max(0.0, self._time_limit[1] - monotonic())
         try:
