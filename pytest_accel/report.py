@@ -102,21 +102,15 @@ class ReportHooks:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
-        missing = Counter(
-            report.accel_missing
-            for reports in terminalreporter.stats.values()
-            for report in reports
-            if hasattr(report, "accel_missing")
-        )
+        reports = [report for reports in terminalreporter.stats.values() for report in reports]
+        missing = Counter(report.accel_missing for report in reports if hasattr(report, "accel_missing"))
         if missing:
             word = "failed" if self._session.settings.strict else "skipped"
-            total = sum(missing.values())
-            terminalreporter.section(f"accel: {total} {word} for missing hardware", sep="-")
+            terminalreporter.section(f"accel: {missing.total()} {word} for missing hardware", sep="-")
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
         retried = {
             (report.nodeid, text)
-            for reports in terminalreporter.stats.values()
             for report in reports
             for name, text in getattr(report, "user_properties", ())
             if name == RETRIED
@@ -125,12 +119,7 @@ class ReportHooks:
             terminalreporter.section("accel: retried, since the world died (--accel-retry-dead)", sep="-")
             for nodeid, text in sorted(retried):
                 terminalreporter.write_line(f"{nodeid}: {text}")
-        reruns = [
-            report.accel_rerun
-            for reports in terminalreporter.stats.values()
-            for report in reports
-            if hasattr(report, "accel_rerun")
-        ]
+        reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
         if reruns:
             terminalreporter.section("rerun", sep="-")
             for command in reruns:
