@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Effort, Figure
 from benchmarks.peers import isolate_python
-from benchmarks.virtual import Machine, Test
+from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
 from pytest_accel.schedule.backlog import Backlog, Need, Task
@@ -114,7 +114,9 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 }
 
 
-def ours(machine: Machine, expected: Sequence[float | None], *, largest_batch: int | None = None) -> DeviceScheduling:
+def ours(
+    machine: UniformMachine, expected: Sequence[float | None], *, largest_batch: int | None = None
+) -> DeviceScheduling:
     """The scheduler, as a session makes it."""
     numbers: dict[tuple[int, float], int] = {}
     needs: list[Need] = []
@@ -164,7 +166,7 @@ class FirstCome:
             node.machine.wake(node)
 
 
-class Polling(Machine):
+class Polling(UniformMachine):
     """Devices as pytest-isolate 0.0.17 gives them out (its ``resource_management.py``).
 
     A test looks every 0.1 s whether there is enough for it, and takes it. Nobody queues, and nothing is kept for a
@@ -187,7 +189,7 @@ class Polling(Machine):
         self._begin(worker, index, tuple((device, parts) for device in devices), 0)
 
 
-def xdists(name: str, machine: Machine) -> Any:
+def xdists(name: str, machine: UniformMachine) -> Any:
     """One of xdist's own schedulers."""
     from xdist import scheduler
 
@@ -198,7 +200,7 @@ def xdists(name: str, machine: Machine) -> Any:
     return made
 
 
-SCHEDULERS: dict[str, Callable[[Machine, random.Random], Any]] = {
+SCHEDULERS: dict[str, Callable[[UniformMachine, random.Random], Any]] = {
     "ours, with history": lambda machine, draw: ours(
         machine, [test.seconds * draw.lognormvariate(0, 0.1) for test in machine.tests]
     ),
@@ -216,7 +218,7 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
     for seed in range(seeds):
         tests = MIXES[mix](random.Random(seed))
         bound = lower_bound([(test.size, test.seconds) for test in tests], DEVICES, workers)
-        kind = Polling if scheduler.startswith("pytest-isolate") else Machine
+        kind = Polling if scheduler.startswith("pytest-isolate") else UniformMachine
         machine = kind(tests, DEVICES, workers)
         found.append(machine.play(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
     return found
@@ -230,7 +232,7 @@ def thought(count: int) -> list[float]:
         devices = draw.choice((0, 0, 1, 1, 1, 2, 4, 8, 16, 32, 64))
         share = draw.choice((1.0, 1.0, 1.0, 0.5)) if devices < 4 else 1.0
         tests.append(Test(draw.uniform(0.2, 8), devices, share, number // 20))
-    machine = Machine(tests, 64, 64)
+    machine = UniformMachine(tests, 64, 64)
     machine.play(ours(machine, [test.seconds for test in tests]))
     return machine.scheduler_seconds
 
@@ -298,7 +300,7 @@ def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Re
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(DEVICES)))
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    machine = Machine(tests, DEVICES, workers)
+    machine = UniformMachine(tests, DEVICES, workers)
     return _timed((folder / "stamps").read_text(), machine.play(ours(machine, [test.seconds for test in tests])))
 
 

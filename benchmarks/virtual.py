@@ -35,7 +35,7 @@ class Test:
         return Request(0, tuple(devices), self.devices, parts=parts)
 
 
-class Machine(simulation.Machine):
+class UniformMachine(simulation.SimulatedMachine):
     """Workers, and devices that are all alike."""
 
     def __init__(self, tests: Sequence[Test], devices: int, workers: int) -> None:

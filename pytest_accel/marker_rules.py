@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_accel import mark_arguments
+from pytest_accel.core import marks
 
-_FORM = "PATTERN: devices(...) or PATTERN: distributed(...), with a blank after the colon and literal arguments"
+_FORM = "PATTERN: devices(...) or PATTERN: distributed(...), with a space after the colon and literal arguments"
 _MARKS = ("devices", "distributed")
 _LINE = re.compile(r"(?P<pattern>\S.*?):\s+(?P<call>\S.*)")
 
@@ -70,8 +70,8 @@ def _parse(line: str) -> Rule:
         raise RuleError(f"{line!r}: must be {_FORM}")
     decorator = _parse_mark(line, match["call"])
     try:
-        mark_arguments.check(decorator.mark)
-    except mark_arguments.MarkError as error:
+        marks.check(decorator.mark)
+    except marks.MarkError as error:
         raise RuleError(f"{line!r}: {error}") from None
     return Rule(line, match["pattern"].rstrip().removesuffix("/"), decorator)
 
@@ -81,7 +81,7 @@ def _parse_mark(line: str, text: str) -> pytest.MarkDecorator:
     try:
         node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
-        raise RuleError(f"{line!r}: {text!r} is no call of a mark, must be {_FORM}") from None
+        raise RuleError(f"{line!r}: {text!r} is not a mark, must be {_FORM}") from None
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name = ast.unparse(call.func)
     if name not in _MARKS:

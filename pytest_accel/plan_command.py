@@ -52,7 +52,7 @@ class PlanHooks:
         suite = self._suite(tests)
         yield from plan_text.plain(plan_text.about_times(suite.times))
         if options.planned_machine(config) is not None:
-            yield "memory, capability and name that a test asks for count as there", False
+            yield "requirements for memory, capability and name are assumed to be met", False
         plays = list(suite.plays())
         chosen = best(plays)
         requested = getattr(config.option, "numprocesses", None)

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
+from pytest_accel.core.marks import MARKER_LINES, WORLD_SIZE_PARAMETER, MarkError, MarkFinder, world_sizes
 from pytest_accel.core.stash_keys import LAUNCHED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
@@ -30,12 +31,12 @@ from pytest_accel.fixtures import (
     world_size,
     world_store,
 )
-from pytest_accel.marks import MARKER_LINES, MarkFinder
-from pytest_accel.session import WORLD_SIZE_PARAMETER, AccelSession
+from pytest_accel.session import AccelSession
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
+    from pytest_accel.item_redirection import Redirector
     from pytest_accel.suite_adoption import Adoption
 
 __all__ = [
@@ -171,8 +172,6 @@ class ParametrizeHooks:
         mark = self._finder.find(metafunc.definition).distributed
         if mark is None:
             return
-        from pytest_accel.mark_arguments import MarkError, world_sizes
-
         try:
             sizes = world_sizes(mark)
         except MarkError:
@@ -221,6 +220,8 @@ class CollectionHooks:
         """Modules that need not be considered for preloading again."""
         self._scanned_files: set[Path] = set()
         """Files whose text has been searched for import hooks."""
+        self._redirector: Redirector | None = None
+        """None before the first marked item."""
         self._has_bridges = False
         self._has_import_hooks = False
         """True if the fork server must not preload modules, because an import finder may change them."""
@@ -263,7 +264,15 @@ class CollectionHooks:
     def _redirect(self, items: list[pytest.Item]) -> None:
         """Make new marked items run in worlds, and register the hooks that run them."""
         config = self._session.config
-        redirected = self._session.redirect(items)
+        finder = MarkFinder()
+        found = [(item, marks) for item in items if any(marks := finder.find(item))]
+        if not found:
+            return
+        if self._redirector is None:
+            from pytest_accel.item_redirection import Redirector
+
+            self._redirector = Redirector(self._session)
+        redirected = self._redirector.redirect(items, found)
         if not redirected or not self._runs_tests:
             return
         if any(marked.missing is None for marked in redirected):
@@ -276,9 +285,9 @@ class CollectionHooks:
         if not config.pluginmanager.has_plugin("accel-runtest"):
             config.pluginmanager.register(RuntestHooks(self._session), "accel-runtest")
             config.pluginmanager.register(MergedReportHooks(), "accel-merged-report")
-        self._register_bridges(redirected)
+        self._register_bridges(self._redirector, redirected)
 
-    def _register_bridges(self, redirected: list[MarkedItem]) -> None:
+    def _register_bridges(self, redirector: Redirector, redirected: list[MarkedItem]) -> None:
         """Register the bridges that receive other plugins' data from ranks, unless that has been done.
 
         Refuse plugins that do not work with ranks, unless this machine can run none of the `redirected` tests.
@@ -295,7 +304,7 @@ class CollectionHooks:
                 for bridge in bridges.in_driver(config):
                     config.pluginmanager.register(bridge)
         except pytest.UsageError as error:
-            self._session.refuse(str(error), runnable)
+            redirector.refuse(str(error), runnable)
 
     @property
     def _imported_packages(self) -> set[str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core.marks import foreign_marks
 from pytest_accel.core.stash_keys import MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
-from pytest_accel.marks import foreign_marks
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import is_distributed
 
@@ -75,9 +75,13 @@ class ReportHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.errisinstance(KeyboardInterrupt):  # Not for pytest.exit, which calls this hook, too.
-            for line in self._session.withdraw_waiting():
-                self._session.show(line)
-            self._session.look_at_interrupted()
+            pool = self._session.started_pool
+            if pool is not None:
+                from pytest_accel.pool.pool_client import waiting_line
+
+                for waiting in pool.withdraw_waiting():
+                    self._session.show(waiting_line(waiting))
+                pool.look_at_interrupted()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -92,25 +96,21 @@ class ReportHooks:
         self._session.close(politely=not interrupted)
         if self._session.settings.info and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
-        elif self._session.complaints and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            pool = self._session.started_pool
+            if pool is not None and pool.summary.complaints:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
-        missing = Counter(
-            report.accel_missing
-            for reports in terminalreporter.stats.values()
-            for report in reports
-            if hasattr(report, "accel_missing")
-        )
+        reports = [report for reports in terminalreporter.stats.values() for report in reports]
+        missing = Counter(report.accel_missing for report in reports if hasattr(report, "accel_missing"))
         if missing:
             word = "failed" if self._session.settings.strict else "skipped"
-            total = sum(missing.values())
-            terminalreporter.section(f"accel: {total} {word} for missing hardware", sep="-")
+            terminalreporter.section(f"accel: {missing.total()} {word} for missing hardware", sep="-")
             for reason, count in missing.most_common():
                 terminalreporter.write_line(f"{count:>5}  {reason}")
         retried = {
             (report.nodeid, text)
-            for reports in terminalreporter.stats.values()
             for report in reports
             for name, text in getattr(report, "user_properties", ())
             if name == RETRIED
@@ -119,27 +119,25 @@ class ReportHooks:
             terminalreporter.section("accel: retried, since the world died (--accel-retry-dead)", sep="-")
             for nodeid, text in sorted(retried):
                 terminalreporter.write_line(f"{nodeid}: {text}")
-        reruns = [
-            report.accel_rerun
-            for reports in terminalreporter.stats.values()
-            for report in reports
-            if hasattr(report, "accel_rerun")
-        ]
+        reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
         if reruns:
             terminalreporter.section("rerun", sep="-")
             for command in reruns:
                 terminalreporter.write_line(command)
-        for interrupted in self._session.interrupted:
+        pool = self._session.started_pool
+        if pool is None:
+            return
+        for interrupted in pool.summary.interrupted:
             from pytest_accel.verdict import report_text
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
             for line in report_text.interrupted_lines(interrupted, str(config.invocation_params.dir)):
                 terminalreporter.write_line(line)
-        if self._session.complaints:
+        if pool.summary.complaints:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
-            for text in self._session.complaints:
+            for text in pool.summary.complaints:
                 terminalreporter.write_line(text)
         if config.get_verbosity() > 0:
-            for note in self._session.notes:
+            for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")

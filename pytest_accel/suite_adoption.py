@@ -65,7 +65,10 @@ class Adoption:
         self._harness = harness
         self._capacity = capacity
         self._on_harness = on_harness
-        self._unmatched = {rule.line for rule in rules}
+        self._matched: set[str] = set()
+        """Lines of the rules that match a test."""
+        self._has_collected = False
+        """True after the collection in this process, or in an xdist worker that has sent its findings."""
         self._marked_by_rule: list[tuple[pytest.Item, pytest.Mark]] = []
         self._not_adopted: dict[str, None] = {}
         """Lines for the summary: each class that is not adopted, and why. A dict keeps the order without duplicates."""
@@ -86,19 +89,20 @@ class Adoption:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Apply rules before a list of world sizes parametrizes the test. The resulting items are matched again."""
+        """Apply rules before a list of world sizes parametrizes the test. Its items do not inherit these marks."""
         self._apply_rules(metafunc.definition)
 
     @pytest.hookimpl(trylast=True)
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Add marks after conftests have added theirs in this hook, and before ``-m`` selects tests."""
-        self._apply_rules(item)
+        self._marked_by_rule += [(item, mark) for mark in self._apply_rules(item)]
         if self._harness:
             self._adopt_torch_test(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self) -> Generator[None, None, None]:
         """Remove the mark of a rule if the test has another of that name: a conftest may have added it in this hook."""
+        self._has_collected = True
         try:
             yield
         finally:
@@ -107,13 +111,16 @@ class Adoption:
                 if any(other.name == mark.name and other is not mark for other in item.iter_markers()):
                     item.own_markers.remove(mark)
 
-    def _apply_rules(self, item: pytest.Item) -> None:
+    def _apply_rules(self, item: pytest.Item) -> list[pytest.Mark]:
+        """Add the marks of all rules that match `item` and whose mark it lacks; return the added marks."""
+        added = []
         for rule in self._rules:
             if rule.matches(item.nodeid):
-                self._unmatched.discard(rule.line)
+                self._matched.add(rule.line)
                 if item.get_closest_marker(rule.mark.name) is None:
                     item.add_marker(rule.mark)
-                    self._marked_by_rule.append((item, rule.mark.mark))
+                    added.append(rule.mark.mark)
+        return added
 
     def _adopt_torch_test(self, item: pytest.Item) -> None:
         harness = sys.modules.get(_HARNESS)
@@ -128,7 +135,7 @@ class Adoption:
         try:
             size = _world_size(test_class, item.name)
         except Exception as error:
-            self._not_adopted[f"{item.nodeid.rpartition('::')[0]} runs as torch runs it: {error}"] = None
+            self._not_adopted[f"{item.nodeid.rpartition('::')[0]} is not adopted: {error}"] = None
             return
         mark = item.get_closest_marker("distributed")
         arguments = {**mark.kwargs} if mark is not None else {}
@@ -148,19 +155,23 @@ class Adoption:
         """Send the findings of an xdist worker to the controller: a worker has no terminal."""
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
-            output[_WORKER_OUTPUT] = (sorted(self._unmatched), list(self._not_adopted))
+            output[_WORKER_OUTPUT] = (sorted(self._matched), list(self._not_adopted))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Merge the findings of an xdist worker. A worker that crashed sends none: no rule counts as unmatched then."""
-        unmatched, not_adopted = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT, ((), ()))
-        self._unmatched &= set(unmatched)
-        self._not_adopted |= dict.fromkeys(not_adopted)
+        """Merge the findings of an xdist worker. A worker that crashed sends none."""
+        findings = getattr(node, "workeroutput", {}).get(_WORKER_OUTPUT)
+        if findings is not None:
+            matched, not_adopted = findings
+            self._has_collected = True
+            self._matched.update(matched)
+            self._not_adopted |= dict.fromkeys(not_adopted)
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         lines = list(self._not_adopted)
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and _collects_all(self._config):
-            lines += [f"{rule.line}: no test matches" for rule in self._rules if rule.line in self._unmatched]
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if ended and self._has_collected and _collects_all(self._config):
+            lines += [f"{rule.line}: no test matches" for rule in self._rules if rule.line not in self._matched]
         if lines:
             terminalreporter.section("accel: adoption", sep="-")
             for line in lines:
@@ -172,9 +183,9 @@ def _world_size(test_class: Any, test: str) -> int:
     try:
         size = int(test_class(test).world_size)
     except Exception as error:
-        raise ValueError(f"its world_size cannot be had ({type(error).__name__}: {error})") from error
+        raise ValueError(f"reading its world_size raised {type(error).__name__}: {error}") from error
     if size < 1:
-        raise ValueError(f"its world_size is {size}")
+        raise ValueError(f"its world_size must be at least 1, got {size}")
     return size
 
 

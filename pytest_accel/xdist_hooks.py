@@ -23,6 +23,8 @@ class XdistHooks:
     def __init__(self, session: AccelSession) -> None:
         self._session = session
         self._dispatch: Dispatch | None = None
+        self._usage_error: str | None = None
+        """Message of a worker whose tests request something impossible."""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -61,7 +63,7 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
-        PoolService(lambda: self._session.pool, channel, self._usage_error, self._session.show)
+        PoolService(lambda: self._session.pool, channel, self._on_usage_error, self._session.show)
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
             from pytest_accel.schedule.controller import Dispatch
 
@@ -79,11 +81,11 @@ class XdistHooks:
 
         return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine, cpu_slots())
 
-    def _usage_error(self, text: str) -> None:
-        self._session.usage_error = text
+    def _on_usage_error(self, text: str) -> None:
+        self._usage_error = text
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
         """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection."""
-        if self._session.usage_error is not None:
-            raise pytest.UsageError(self._session.usage_error)
+        if self._usage_error is not None:
+            raise pytest.UsageError(self._usage_error)

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.device import Near, Share
 from pytest_accel.core.kinds import kinds
-from pytest_accel.core.requirement import RankNeed, Requirement
-from pytest_accel.mark_arguments import MarkError, requirement, world_sizes
-from pytest_accel.marks import MARKER_LINES, MarkFinder, Marks
+from pytest_accel.core.marks import MARKER_LINES, MarkError, MarkFinder, Marks, read, world_sizes
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "marks.md"
 GIB = 1024**3
@@ -36,103 +34,79 @@ def distributed(*args: Any, **kwargs: Any) -> pytest.Mark:
 
 def refusal(marks: Marks, world_size: Any = None) -> str:
     with pytest.raises(MarkError) as caught:
-        requirement(marks, world_size)
+        read(marks, world_size)
     return str(caught.value)
 
 
-def test_no_mark_is_no_requirement() -> None:
+def test_no_mark_has_no_arguments() -> None:
     # A parameter called world_size is nobody's business where there is no mark.
-    assert requirement(Marks()) is None
-    assert requirement(Marks(), 3) is None
+    assert read(Marks()) == read(Marks(), 3) == ({}, {})
 
 
 @pytest.mark.parametrize(
-    ("mark", "need"),
+    ("mark", "arguments"),
     [
-        (devices(), DeviceNeed(1)),
-        (devices(3), DeviceNeed(3)),
-        (devices(n=3), DeviceNeed(3)),
-        (devices(kind="sim"), DeviceNeed(1, kind="sim")),
-        (devices(memory="40GiB"), DeviceNeed(1, memory=40 * GIB)),
-        (devices(memory=1000), DeviceNeed(1, memory=1000)),
-        (devices(capability="9.0"), DeviceNeed(1, capability=(9, 0))),
-        (devices(name="*H100*"), DeviceNeed(1, name="*H100*")),
-        (devices(share=0.25), DeviceNeed(1, share=Share(fraction=0.25))),
-        (devices(share=1), DeviceNeed(1, share=Share(fraction=1.0))),
-        (devices(share="8GiB"), DeviceNeed(1, share=Share(bytes=8 * GIB))),
-        (devices(2, near="nvlink"), DeviceNeed(2, near="nvlink")),
-        (devices(kind=None, memory=None, capability=None, name=None, share=None, near=None), DeviceNeed(1)),
+        (devices(), {}),
+        (devices(3), {"n": 3}),
+        (devices(n=3), {"n": 3}),
+        (devices(kind="sim"), {"kind": "sim"}),
+        (devices(memory="40GiB"), {"memory": 40 * GIB}),
+        (devices(memory=1000), {"memory": 1000}),
+        (devices(capability="9.0"), {"capability": (9, 0)}),
+        (devices(name="*H100*"), {"name": "*H100*"}),
+        (devices(share=0.25), {"share": Share(fraction=0.25)}),
+        (devices(share=1), {"share": Share(fraction=1.0)}),
+        (devices(share="8GiB"), {"share": Share(bytes=8 * GIB)}),
+        *((devices(2, near=near), {"n": 2, "near": near}) for near in get_args(Near)),
+        (devices(fresh=True), {"fresh": True}),
+        (devices(kind=None, memory=None, capability=None, name=None, share=None, near=None), {}),
     ],
 )
-def test_devices(mark: pytest.Mark, need: DeviceNeed) -> None:
-    assert requirement(Marks(mark)) == Requirement(need, None)
-
-
-def test_fresh_devices() -> None:
-    assert requirement(Marks(devices(fresh=True))) == Requirement(DeviceNeed(1), None, fresh=True)
+def test_devices(mark: pytest.Mark, arguments: dict[str, object]) -> None:
+    assert read(Marks(mark)) == (arguments, {})
 
 
 @pytest.mark.parametrize(
-    ("mark", "need"),
+    ("mark", "arguments"),
     [
-        (distributed(), RankNeed(2)),
-        (distributed(4), RankNeed(4)),
-        (distributed(world_size=1), RankNeed(1)),
-        (distributed(4, nodes=2), RankNeed(4, nodes=2)),
-        (distributed(nodes=2), RankNeed(2, nodes=2)),
-        (distributed(nodes=None), RankNeed(2)),
-        (distributed(backend="gloo"), RankNeed(2, backend="gloo")),
-        (distributed(device="cpu"), RankNeed(2, device="cpu")),
-        (distributed(devices_per_rank=2), RankNeed(2, devices_per_rank=2)),
-        (distributed(init=False), RankNeed(2, init=False)),
-        (distributed(visible="rank"), RankNeed(2, visible="rank")),
-        (distributed(launcher="mpirun"), RankNeed(2, launcher="mpirun")),
-        (distributed(env={"B": "", "A": "1"}), RankNeed(2, env=(("A", "1"), ("B", "")))),
-        (distributed(backend=None, device=None, timeout=None, env=None), RankNeed(2)),
+        (distributed(), {"world_size": 2}),
+        (distributed(4), {"world_size": 4}),
+        (distributed(world_size=1), {"world_size": 1}),
+        (distributed(4, nodes=2), {"world_size": 4, "nodes": 2}),
+        (distributed(nodes=2), {"world_size": 2, "nodes": 2}),
+        (distributed(nodes=None), {"world_size": 2}),
+        (distributed(backend="gloo"), {"world_size": 2, "backend": "gloo"}),
+        (distributed(device="cpu"), {"world_size": 2, "device": "cpu"}),
+        (distributed(devices_per_rank=2), {"world_size": 2, "devices_per_rank": 2}),
+        (distributed(init=False), {"world_size": 2, "init": False}),
+        (distributed(visible="rank"), {"world_size": 2, "visible": "rank"}),
+        (distributed(launcher="mpirun"), {"world_size": 2, "launcher": "mpirun"}),
+        (distributed(env={"B": "", "A": "1"}), {"world_size": 2, "env": (("A", "1"), ("B", ""))}),
+        (distributed(timeout=3, fresh=True), {"world_size": 2, "timeout": 3.0, "fresh": True}),
+        (distributed(backend=None, device=None, timeout=None, env=None), {"world_size": 2}),
     ],
 )
-def test_distributed(mark: pytest.Mark, need: RankNeed) -> None:
-    assert requirement(Marks(None, mark)) == Requirement(None, need)
-
-
-def test_timeout_and_fresh_of_distributed() -> None:
-    assert requirement(Marks(None, distributed(timeout=3, fresh=True))) == Requirement(
-        None, RankNeed(2), timeout=3.0, fresh=True
-    )
+def test_distributed(mark: pytest.Mark, arguments: dict[str, object]) -> None:
+    assert read(Marks(None, mark)) == ({}, arguments)
 
 
 @pytest.mark.parametrize(
-    ("marks", "need"),
+    ("marks", "of_devices", "of_ranks"),
     [
-        (Marks(devices(), distributed()), Requirement(DeviceNeed(1), RankNeed(2))),
-        (Marks(devices(2), distributed(4)), Requirement(DeviceNeed(2), RankNeed(4, devices_per_rank=2))),
-        (
-            Marks(devices(2), distributed(devices_per_rank=2)),
-            Requirement(DeviceNeed(2), RankNeed(2, devices_per_rank=2)),
-        ),
+        (Marks(devices(), distributed()), {}, {}),
+        (Marks(devices(2), distributed(4)), {"n": 2}, {"world_size": 4, "devices_per_rank": 2}),
+        (Marks(devices(2), distributed(devices_per_rank=2)), {"n": 2}, {"devices_per_rank": 2}),
         # An n that is not given contradicts nothing.
-        (
-            Marks(devices(memory=1), distributed(devices_per_rank=2)),
-            Requirement(DeviceNeed(2, memory=1), RankNeed(2, devices_per_rank=2)),
-        ),
-        (
-            Marks(devices(kind="cuda"), distributed()),
-            Requirement(DeviceNeed(1, kind="cuda"), RankNeed(2, device="cuda")),
-        ),
-        (
-            Marks(devices(), distributed(device="cuda")),
-            Requirement(DeviceNeed(1, kind="cuda"), RankNeed(2, device="cuda")),
-        ),
-        (
-            Marks(devices(kind="sim"), distributed(device="sim")),
-            Requirement(DeviceNeed(1, kind="sim"), RankNeed(2, device="sim")),
-        ),
-        (Marks(devices(fresh=True), distributed()), Requirement(DeviceNeed(1), RankNeed(2), fresh=True)),
-        (Marks(devices(), distributed(fresh=True)), Requirement(DeviceNeed(1), RankNeed(2), fresh=True)),
+        (Marks(devices(memory=1), distributed(devices_per_rank=2)), {"n": 2, "memory": 1}, {"devices_per_rank": 2}),
+        (Marks(devices(kind="cuda"), distributed()), {"kind": "cuda"}, {"device": "cuda"}),
+        (Marks(devices(), distributed(device="cuda")), {"kind": "cuda"}, {"device": "cuda"}),
+        (Marks(devices(kind="sim"), distributed(device="sim")), {"kind": "sim"}, {"device": "sim"}),
+        (Marks(devices(fresh=True), distributed()), {"fresh": True}, {}),
+        (Marks(devices(), distributed(fresh=True)), {}, {"fresh": True}),
     ],
 )
-def test_both_marks(marks: Marks, need: Requirement) -> None:
-    assert requirement(marks) == need
+def test_both_marks(marks: Marks, of_devices: dict[str, object], of_ranks: dict[str, object]) -> None:
+    assert read(marks) == (of_devices, {"world_size": 2} | of_ranks)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +230,8 @@ def test_world_sizes() -> None:
 
 
 def test_a_list_takes_its_size_from_the_parameter() -> None:
-    found = requirement(Marks(None, distributed([1, 4], backend="gloo")), 4)
-    assert found == Requirement(None, RankNeed(4, backend="gloo"))
+    found = read(Marks(None, distributed([1, 4], backend="gloo")), 4)
+    assert found == ({}, {"world_size": 4, "backend": "gloo"})
 
 
 def test_a_list_without_a_parameter() -> None:
@@ -284,7 +258,7 @@ def test_a_parameter_that_contradicts_the_mark(mark: pytest.Mark, param: object,
 
 
 def test_a_parameter_that_repeats_the_mark() -> None:
-    assert requirement(Marks(None, distributed(3)), 3) == Requirement(None, RankNeed(3))
+    assert read(Marks(None, distributed(3)), 3) == ({}, {"world_size": 3})
 
 
 def test_registration_lines_give_the_signatures() -> None:
@@ -300,8 +274,7 @@ def test_registration_lines_give_the_signatures() -> None:
 
 CONFTEST = """
 import pytest
-from pytest_accel.mark_arguments import world_sizes
-from pytest_accel.marks import MARKER_LINES, MarkFinder
+from pytest_accel.core.marks import MARKER_LINES, MarkFinder, world_sizes
 
 finder = MarkFinder()
 
@@ -471,10 +444,8 @@ class TestClass:
     sizes = {}
     for item in collect(pytester, tests):
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        need = requirement(finder.find(item), params.get("world_size"))
-        assert need is not None
-        assert need.ranks is not None
-        sizes[item.name] = need.ranks.world_size
+        _, ranks = read(finder.find(item), params.get("world_size"))
+        sizes[item.name] = ranks["world_size"]
     assert sizes == {
         "test_module[world_size=1]": 1,
         "test_module[world_size=2]": 2,
@@ -522,13 +493,14 @@ def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:
     needs = {}
     for item in collect(pytester, "\n".join(snippets)):
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        needs[item.name] = requirement(finder.find(item), params.get("world_size"))
-    assert needs["test_sampler[world_size=4]"] == Requirement(None, RankNeed(4, backend="gloo"))
-    assert needs["test_four_ranks_with_two_devices_each"] == Requirement(
-        DeviceNeed(2, memory=16 * GIB), RankNeed(4, devices_per_rank=2)
+        needs[item.name] = read(finder.find(item), params.get("world_size"))
+    assert needs["test_sampler[world_size=4]"] == ({}, {"world_size": 4, "backend": "gloo"})
+    assert needs["test_four_ranks_with_two_devices_each"] == (
+        {"n": 2, "memory": 16 * GIB},
+        {"world_size": 4, "devices_per_rank": 2},
     )
     assert len(needs) == 10
-    assert None not in needs.values()
+    assert ({}, {}) not in needs.values()
 
 
 def test_the_reference_names_every_argument_and_kind() -> None:

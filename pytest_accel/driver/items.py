@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_accel.core.rank_messages import When
-from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.shims import leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import rank_data_merge, repro_command
+from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.driver.log_capture_bypass import without_rank_hooks
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
@@ -35,11 +34,9 @@ def marked_of(item: pytest.Item | pytest.Collector) -> MarkedItem | None:
 class MarkedItem(MarkedTest):
     """The phases that replace those of an item with marks, and the hooks of its reports. Stored in the item's stash."""
 
-    def __init__(
-        self, item: pytest.Item, requirement: Requirement, key: WorldKey, missing: str | None, driver: Driver
-    ) -> None:
-        super().__init__(item, requirement, key, missing)
-        self.limits = TimeLimits(requirement.timeout or driver.settings.timeout)
+    def __init__(self, item: pytest.Item, plan: ItemPlan, driver: Driver) -> None:
+        super().__init__(item, plan)
+        self.limits = TimeLimits(plan.timeout or driver.settings.timeout)
         self._driver = driver
         self._run: WorldRun | None = None
         """The last run of the test."""

@@ -7,8 +7,8 @@ from functools import cached_property
 import pytest
 
 from pytest_accel.core.rank_messages import NodeRef
-from pytest_accel.core.requirement import Requirement
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.rank.collector import names_of
 
 _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
@@ -16,18 +16,25 @@ _CONDITIONS = ("skip", "skipif", "xfail", "dependency", "flaky")
 
 
 class MarkedTest:
-    """A test with marks: its requirement, its world key, and its place in the order of tests."""
+    """A test with marks: its plan, and its place in the order of tests."""
 
-    def __init__(self, item: pytest.Item, requirement: Requirement, key: WorldKey, missing: str | None) -> None:
-        """`missing` is the reason why the test cannot run on this machine; None if it can."""
+    def __init__(self, item: pytest.Item, plan: ItemPlan) -> None:
         self.item = item
-        self.requirement = requirement
-        self.key = key
-        self.missing = missing
+        self.plan = plan
         self.following: MarkedTest | None = None
         """The next test that uses a world of the same key, as far as the order is known."""
         self.last = False
         """True if, as far as known, no other test follows in the world."""
+
+    @property
+    def key(self) -> WorldKey:
+        """Key of the world in which the test runs."""
+        return self.plan.key
+
+    @property
+    def missing(self) -> str | None:
+        """Reason why the test cannot run on this machine; None if it can."""
+        return self.plan.missing
 
     @property
     def node(self) -> NodeRef:

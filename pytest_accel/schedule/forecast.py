@@ -117,7 +117,7 @@ class Suite:
         """Simulate the session with ``-n workers``."""
         tests = zip(self.collection, self.times.seconds, self._requests, strict=True)
         jobs = [Job(nodeid, seconds, request) for nodeid, seconds, request in tests]
-        clock = simulation.Machine(jobs, self._free, workers, self._slots)
+        clock = simulation.SimulatedMachine(jobs, self._free, workers, self._slots)
         backlog = self._demand.backlog(self.collection, self._machine, self._slots, self.times.expected)
         scheduler = DeviceScheduling(self.collection, backlog, self._free, self._slots, clock, clock=lambda: clock.now)
         clock.play(scheduler)

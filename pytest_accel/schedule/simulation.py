@@ -47,7 +47,7 @@ class Span:
 class Worker:
     """A simulated xdist worker, with the interface of xdist's `WorkerController`."""
 
-    machine: Machine
+    machine: SimulatedMachine
     number: int
     queue: deque[int] = field(default_factory=deque)
     current: int | None = None
@@ -98,7 +98,7 @@ class Worker:
         self.machine.wake(self)
 
 
-class Machine:
+class SimulatedMachine:
     """The simulated machine: devices, workers and the virtual clock `now`, in seconds."""
 
     def __init__(self, jobs: Sequence[Job], devices: Mapping[str, int], workers: int, slots: int = 0) -> None:

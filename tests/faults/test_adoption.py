@@ -393,7 +393,7 @@ class TestMarked(Case):
     run = suite.run("-n", "1")
 
     run.expect({"test_alone": "PASSED", "test_threads": "PASSED", "test_size": "FAILED"})
-    assert "test_torch.py::TestUnknown runs as torch runs it: its world_size cannot be had (KeyError: " in run.text
+    assert "test_torch.py::TestUnknown is not adopted: reading its world_size raised KeyError: " in run.text
     assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
 
 

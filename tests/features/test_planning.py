@@ -106,7 +106,7 @@ def test_another_machine(planned: Suite) -> None:
     assert "accel: cuda, 3 devices: 3 x pretended" in run.text
     assert "9 tests to run, 2 skipped:" in run.text
     assert "    1  needs 4 cuda devices; there are 3: 3 x pretended" in run.text
-    assert "memory, capability and name that a test asks for count as there" in run.text
+    assert "requirements for memory, capability and name are assumed to be met" in run.text
     assert "5" in _rows(run.text)
     assert "-n 5: makespan" in run.text
     assert "workers [" not in run.text

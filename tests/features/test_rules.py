@@ -61,7 +61,7 @@ def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
     [
         ("tests/*", "must be PATTERN: devices(...) or PATTERN: distributed(...)"),
         ("tests/*:devices(1)", "must be PATTERN: devices(...)"),
-        ("tests/*: devices(", "'devices(' is no call of a mark, must be PATTERN: devices(...)"),
+        ("tests/*: devices(", "'devices(' is not a mark, must be PATTERN: devices(...)"),
         ("tests/*: slow", "the mark must be one of devices, distributed, got 'slow'"),
         ("tests/*: pytest.mark.devices(1)", "the mark must be one of devices, distributed, got 'pytest.mark.devices'"),
         ("tests/*: devices(1)(2)", "the mark must be one of devices, distributed, got 'devices(1)'"),
@@ -179,3 +179,13 @@ def test_a_rule_without_tests_is_told_of_where_the_whole_suite_was_collected(sui
         assert "more/*" not in run.text
     assert "no test matches" not in suite.run("test_plain.py").text
     assert "no test matches" not in suite.run("--ignore", "more").text
+
+
+@pytest.mark.long
+def test_a_crashed_worker_does_not_hide_a_rule_without_tests(suite: Suite) -> None:
+    suite.write("test_plain.py", "import os\ndef test_crash(): os._exit(1)\ndef test_plain(): pass")
+    suite.ini("accel_rules = **/test_typo.py: devices(1)")
+
+    run = suite.run("-n", "1")
+    assert "crashed" in run.text
+    assert "**/test_typo.py: devices(1): no test matches" in run.text

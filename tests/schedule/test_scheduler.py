@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES, ours, ratios
-from benchmarks.virtual import Machine, Test
+from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.schedule.lower_bounds import lower_bound
 from pytest_accel.schedule.simulation import Worker
 
 
-class Crashing(Machine):
+class Crashing(UniformMachine):
     """Its workers die in certain tests, the first time that these run, and are replaced."""
 
     def __init__(self, tests: Sequence[Test], devices: int, workers: int, crashing: set[int]) -> None:
@@ -56,7 +56,7 @@ def expectations(tests: Sequence[Test], known: int) -> list[float | None]:
 
 @given(suites(), st.integers(1, 6), st.integers(0, 3))
 def test_every_test_once(tests: list[Test], workers: int, known: int) -> None:
-    machine = Machine(tests, 4, workers)
+    machine = UniformMachine(tests, 4, workers)
     seconds = machine.play(ours(machine, expectations(tests, known)))
     assert seconds >= lower_bound([(test.size, test.seconds) for test in tests], 4, workers) - 1e-6
     assert all(worker.ended for worker in machine.workers)
@@ -78,7 +78,7 @@ class Gone(Worker):
 
 
 def test_a_worker_that_is_gone_when_it_is_sent_a_test_has_not_run_it() -> None:
-    machine = Machine([Test(1.0)] * 2, 4, 2)
+    machine = UniformMachine([Test(1.0)] * 2, 4, 2)
     scheduler = ours(machine, [1.0] * 2)
     gone, other, replacement = Gone(machine, 2), *machine.workers
     for node in (gone, other):
@@ -93,7 +93,7 @@ def test_a_worker_that_is_gone_when_it_is_sent_a_test_has_not_run_it() -> None:
 
 
 def test_a_worker_that_collected_other_tests_gets_none() -> None:
-    machine = Machine([Test(1.0)] * 4, 4, 2)
+    machine = UniformMachine([Test(1.0)] * 4, 4, 2)
     scheduler = ours(machine, [None] * 4)
     first, second = machine.workers
     for node in (first, second):
@@ -106,7 +106,7 @@ def test_a_worker_that_collected_other_tests_gets_none() -> None:
 
 
 def test_nothing_is_queued_behind_a_test_but_on_hold() -> None:
-    machine = Machine([Test(1.0)] * 6, 4, 2)
+    machine = UniformMachine([Test(1.0)] * 6, 4, 2)
     scheduler = ours(machine, [1.0] * 6)
     for node in machine.workers:
         scheduler.add_node(node)
@@ -119,7 +119,7 @@ def test_nothing_is_queued_behind_a_test_but_on_hold() -> None:
 
 
 def test_short_tests_are_sent_together() -> None:
-    machine = Machine([Test(0.01)] * 100, 4, 2)
+    machine = UniformMachine([Test(0.01)] * 100, 4, 2)
     scheduler = ours(machine, [0.01] * 100)
     for node in machine.workers:
         scheduler.add_node(node)
@@ -129,7 +129,7 @@ def test_short_tests_are_sent_together() -> None:
 
 
 def test_but_no_more_than_was_asked_for() -> None:
-    machine = Machine([Test(0.01)] * 100, 4, 2)
+    machine = UniformMachine([Test(0.01)] * 100, 4, 2)
     scheduler = ours(machine, [0.01] * 100, largest_batch=3)
     for node in machine.workers:
         scheduler.add_node(node)

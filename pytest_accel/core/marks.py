@@ -1,0 +1,351 @@
+"""The marks `devices` and `distributed`: their arguments, and lookup of the marks of a test.
+
+Every session imports this module, so it imports only what every session needs anyway.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pytest_accel.core.kinds import ALL_KINDS, check_kind, name_kinds
+
+if TYPE_CHECKING:
+    from pytest_accel.core.device import Share
+
+WORLD_SIZE_PARAMETER = "accel_world_size"
+"""Name of the parameter that a list of world sizes in a mark adds to a test."""
+
+
+class MarkError(Exception):
+    """Raised for a mark argument that is not allowed. The message names the mark and the argument, but not the test."""
+
+
+class Marks(NamedTuple):
+    """The marks that apply to a test: the closest mark of each name, or None."""
+
+    devices: pytest.Mark | None = None
+    distributed: pytest.Mark | None = None
+
+
+# Arguments
+
+
+class _Argument(NamedTuple):
+    """Definition of one argument of a mark."""
+
+    default: object
+    allowed: str
+    """Allowed values, for error messages."""
+    read: Callable[[Any], object]
+    """Converts a value to the form that the test's plan holds; raises ValueError for one that is not allowed."""
+
+
+def _count(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ValueError(value)
+
+
+def _sizes(value: object) -> int | list[int]:
+    if isinstance(value, (list, tuple)) and value:
+        return [_count(size) for size in value]
+    return _count(value)
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise ValueError(value)
+
+
+def _one_of(*words: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        raise ValueError(value)
+
+    return read
+
+
+def _kind(value: object) -> str:
+    kind = _text(value)
+    check_kind(kind)
+    return kind
+
+
+def _seconds(value: object) -> float:
+    # float() raises OverflowError for an int above the largest float.
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        return float(value)
+    raise ValueError(value)
+
+
+def _memory(value: object) -> int:
+    from pytest_accel.core.units import parse_memory
+
+    return parse_memory(value)
+
+
+def _capability(value: object) -> tuple[int, ...]:
+    from pytest_accel.core.units import parse_capability
+
+    return parse_capability(value)
+
+
+def _share(value: object) -> Share:
+    from pytest_accel.core.device import Share
+
+    if isinstance(value, str):
+        return Share(bytes=_memory(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
+        return Share(fraction=float(value))
+    raise ValueError(value)
+
+
+def _environment(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, Mapping):
+        raise ValueError(value)
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ValueError(value)
+        # os.environ rejects such variables.
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(value)
+    return tuple(sorted(value.items()))
+
+
+_KIND = _Argument(None, f"one of {ALL_KINDS}", _kind)
+_FRESH = _Argument(False, "True or False", _boolean)
+
+# The first argument of each mark may be given by position.
+_ARGUMENTS: dict[str, dict[str, _Argument]] = {
+    "devices": {
+        "n": _Argument(1, "an int >= 1", _count),
+        "kind": _KIND,
+        "memory": _Argument(None, 'a positive size such as "40GiB", a positive int of bytes', _memory),
+        "capability": _Argument(None, 'a version such as "9.0"', _capability),
+        "name": _Argument(None, 'a non-empty pattern such as "*H100*"', _text),
+        "share": _Argument(None, 'a fraction > 0 and <= 1, a positive size such as "8GiB"', _share),
+        "near": _Argument(None, "one of nvlink, numa, pcie", _one_of("nvlink", "numa", "pcie")),
+        "fresh": _FRESH,
+    },
+    "distributed": {
+        "world_size": _Argument(2, "an int >= 1 or a non-empty list of them", _sizes),
+        "nodes": _Argument(None, "an int >= 1", _count),
+        "backend": _Argument(None, "a non-empty str", _text),
+        "device": _KIND,
+        "devices_per_rank": _Argument(1, "an int >= 1", _count),
+        "init": _Argument(True, "True or False", _boolean),
+        "timeout": _Argument(None, "a finite number of seconds > 0", _seconds),
+        "fresh": _FRESH,
+        "visible": _Argument("world", "one of world, rank", _one_of("world", "rank")),
+        "env": _Argument(None, "a mapping of variable names (str) to values (str)", _environment),
+        "launcher": _Argument(None, '"mpirun"', _one_of("mpirun")),
+    },
+}
+"""The arguments of each mark, in the order of its signature.
+
+A test's plan (`driver/item_plan.py`) passes those that it does not interpret on to the fields with the same names: of
+`DeviceNeed` for ``devices``, and of `WorldKey` for ``distributed``.
+"""
+
+_EFFECTS = {
+    "devices": "run the test in one process that sees exactly n devices, all of which fit the filters.",
+    "distributed": "run the whole test in every one of world_size ranks; a list of world sizes parametrizes.",
+}
+
+
+def _signature(name: str) -> str:
+    first, *others = (f"{argument}={definition.default!r}" for argument, definition in _ARGUMENTS[name].items())
+    return f"{name}({', '.join([first, '*', *others])})"
+
+
+MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECTS.items())
+"""Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
+
+
+def check(mark: pytest.Mark) -> dict[str, Any]:
+    """Return the arguments that `mark` gives; leave out a None that is the default.
+
+    Raise :class:`MarkError` if an argument is not allowed.
+    """
+    table = _ARGUMENTS[mark.name]
+    first = next(iter(table))
+    head = f"@pytest.mark.{mark.name}"
+    given = dict(mark.kwargs)
+    if len(mark.args) > 1:
+        shown = ", ".join(map(repr, mark.args))
+        raise MarkError(f"{head}({shown}): at most one argument may be positional, {first}, got {len(mark.args)}")
+    if mark.args:
+        if first in given:
+            raise MarkError(
+                f"{head}({mark.args[0]!r}, {first}={given[first]!r}): {first} must be given once, got it twice"
+            )
+        given[first] = mark.args[0]
+    checked: dict[str, Any] = {}
+    for argument, value in given.items():
+        definition = table.get(argument)
+        if definition is None:
+            raise MarkError(
+                f"{head}({argument}={value!r}): there is no argument {argument}, allowed are {', '.join(table)}"
+            )
+        if value is None and definition.default is None:
+            continue
+        try:
+            checked[argument] = definition.read(value)
+        except ValueError:
+            allowed = name_kinds(definition.allowed) + (" or None" if definition.default is None else "")
+            raise MarkError(f"{head}({argument}={value!r}): {argument} must be {allowed}, got {value!r}") from None
+    sizes = _size_of(checked)
+    if isinstance(sizes, list) and len(set(sizes)) < len(sizes):
+        raise MarkError(f"{head}(world_size={sizes!r}): world_size must name each size once, got {sizes!r}")
+    fewest = min(sizes) if isinstance(sizes, list) else sizes
+    if (nodes := checked.get("nodes", 1)) > fewest:
+        raise MarkError(
+            f"{head}(nodes={nodes!r}): nodes must be an int >= 1 and at most world_size, which is {fewest}, "
+            f"got {nodes!r}"
+        )
+    return checked
+
+
+def _size_of(checked: Mapping[str, Any]) -> int | list[int]:
+    size: int | list[int] = checked.get("world_size", _ARGUMENTS["distributed"]["world_size"].default)
+    return size
+
+
+def world_sizes(mark: pytest.Mark) -> list[int] | None:
+    """Return the sizes by which a ``distributed`` mark parametrizes its test, or None if it names a single size.
+
+    Raise :class:`MarkError` if any argument of the mark is not allowed.
+    """
+    size = _size_of(check(mark))
+    return size if isinstance(size, list) else None
+
+
+def read(marks: Marks, world_size_parameter: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the given arguments of ``devices`` and of ``distributed``; nothing for a mark that the test lacks.
+
+    ``distributed`` always has one `world_size`. `world_size_parameter` is the value of the test's own parameter
+    ``world_size``; None if it has no such parameter. If the test has both marks, both have the kind and number of each
+    rank's devices, if either gives it. Raise :class:`MarkError` for an argument that is not allowed, and for marks that
+    contradict each other.
+    """
+    devices, ranks = ({} if mark is None else check(mark) for mark in marks)
+    if marks.distributed is not None:
+        ranks["world_size"] = _one_world_size(_size_of(ranks), world_size_parameter)
+        if marks.devices is not None:
+            for argument, same in (("kind", "device"), ("n", "devices_per_rank")):
+                value = _common_value(devices, argument, ranks, same)
+                if value is not None:
+                    devices[argument] = ranks[same] = value
+    return devices, ranks
+
+
+def _one_world_size(value: int | list[int], parameter: object) -> int:
+    head = f"@pytest.mark.distributed(world_size={value!r})"
+    if parameter is None:
+        if isinstance(value, list):
+            raise MarkError(
+                f"{head}: a list parametrizes only on functions, classes and modules of plain pytest tests, "
+                "name one world size here"
+            )
+        return value
+    sizes = value if isinstance(value, list) else [value]
+    if isinstance(parameter, int) and not isinstance(parameter, bool) and parameter in sizes:
+        return parameter
+    raise MarkError(
+        f"{head}: the test's own parameter world_size must be {' or '.join(map(str, sizes))} as in the mark, "
+        f"got {parameter!r}"
+    )
+
+
+def _common_value(
+    device_arguments: Mapping[str, Any], argument: str, rank_arguments: Mapping[str, Any], same: str
+) -> object:
+    """Return the value of an argument that both marks have, under different names; None if neither gives it."""
+    one, other = device_arguments.get(argument), rank_arguments.get(same)
+    if one is not None and other is not None and one != other:
+        raise MarkError(
+            f"@pytest.mark.devices({argument}={one!r}) with @pytest.mark.distributed({same}={other!r}): "
+            f"{argument} and {same} both describe each rank here and must be equal, got {one!r} and {other!r}"
+        )
+    return other if one is None else one
+
+
+def foreign_marks(lines: Iterable[str]) -> dict[str, str]:
+    """Return the marks of this plugin that others have registered too, each with the plugin's effect on marked tests.
+
+    `lines` is the value of the ini setting ``markers``: each has a name, optional arguments, a colon and a text.
+    """
+    names = {re.split(r"[:(]", line, maxsplit=1)[0].strip() for line in lines if line not in MARKER_LINES}
+    effects = {"devices": "runs tests with leased devices", "distributed": "runs tests in ranks"}
+    return {name: effects[name] for name in sorted(names & effects.keys())}
+
+
+# Lookup
+
+
+class MarkFinder:
+    """Finds the closest marks of each test. There may be thousands of tests without marks; they cost almost nothing.
+
+    The marks of modules, classes and packages are read once, when the first of their tests is looked up. The finder
+    does not see marks that a hook adds to them afterwards. Marks of the tests themselves are always read.
+
+    A parameter is closer than its function, and a class is closer than its bases. (pytest's own ``get_closest_marker``
+    orders both pairs the other way round.) If a function has several marks of one name, the first counts, as everywhere
+    in pytest: the lowest decorator, then marks that a hook adds with ``item.add_marker``. A hook can put its mark first
+    with ``append=False``.
+    """
+
+    def __init__(self) -> None:
+        self._marks_by_node: dict[pytest.Collector | pytest.Item, Marks] = {}
+        self._last_parent: object = None
+        self._last_inherited = Marks()
+
+    def find(self, item: pytest.Item) -> Marks:
+        """Return the closest marks of `item`, which may be a ``metafunc.definition``."""
+        parent: Any = item.parent
+        # Tests arrive grouped by module and class, so the parent is usually that of the previous test.
+        if parent is not self._last_parent:
+            self._last_inherited = self._marks_of(parent)
+            self._last_parent = parent
+        own = item.own_markers
+        if not own:
+            return self._last_inherited
+        # Only parametrized functions have a callspec. own_markers holds its marks too, but after the function's.
+        callspec = getattr(item, "callspec", None)
+        return _closest((*callspec.marks, *own) if callspec is not None else own, self._last_inherited)
+
+    def _marks_of(self, node: Any) -> Marks:
+        """Return the closest marks of the collector `node`, including inherited ones."""
+        if node is None:
+            return Marks()
+        marks = self._marks_by_node.get(node)
+        if marks is None:
+            # own_markers of a class lists the marks of its bases before its own.
+            own = reversed(node.own_markers) if isinstance(node, pytest.Class) else node.own_markers
+            marks = self._marks_by_node[node] = _closest(own, self._marks_of(node.parent))
+        return marks
+
+
+def _closest(own: Iterable[pytest.Mark], inherited: Marks) -> Marks:
+    devices = distributed = None
+    for mark in own:
+        if mark.name == "devices":
+            devices = devices or mark
+        elif mark.name == "distributed":
+            distributed = distributed or mark
+    if devices is None and distributed is None:
+        return inherited
+    return Marks(devices or inherited.devices, distributed or inherited.distributed)

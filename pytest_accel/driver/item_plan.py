@@ -1,0 +1,168 @@
+"""The plan of a marked test, made of its marks and of what the session has. Pure: all I/O is in `Resources`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_accel.core import marks
+from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.world_key import WorldKey, backend_names
+from pytest_accel.hardware.hypothetical_machine import without_figures
+from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.hardware.matching import shortfall
+from pytest_accel.nodes.placement import HERE, Layout
+from pytest_accel.settings.options import Settings
+
+_SHARING_BACKENDS = {"gloo", "mpi"}
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPlan:
+    """Decisions about one marked test at its collection."""
+
+    key: WorldKey
+    """Key of the world in which the test runs."""
+    timeout: float | None = None
+    """Timeout of each phase in seconds; None: the session's."""
+    missing: str | None = None
+    """Reason to skip the test, because this session can never run it; None if it can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a session has for its tests, and how to look up the rest."""
+
+    machine: Machine
+    settings: Settings
+    launcher_missing: Callable[[str], str | None]
+    """Returns why a launcher cannot be used on this node; None if it can."""
+    remote_inventory: Callable[[int, str], Inventory | str]
+    """Returns the devices of a kind on another node, by its number, or why they cannot be looked up."""
+    layout: Layout = HERE
+    launcher: str | None = None
+    """Launcher that has started the processes of `layout`; None: there is only this process."""
+    hypothetical: bool = False
+    """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
+
+    @property
+    def kind(self) -> str | None:
+        """Kind of the session's devices; None if it has none."""
+        return self.machine.session.kind if self.machine.session.devices else None
+
+    def inventory(self, kind: str) -> Inventory:
+        """Return the devices of `kind` on this node; those of the session if `kind` is ``none``."""
+        return self.machine.session if kind == "none" else self.machine.of(kind)
+
+
+def plan_item(
+    found: marks.Marks, world_size: object, resources: Resources, *, fresh: bool = False, turn: int = 0
+) -> ItemPlan:
+    """Return the plan of a test with the marks `found`.
+
+    `world_size` is the value of the test's parameter of this name, or None. `fresh` requests new processes whatever the
+    marks say. `turn` is the number of tests for one process that were planned before. Raise `MarkError` if the marks
+    are wrong, and `VendorError` if the devices of a kind cannot be looked up.
+    """
+    devices, ranks = marks.read(found, world_size)
+    timeout: float | None = ranks.pop("timeout", None)
+    requests = [fresh, resources.settings.fresh, devices.pop("fresh", False), ranks.pop("fresh", False)]
+    need = None if found.devices is None else DeviceNeed(devices.pop("n", 1), **devices)
+    if need is not None and resources.hypothetical:
+        need = without_figures(need)
+    if found.distributed is not None:
+        key = _group_key(need, ranks, resources, fresh=any(requests))
+    else:
+        assert need is not None
+        key = _process_key(need, resources, fresh=any(requests), turn=turn)
+    return ItemPlan(key, timeout, _missing(key, resources))
+
+
+def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: int) -> WorldKey:
+    """Return the key of a world of one process."""
+    kind = need.kind or resources.kind or "none"
+    need = replace(need, share=need.share or _default_share(kind, resources))
+    # Only the servers of this node are used, because the devices are leased here.
+    servers = resources.layout.nodes[0].server_numbers if resources.settings.spread else (0,)
+    return WorldKey(
+        kind, need, 1, grouped=False, devices_per_rank=need.count, fresh=fresh, server=servers[turn % len(servers)]
+    )
+
+
+def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resources, *, fresh: bool) -> WorldKey:
+    """Return the key of a world of ranks, of which each needs `need`; `ranks` are the arguments of ``distributed``."""
+    size: int = ranks.pop("world_size")
+    per_rank: int = ranks.pop("devices_per_rank", 1)
+    requested: str | None = ranks.pop("device", None)
+    own = resources.kind
+    if own is not None and need is None and not resources.machine.vendor(own).ranks:
+        own = None
+    # Ranks can run on the CPU, but devices that a mark requests are accelerators.
+    kind = requested or own or ("cpu" if need is None else "none")
+    leased = need is not None or (kind != "cpu" if requested else own is not None)
+    if leased:
+        need = need or DeviceNeed(per_rank)
+        share = need.share or _default_share(kind, resources)
+        shared = share is not None and _can_use_one_device(kind, ranks, resources)
+        need = replace(need, count=size * per_rank, kind=kind, share=share, sets=size if shared else 1)
+    return WorldKey(kind, need, size, grouped=True, devices_per_rank=per_rank if leased else 0, fresh=fresh, **ranks)
+
+
+def _default_share(kind: str, resources: Resources) -> Share | None:
+    """Return the share of each device for tests that request none (``--accel-share``)."""
+    tests = resources.settings.share
+    return None if tests is None or kind == "none" else Share(fraction=1 / tests)
+
+
+def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) -> bool:
+    """Return whether two ranks may use one device.
+
+    NCCL and similar backends refuse that ("Duplicate GPU detected"). A test that creates its own process groups
+    (``init=False``) is not restricted.
+    """
+    if not ranks.get("init", True):
+        return True
+    names = backend_names(ranks.get("backend") or (None if kind == "none" else resources.machine.vendor(kind).backend))
+    return bool(names) and set(names) <= _SHARING_BACKENDS
+
+
+def _missing(key: WorldKey, resources: Resources) -> str | None:
+    """Return why the session can never run a world of `key`; None if it can."""
+    layout = resources.layout
+    if key.grouped:
+        shortage = layout.shortage(key.ranks, key.nodes, resources.launcher)
+        if shortage is None and key.launcher is not None:
+            shortage = _launcher_missing(key.launcher, resources)
+        if shortage is not None:
+            return shortage
+    if key.need is None:
+        return None
+    nodes = [seat.node for seat in layout.seats(key.ranks, key.nodes)] if key.grouped else [0]
+    if any(nodes):
+        return _missing_on_several(key, nodes, resources)
+    missing = shortfall(key.need, resources.inventory(key.kind))
+    if missing is not None and key.grouped and key.need.share is not None and key.need.sets == 1:
+        missing += "; ranks share a device under backend='gloo' only"
+    return missing
+
+
+def _launcher_missing(launcher: str, resources: Resources) -> str | None:
+    """Return why `launcher` cannot start the ranks of a test; None if it can."""
+    if resources.launcher is not None:
+        return f"its ranks are started by {launcher}, which a session under {resources.launcher} does not do"
+    return resources.launcher_missing(launcher)
+
+
+def _missing_on_several(key: WorldKey, nodes: Sequence[int], resources: Resources) -> str | None:
+    """Return why the devices of several nodes do not suffice for `key`; `nodes` has the node of each rank."""
+    if 0 not in nodes:
+        return f"needs {key.ranks} ranks with devices; rank 0's node has too few ranks to be among theirs"
+    for node, need in key.needs(nodes).items():
+        inventory = resources.remote_inventory(node, key.kind) if node else resources.inventory(key.kind)
+        if isinstance(inventory, str):
+            return inventory
+        missing = shortfall(need, inventory)
+        if missing is not None:
+            return f"{missing} (on {resources.layout.nodes[node].name})"
+    return None

@@ -1,0 +1,139 @@
+"""Redirection of marked items: each gets a plan, and runs in a world. Imported when the first marked item is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, MarkError, Marks
+from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.driver.item_plan import Resources, plan_item
+from pytest_accel.driver.items import MarkedItem
+from pytest_accel.hardware.registry import VendorError
+from pytest_accel.settings.options import planned_machine
+from pytest_accel.verdict import remote_exceptions
+
+if TYPE_CHECKING:
+    from pytest_accel.hardware.inventory import Inventory
+    from pytest_accel.session import AccelSession
+
+
+class Redirector:
+    """Makes the marked items of one process run in worlds, and refuses those whose marks are wrong."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        launched = session.launched
+        resources = Resources(
+            session.machine,
+            session.settings,
+            _launcher_missing,
+            self._remote_inventory,
+            hypothetical=planned_machine(session.config) is not None,
+        )
+        if launched is not None:
+            resources = replace(resources, layout=launched.layout, launcher=launched.process.launcher)
+        self._resources = resources
+        self._turn = 0
+        """Number of planned tests for one process."""
+
+    def redirect(self, items: Sequence[pytest.Item], marked: Iterable[tuple[pytest.Item, Marks]]) -> list[MarkedItem]:
+        """Make the items in `marked` run in worlds; return those that were not redirected before.
+
+        `items` are all collected items. If a mark is wrong, raise :class:`pytest.UsageError`; in an xdist worker, have
+        the controller raise it.
+        """
+        redirected: list[MarkedItem] = []
+        errors: dict[pytest.Item, str] = {}
+        for item, marks in marked:
+            existing = item.stash.get(MARKED, None)
+            if existing is not None:
+                if existing.item is item:
+                    continue
+                item.stash = pytest.Stash()  # A copied item, as pytest-flakefinder makes, shares the original's stash.
+            try:
+                redirected.append(self._redirect(item, marks))
+            except (MarkError, VendorError) as error:
+                errors[item] = f"{item.nodeid}: {error}"
+        if redirected and self._session.is_worker and self._session.config.option.trace:
+            text = "--trace has no terminal where xdist distributes the tests: run them without -n"
+            errors |= {one.item: text for one in redirected}
+        if errors:
+            self.refuse("\n".join(dict.fromkeys(errors.values())), errors)
+        if redirected:
+            _leave_collectors_to_ranks(items)
+        return redirected
+
+    def refuse(self, text: str, items: Iterable[pytest.Item]) -> None:
+        """End the session with the usage error `text`, which describes what is wrong with `items`.
+
+        Make `items` fail as well, because the controller ignores a usage error that a worker sends after its list of
+        tests.
+        """
+        for item in items:
+            item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
+        self._session.pool_client.usage_error(text)
+
+    def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
+        """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
+        callspec = getattr(item, "callspec", None)
+        params = callspec.params if callspec is not None else {}
+        size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
+        plan = plan_item(marks, size, self._resources, fresh=_is_forked(item), turn=self._turn)
+        if not plan.key.grouped:
+            self._turn += 1
+        marked = MarkedItem(item, plan, self._session.driver)
+        marked.install()
+        item.stash[MARKED] = marked
+        return marked
+
+    def _remote_inventory(self, node: int, kind: str) -> Inventory | str:
+        """Return the devices of `kind` on another node, or why they cannot be looked up."""
+        from pytest_accel.nodes.remote_leases import RemoteDevicesError
+
+        assert self._session.launched is not None
+        try:
+            return self._session.launched.devices[node].inventory(kind, self._session.settings)
+        except RemoteDevicesError as error:
+            return str(error)
+
+
+def _launcher_missing(launcher: str) -> str | None:
+    """Return why `launcher` cannot be used on this node; None if it can."""
+    from pytest_accel.launch.launch_api import missing
+
+    return missing(launcher)
+
+
+def _is_forked(item: pytest.Item) -> bool:
+    """Return whether pytest-forked would run `item` in a forked child process."""
+    config = item.config
+    if not config.pluginmanager.has_plugin("pytest_forked"):
+        return False
+    return bool(config.getoption("forked")) or item.get_closest_marker("forked") is not None
+
+
+def _leave_collectors_to_ranks(items: Sequence[pytest.Item]) -> None:
+    """Skip the setup of collectors whose tests all run in ranks.
+
+    For example, a package's ``setup_module`` runs in this process only if one of the package's tests does.
+    """
+    needed = {node for item in items if MARKED not in item.stash for node in item.listchain()}
+    for item in items:
+        for node in item.listchain()[:-1]:
+            if node not in needed:
+                node.setup = _do_nothing  # type: ignore[method-assign]
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _fail_setup(text: str) -> None:
+    """Raise an error with `text` in place of the setup of a test."""
+    __tracebackhide__ = True
+    raise remote_exceptions.not_run(text)

@@ -1,0 +1,120 @@
+"""The pool of a session, made from pytest's configuration, and the coverage data of the session's ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_accel.core.launcher_env import without_local_rank
+from pytest_accel.core.paths import private_directory
+from pytest_accel.core.plugin_roles import chosen_roles
+from pytest_accel.core.preload_discovery import installed_plugins
+from pytest_accel.core.session_spec import SessionSpec, with_options
+from pytest_accel.core.shims import base_temporary_directory
+from pytest_accel.core.stash_keys import LAUNCHED
+from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.vendors.cpu import cpu_slots
+from pytest_accel.pool.pool import Pool, SingleNode
+from pytest_accel.rank import coverage
+from pytest_accel.settings.options import Settings, is_distributed
+
+if TYPE_CHECKING:
+    from pytest_accel.nodes.launched_session import LaunchedSession
+
+
+class SessionPool:
+    """The pool of a session and the coverage of its ranks. The `AccelSession` of the controller owns it."""
+
+    def __init__(
+        self, config: pytest.Config, settings: Settings, machine: Machine, show: Callable[[str], None]
+    ) -> None:
+        """`show` writes a line to the terminal."""
+        self._show = show
+        self._coverage: coverage.DriverCoverage | None = None
+        spec = _session_spec(config, settings, machine)
+        measuring = coverage.of_this_process(config)
+        if measuring is not None and (why := coverage.shortcoming(measuring)) is not None:
+            show(f"accel: {why}")
+        elif measuring is not None:
+            self._coverage = coverage.DriverCoverage(measuring, base_temporary_directory(config))
+            children = coverage.for_children(os.environ)
+            spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
+        launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
+        waits = settings.busy == "wait"
+        self.pool = Pool(machine, spec, cpu_slots(), waits_for_busy=waits, nodes=launched or SingleNode())
+
+    def close(self, *, politely: bool) -> None:
+        """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
+        try:
+            self.pool.close(politely=politely)
+        finally:
+            if self._coverage is not None:
+                for problem in self._coverage.combine():
+                    self._show(f"accel: coverage of ranks is incomplete: {problem}")
+
+
+def _explanation_options(config: pytest.Config) -> list[str]:
+    """Return the options that make a rank, which has no terminal, explain assertions as this process would."""
+    options = []
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    # No colours under xdist, whose workers use none either.
+    if getattr(reporter, "hasmarkup", False) and not is_distributed(config):
+        options.append("--color=yes")
+    # pytest-icdiff reads the width of the terminal when it is imported.
+    columns = getattr(sys.modules.get("pytest_icdiff"), "AUTO_COLS", None)
+    if columns is not None and getattr(config.option, "icdiff_cols", "") is None:
+        options.append(f"--icdiff-cols={columns}")
+    return options
+
+
+def _session_spec(config: pytest.Config, settings: Settings, machine: Machine) -> SessionSpec:
+    """Return what all ranks must know of this session, without the settings of coverage."""
+    option = config.option
+    args = [str(argument) for argument in config.invocation_params.args]
+    if LAUNCHED in config.stash:
+        args = without_local_rank(args)
+    options = []
+    for plugin in config.invocation_params.plugins or ():
+        # PyCharm passes its plugin to `pytest.main`. Ranks load it, too, since the command line may have its options.
+        if isinstance(plugin, ModuleType) and plugin.__spec__ is not None:
+            options += ["-p", plugin.__spec__.name]
+    uncaptured = getattr(option, "capture", None) == "no"
+    distributed = is_distributed(config)
+    streams = uncaptured and not distributed  # A worker of xdist has no terminal.
+    if settings.logs is not None and not streams:
+        options.append("--capture=tee-sys")  # Captured output is in the log, too, even if the rank dies.
+    elif uncaptured and not streams:
+        options.append("--capture=fd")
+    if hasattr(option, "no_cov"):
+        options.append("--no-cov")
+    if isinstance(seed := getattr(option, "randomly_seed", None), int):
+        options.append(f"--randomly-seed={seed}")
+    options += _explanation_options(config)
+    directory = private_directory()
+    basetemp = base_temporary_directory(config)
+    return SessionSpec(
+        args=with_options(args, options),
+        invocation_dir=str(config.invocation_params.dir),
+        sys_path=tuple(sys.path),
+        directory=directory,
+        basetemp=str(basetemp / "accel") if basetemp is not None else os.path.join(directory, "tmp"),
+        preload=tuple(name for name in settings.preload if name != "auto"),
+        plugins=installed_plugins(config.option.plugins, config.rootpath),
+        roles=tuple(chosen_roles(config.pluginmanager, settings.rank_plugins).items()),
+        markers=tuple(config.getini("markers")),
+        hidden=tuple(machine.vendor(machine.session.kind).mask((), os.environ).items())
+        if machine.session.present
+        else (),
+        distributed=distributed,
+        debug=settings.debug,
+        leaks=settings.leaks,
+        kept_processes=settings.keep_processes,
+        logs=os.path.join(config.invocation_params.dir, settings.logs) if settings.logs is not None else None,
+        streams=streams,
+    )

@@ -1,0 +1,270 @@
+"""From the marks of a test to its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_accel.core.device import Device, DeviceNeed, Share
+from pytest_accel.core.marks import MarkError, Marks
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.driver.item_plan import ItemPlan, Resources, plan_item
+from pytest_accel.hardware.hypothetical_machine import PretendedMachine
+from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.nodes.placement import HERE, ForkServer, Layout, Node
+from pytest_accel.settings.options import Settings
+
+devices, distributed = pytest.mark.devices, pytest.mark.distributed
+SERVERS = tuple(ForkServer(number, 1) for number in range(4))
+TWO = Layout((Node("one", "10.0.0.1", SERVERS[:2]), Node("two", "10.0.0.2", SERVERS[2:])))
+QUARTER = Share(fraction=0.25)
+
+
+def resources(
+    kind: str | None = "sim",
+    count: int = 8,
+    settings: Settings = Settings(),  # noqa: B008 It is frozen.
+    *,
+    layout: Layout = HERE,
+    remote: Inventory | str = "nobody asks other nodes here",
+    launcher_missing: str | None = None,
+    hypothetical: bool = False,
+) -> Resources:
+    """A session with `count` devices of `kind`; None: it has no accelerator."""
+    return Resources(
+        PretendedMachine(count, kind) if kind else Machine(KindSpec("none")),
+        settings,
+        lambda launcher: launcher_missing,
+        lambda node, kind: remote,
+        layout,
+        "torchrun" if layout is not HERE else None,
+        hypothetical,
+    )
+
+
+def marks(*decorators: pytest.MarkDecorator) -> Marks:
+    return Marks(**{decorator.name: decorator.mark for decorator in decorators})
+
+
+def plan(*decorators: pytest.MarkDecorator, of: Resources | None = None, turn: int = 0) -> ItemPlan:
+    return plan_item(marks(*decorators), None, of or resources(), turn=turn)
+
+
+def key(*decorators: pytest.MarkDecorator, session: str | None = "sim") -> WorldKey:
+    return plan(*decorators, of=resources(session)).key
+
+
+def test_devices_alone_are_one_process() -> None:
+    assert key(devices(2)) == WorldKey("sim", DeviceNeed(2), 1, grouped=False, devices_per_rank=2)
+    assert key(devices(2)).about == "sim"
+
+
+def test_devices_are_leased_whatever_their_kind() -> None:
+    assert key(devices(kind="cpu")).need == DeviceNeed(1, kind="cpu")
+    assert key(devices(kind="cuda"), session=None).kind == "cuda"
+    assert key(devices(1), session=None).kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("session", "mark", "kind", "leased"),
+    [
+        ("sim", distributed(4), "sim", 4),
+        ("sim", distributed(4, devices_per_rank=2), "sim", 8),
+        ("sim", distributed(4, device="cpu"), "cpu", None),
+        ("sim", distributed(4, device="cuda"), "cuda", 4),
+        (None, distributed(4), "cpu", None),
+        (None, distributed(4, device="cuda"), "cuda", 4),
+        # The session's own devices are CPU slots, which were asked for and are handed out.
+        ("cpu", distributed(4), "cpu", 4),
+        ("cpu", distributed(4, device="cpu"), "cpu", None),
+    ],
+)
+def test_ranks_are_on_accelerators_where_there_are_any(
+    session: str | None, mark: pytest.MarkDecorator, kind: str, leased: int | None
+) -> None:
+    found = key(mark, session=session)
+    assert (found.kind, found.ranks, found.grouped) == (kind, 4, True)
+    assert (found.need.count if found.need else None) == leased
+    assert found.devices_per_rank == (leased or 0) // 4
+    assert found.about == f"4 on {kind}"
+
+
+def test_both_marks_describe_each_rank() -> None:
+    found = key(devices(2, memory="8GiB", name="*H100*"), distributed(3, backend="gloo", visible="rank"))
+    assert found.need == DeviceNeed(6, kind="sim", memory=8 * 1024**3, name="*H100*")
+    assert (found.ranks, found.devices_per_rank, found.backend, found.visible) == (3, 2, "gloo", "rank")
+
+
+def test_devices_of_the_cpu_are_leased_where_both_marks_ask_for_them() -> None:
+    assert key(devices(1, kind="cpu"), distributed(2)).need == DeviceNeed(2, kind="cpu")
+
+
+OTHERS: tuple[Callable[[], WorldKey], ...] = (
+    lambda: key(distributed(3)),
+    lambda: key(distributed(2), session=None),
+    lambda: key(distributed(2, backend="gloo")),
+    lambda: key(distributed(2, init=False)),
+    lambda: key(distributed(2, devices_per_rank=2)),
+    lambda: key(distributed(2, visible="rank")),
+    lambda: key(distributed(2, env={"A": "1"})),
+    lambda: key(distributed(2), devices(memory="8GiB")),
+    lambda: key(devices(2)),
+)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_tests_that_ask_for_unlike_worlds_share_none(other: Callable[[], WorldKey]) -> None:
+    assert other() != key(distributed(2))
+    assert other() == other()
+    assert hash(other()) == hash(other())
+
+
+def test_how_long_a_phase_may_take_is_no_matter_of_the_world() -> None:
+    assert key(distributed(2, timeout=5)) == key(distributed(2))
+
+
+def test_fresh_may_come_from_the_mark_or_the_session() -> None:
+    assert key(distributed(fresh=True)).fresh
+    assert key(devices(fresh=True)).fresh
+    assert plan(distributed(2), of=resources(settings=Settings(fresh=True))).key.fresh
+    assert plan_item(marks(devices(1)), None, resources(), fresh=True).key.fresh
+    assert not key(distributed(2)).fresh
+
+
+def test_each_rank_of_a_world_owns_its_part_of_the_devices() -> None:
+    found = key(distributed(2, devices_per_rank=2, backend="gloo", env={"A": "1"}, init=False))
+    leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(4))
+    spec = WorldSpec(7, found, "8", leased)
+    assert (spec.ranks, spec.grouped, spec.share) == (2, True, None)
+    assert (found.backend, found.init, found.env) == ("gloo", False, (("A", "1"),))
+    assert [spec.devices_of(rank) for rank in range(2)] == [leased[:2], leased[2:]]
+    assert spec.seen_by(1) == leased
+
+
+def test_a_rank_that_sees_its_own_devices_only() -> None:
+    leased = tuple(Device("sim", f"sim-{number}", number, "sim") for number in range(2))
+    spec = WorldSpec(1, key(distributed(2, visible="rank")), None, leased)
+    assert [spec.seen_by(rank) for rank in range(2)] == [leased[:1], leased[1:]]
+
+
+def test_ranks_leave_a_kind_alone_whose_tensors_no_group_takes() -> None:
+    def found(*decorators: pytest.MarkDecorator) -> WorldKey:
+        return key(*decorators, session="mps")
+
+    assert (found(distributed(2)).kind, found(distributed(2)).need) == ("cpu", None)
+    assert found(devices(1)).kind == "mps"
+    assert found(distributed(2, device="mps")).need == DeviceNeed(2, kind="mps")
+    assert found(devices(1), distributed(1)).kind == "mps"
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind", "sets"),
+    [
+        (distributed(4), "sim", 4),
+        (distributed(4), "cuda", 1),
+        (distributed(4, backend="nccl"), "sim", 1),
+        (distributed(4, backend="gloo"), "cuda", 4),
+        (distributed(4, backend="cpu:gloo,cuda:gloo"), "cuda", 4),
+        (distributed(4, backend="cpu:gloo,cuda:nccl"), "cuda", 1),
+        (distributed(4, init=False), "cuda", 4),
+    ],
+)
+def test_ranks_may_be_on_one_device_where_their_backend_can(mark: pytest.MarkDecorator, kind: str, sets: int) -> None:
+    shared = DeviceNeed(4, kind=kind, share=QUARTER, sets=sets)
+    assert key(devices(share=0.25), mark, session=kind).need == shared
+    assert plan(mark, of=resources(kind, settings=Settings(share=4))).key.need == shared
+    alone = key(mark, session=kind).need
+    assert alone is not None
+    assert alone.sets == 1
+
+
+def test_the_share_of_the_mark_counts_before_that_of_the_session() -> None:
+    session = resources(settings=Settings(share=2))
+    assert plan(devices(share=0.25), of=session).key.need == DeviceNeed(1, share=QUARTER)
+    assert plan(devices(), of=session).key.need == DeviceNeed(1, share=Share(fraction=0.5))
+
+
+def test_arguments_reach_the_key_and_the_need() -> None:
+    mark = distributed(4, nodes=1, backend="gloo", init=False, visible="rank", env={"A": "1"}, launcher="mpirun")
+    assert key(mark) == WorldKey(
+        "sim",
+        DeviceNeed(4, kind="sim"),
+        4,
+        grouped=True,
+        backend="gloo",
+        init=False,
+        devices_per_rank=1,
+        visible="rank",
+        env=(("A", "1"),),
+        launcher="mpirun",
+    )
+    filters = devices(2, kind="cuda", memory=5, capability="9.0", name="*H100*", share=0.25, near="nvlink")
+    assert key(filters).need == DeviceNeed(
+        2, kind="cuda", memory=5, capability=(9, 0), name="*H100*", share=QUARTER, near="nvlink"
+    )
+
+
+def test_the_timeout_is_part_of_the_plan() -> None:
+    assert plan(distributed(2, timeout=5)).timeout == 5
+    assert plan(distributed(2)).timeout is None
+
+
+def test_wrong_marks_have_no_plan() -> None:
+    with pytest.raises(MarkError, match="got 4"):
+        plan_item(marks(distributed(2)), 4, resources())
+
+
+def test_a_hypothetical_machine_has_devices_with_all_properties() -> None:
+    mark = devices(1, memory="80GiB", name="*H100*")
+    assert plan(mark, of=resources(hypothetical=True)) == plan(devices(1))
+    assert plan(mark).missing is not None
+
+
+@pytest.mark.parametrize(
+    ("decorators", "of", "text"),
+    [
+        ((devices(9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
+        ((devices(8),), resources(), None),
+        ((devices(1),), resources(None), "needs 1 device; there is no accelerator in this session"),
+        ((distributed(9),), resources(), "needs 9 sim devices; there are 8: 8 x pretended"),
+        ((distributed(9, device="cpu"),), resources(), None),
+        ((distributed(9, nodes=2),), resources(), "needs 2 nodes; without a launcher over several there is 1"),
+        ((distributed(1, launcher="mpirun"),), resources(launcher_missing="there is no mpirun"), "there is no mpirun"),
+        (
+            (distributed(1, launcher="mpirun"),),
+            resources(layout=TWO),
+            "its ranks are started by mpirun, which a session under torchrun does not do",
+        ),
+        (
+            (distributed(4, backend="nccl"), devices(share=0.25)),
+            resources(count=1),
+            "needs 0.25 of each of 4 sim devices; there is 1: pretended; ranks share a device under backend='gloo' "
+            "only",
+        ),
+        ((distributed(4, backend="gloo"), devices(share=0.25)), resources(count=1), None),
+        ((distributed(5),), resources(layout=TWO), "needs 5 ranks; torchrun has started 4"),
+        ((distributed(2),), resources(layout=TWO), None),
+        (
+            (distributed(4),),
+            resources(layout=TWO, remote=Inventory("sim")),
+            "needs 2 sim devices; there is none: --accel sim:N makes some (on two)",
+        ),
+        ((distributed(4),), resources(layout=TWO, remote="the node two is lost"), "the node two is lost"),
+        ((distributed(4),), resources(layout=TWO, remote=PretendedMachine(2, "sim").session), None),
+        ((distributed(4),), resources(count=1, layout=TWO), "needs 2 sim devices; there is 1: pretended (on one)"),
+        ((distributed(4, device="cpu"),), resources(layout=TWO), None),
+    ],
+)
+def test_a_test_that_cannot_run_says_why(
+    decorators: tuple[pytest.MarkDecorator, ...], of: Resources, text: str | None
+) -> None:
+    assert plan(*decorators, of=of).missing == text
+
+
+def test_launched_processes_take_turns_at_tests_for_one_process() -> None:
+    spread = resources(layout=TWO, settings=Settings(spread=True))
+    assert [plan(devices(), of=spread, turn=turn).key.server for turn in range(3)] == [0, 1, 0]
+    assert plan(devices(), of=resources(layout=TWO), turn=1).key.server == 0
+    assert plan(devices(), of=resources(settings=Settings(spread=True)), turn=1).key.server == 0
