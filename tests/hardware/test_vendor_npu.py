@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.vendors.npu import Npu, make, read_ascend
+from pytest_accel.hardware.vendors.npu import Npu, make
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -84,7 +84,7 @@ def test_without_a_mask_all_are_seen(four: tuple[Device, ...]) -> None:
 
 @given(st.text() | st.text("0123456789,- x"))
 def test_no_mask_raises_or_names_a_device_twice(four: tuple[Device, ...], text: str) -> None:
-    numbers = read_ascend(text)
+    numbers = Npu().read(text)
     assert sorted(set(numbers)) == numbers
     left = Npu().visible(four, {MASK: text})
     assert len(set(left)) == len(left)
