@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.vendors.npu import Npu, make
+from pytest_accel.hardware.vendors.npu import Npu
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -60,13 +59,6 @@ def test_addresses_are_identities_where_sysfs_tells_them_apart(tmp_path: Path) -
 
 def test_no_node_is_no_device(tmp_path: Path) -> None:
     assert Npu(tmp_path).discover() == Npu(_machine(tmp_path, [])).discover() == ()
-
-
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("torch_npu") is not None
-    assert make(None).lacking() == (None if there else "torch_npu is not installed")
-    with pytest.raises(ValueError, match="--accel npu:1: npu takes nothing after a colon"):
-        make("1")
 
 
 @pytest.mark.parametrize(

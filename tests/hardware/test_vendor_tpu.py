@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.tpu import Tpu, make
+from pytest_accel.hardware.vendors.tpu import Tpu
 
 CHIPS, OLD, RUNTIME = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "PJRT_DEVICE"
 
@@ -83,13 +82,6 @@ def test_other_makers_folder_and_nodes_are_none(tmp_path: Path) -> None:
     _chips(tmp_path, 0)
     (tmp_path / "dev/accel").mkdir()
     assert Tpu(_nodes(tmp_path, "accel/accel0", "vfio/99", "vfio/98", "accel0")).discover() == ()
-
-
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("torch_xla") is not None
-    assert make(None).lacking() == (None if there else "torch_xla is not installed")
-    with pytest.raises(ValueError, match="--accel tpu:1: tpu takes nothing after a colon"):
-        make("1")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.torch_build import built_for
 from pytest_accel.hardware.vendors.xpu import Xpu, address_in
 
@@ -343,9 +342,3 @@ def test_torch_of_another_build_has_no_devices(machine: Path) -> None:
     with pytest.raises(MaskError, match=r"but sees 0 .*; torch is not built for XPU$"):
         vendor.verify(vendor.discover()[1:2], {})
     vendor.verify((), {})
-
-
-def test_the_kind_takes_no_argument() -> None:
-    assert isinstance(make_vendor("xpu"), Xpu)
-    with pytest.raises(ValueError, match="--accel xpu:2: xpu takes nothing after a colon"):
-        make_vendor("xpu", "2")

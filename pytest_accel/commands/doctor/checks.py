@@ -19,6 +19,12 @@ _REMOTE = {
     "sshfs",
 }  # fmt: skip
 """Names of network file systems in ``/proc/mounts``, where some have the prefix ``fuse.``."""
+_IMPORT_FAILURES = {
+    "unfit": "{}: ranks that are forked after that may hang",
+    "failed": "fails: {}",
+    "ended": "ends the process: {}",
+    "hung": "did not finish within {}",
+}
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
 
 State = Literal["ok", "note", "problem"]
@@ -142,17 +148,9 @@ def _forks(facts: MachineFacts) -> Iterator[_Result]:
     elif forks.outcome == "unfit" and forks.name == PLUGINS:
         what = f"loading {PLUGINS} {forks.detail}: ranks are forked without them, which takes longer"
         yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
-    elif forks.outcome == "unfit":
-        what = f"importing {forks.name} {forks.detail}: ranks that are forked after that may hang"
-        yield "problem", what, _advise_import(forks.name)
-    elif forks.outcome == "failed":
-        yield "problem", f"importing {forks.name} fails: {forks.detail}", _advise_import(forks.name)
-    elif forks.outcome == "ended":
-        what = f"importing {forks.name} ends the process: {forks.detail}"
-        yield "problem", what, _advise_import(forks.name)
     else:
-        what = f"importing {forks.name} did not finish within {forks.detail}"
-        yield "problem", what, _advise_import(forks.name)
+        failure = _IMPORT_FAILURES[forks.outcome].format(forks.detail)
+        yield "problem", f"importing {forks.name} {failure}", _advise_import(forks.name)
 
 
 def _advise_import(name: str) -> str:

@@ -91,20 +91,25 @@ class BaseVendor:
     def compare(
         self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
     ) -> None:
-        """Raise MaskError, with `reason` at its end, unless a process that sees `seen` sees exactly `devices`."""
-        if self.matches(devices, seen):
-            return
+        """Raise MaskError, with `reason` at its end, unless `seen`, what a process sees, are `devices` in order."""
+        if len(devices) != len(seen) or not all(map(self.is_same, devices, seen)):
+            raise self.mismatch(devices, seen, environ, reason)
+
+    def mismatch(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> MaskError:
+        """Return the error of a process that should see `devices` but sees `seen`."""
         ids = ", ".join(device.id for device in devices)
         shown = [name for name in sorted(environ) if name.startswith(self.shown or self.mask_variables)]
         mask = " ".join(f"{name}={environ[name]!r}" for name in shown)
-        raise MaskError(
+        return MaskError(
             f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
             f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {mask or 'no mask'}{reason}"
         )
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        """Return whether `seen` are `devices`. The base class knows their number only."""
-        return len(seen) == len(devices)
+    def is_same(self, device: Device, seen: str) -> bool:
+        """Return whether `seen`, at the same position, can be `device`. The base class compares only the number."""
+        return True
 
 
 def uuids_in_torch() -> list[str]:

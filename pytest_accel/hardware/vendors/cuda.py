@@ -125,15 +125,9 @@ class Cuda(BaseVendor):
         reason = "" if torch.version.cuda else "; this torch was built without CUDA"
         self.compare(devices, uuids_in_torch(), environ, reason)
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        """Return whether `seen`, UUIDs with or without prefix or ``?`` if unknown, are `devices`, in order.
-
-        Of MIG instances only the number is compared, since torch returns the UUID of the card.
-        """
-        return len(devices) == len(seen) and all(
-            device.id.startswith("MIG-") or uuid == "?" or _bare(device.id) == _bare(uuid)
-            for device, uuid in zip(devices, seen, strict=True)
-        )
+    def is_same(self, device: Device, seen: str) -> bool:
+        # For a MIG instance torch returns the UUID of the card.
+        return device.id.startswith("MIG-") or seen == "?" or _bare(device.id) == _bare(seen)
 
     def _enumerate(self, nvml: Any) -> tuple[Device, ...]:
         notes: list[str] = []

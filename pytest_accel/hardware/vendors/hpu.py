@@ -87,8 +87,8 @@ class Hpu(BaseVendor):
         # The import registers the backend.
         importlib.import_module("habana_frameworks.torch.distributed.hccl")
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        return list(seen) == [f"module {device.index}" for device in devices]
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen == f"module {device.index}"
 
 
 make = Hpu.make

@@ -85,8 +85,12 @@ class PrivateUse1(BaseVendor):
         found = torch.accelerator.current_accelerator()
         return [] if found is None else [f"{found.type}:{index}" for index in range(torch.accelerator.device_count())]
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        return set(self.torch_devices(devices)) <= set(seen)
+    def compare(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> None:
+        """Raise MaskError unless each of `devices` is in `seen`: no mask hides the others."""
+        if not set(self.torch_devices(devices)) <= set(seen):
+            raise self.mismatch(devices, seen, environ, reason)
 
     def _ask(self, names: str) -> tuple[Device, ...]:
         try:

@@ -126,12 +126,9 @@ class Rocm(BaseVendor):
         reason = "" if torch.version.hip else "; this torch was built without ROCm"
         self.compare(devices, uuids_in_torch(), environ, reason)
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        """Return whether `seen`, torch's UUIDs, are `devices`, in order. UUIDs and ids of another form match any."""
-        return len(devices) == len(seen) and all(
-            _unique_id(uuid) in (None, device.id) or not _UUID.fullmatch(device.id)
-            for device, uuid in zip(devices, seen, strict=True)
-        )
+    def is_same(self, device: Device, seen: str) -> bool:
+        # UUIDs and ids of another form cannot be compared.
+        return _unique_id(seen) in (None, device.id) or not _UUID.fullmatch(device.id)
 
     def _left_by_rocr(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         # The vendor object of a rank has not discovered the devices yet, and ROCR counts more than the leased ones.

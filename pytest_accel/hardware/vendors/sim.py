@@ -72,8 +72,8 @@ class Sim(BaseVendor):
     def seen(self, environ: Mapping[str, str]) -> list[str]:
         return [device.id for device in self.visible(self._devices, environ)]
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        return list(seen) == [device.id for device in devices]
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen == device.id
 
 
 make = Sim.make

@@ -158,11 +158,8 @@ class Xpu(BaseVendor):
         seen = [address_in(bytes(getattr(getattr(one, "uuid", None), "bytes", b""))) or "?" for one in properties]
         self.compare(_by_driver(devices), seen, environ, reason)
 
-    def matches(self, devices: Sequence[Device], seen: Sequence[str]) -> bool:
-        """Return whether `seen`, addresses or ``?`` if torch has none, are `devices` in the driver's order."""
-        return len(devices) == len(seen) and all(
-            address in ("?", device.id) for device, address in zip(devices, seen, strict=True)
-        )
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen in ("?", device.id)
 
     def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, Card], ...]:
         """Return the cards that the driver counts, in PCI order; `devices` if none can be discovered."""
