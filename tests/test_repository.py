@@ -28,7 +28,7 @@ ORDER = (
 """The packages, lowest first. A module imports from its own and from lower ones; the modules above all are in none."""
 
 _KINDS = ("cuda", "rocm", "xpu", "mps", "cpu", "sim", "privateuse1")
-VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "device_nodes")}
+VENDORS = {f"hardware/vendors/{name}.py" for name in (*_KINDS, "base_vendor")}
 """Their `verify` asks torch, in a rank, what the rank sees."""
 
 RUNS_IN_A_RANK = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pytest_accel.core.clock import monotonic
@@ -19,22 +20,34 @@ _CACHE_TIME = 0.25
 """Seconds for which a result is cached, since on some machines the driver takes tens of milliseconds to answer."""
 
 
-def recovery(before: int | None, health: Health, waited: float) -> Literal["recovered", "waiting"] | str:
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """State of a device whose processes were killed."""
+
+    state: Literal["recovered", "waiting", "failed"]
+    """``recovered``: it can be leased; ``waiting``: its memory may still be released; ``failed``: set it aside."""
+    reason: str = ""
+    """Reason of a failure."""
+
+
+def recovery(before: int | None, health: Health, waited: float) -> Recovery:
     """Return the state of a device `waited` seconds after its processes were killed.
 
-    ``recovered``: it can be leased; ``waiting``: its memory may still be released; other text is the reason to set it
-    aside. `before` is the number of bytes that were free when the session started. If the driver reports other
-    processes on the device, or no free memory, missing memory cannot be attributed to the killed processes.
+    `before` is the number of bytes that were free when the session started. If the driver reports other processes on
+    the device, or no free memory, missing memory cannot be attributed to the killed processes.
     """
     if health.state == "sick":
-        return health.reason
+        return Recovery("failed", health.reason)
     used_by_others = health.state == "busy" and not health.unseen
     if before is None or health.memory_free is None or used_by_others or health.memory_free + _SLACK >= before:
-        return "recovered"
+        return Recovery("recovered")
     if waited < RECOVERY_TIMEOUT:
-        return "waiting"
+        return Recovery("waiting")
     missing = format_memory(before - health.memory_free)
-    return f"{missing} of its memory were not released within {RECOVERY_TIMEOUT:g} s after its processes were killed"
+    timeout = f"{RECOVERY_TIMEOUT:g} s"
+    return Recovery(
+        "failed", f"{missing} of its memory were not released within {timeout} after its processes were killed"
+    )
 
 
 class Guard:
@@ -88,13 +101,13 @@ class Guard:
             if name in self._suspects:
                 # The timeout starts with the first check: before it, other tests may have used shares of the device.
                 since = self._suspects[name] = self._suspects[name] or self._clock()
-                state = recovery(self._devices[name].memory_free, health, self._clock() - since)
-                if state == "waiting":
+                found = recovery(self._devices[name].memory_free, health, self._clock() - since)
+                if found.state == "waiting":
                     return "waits for its memory to be released"
                 del self._suspects[name]
-                if state != "recovered":
-                    self._aside[name] = state
-                    return state
+                if found.state == "failed":
+                    self._aside[name] = found.reason
+                    return found.reason
             return health.reason if self._waits and health.state == "busy" else None
 
     def _health(self, name: str) -> Health:

@@ -1,9 +1,10 @@
-"""Parsing of visibility masks as the CUDA driver does it, and writing of masks in an unambiguous form."""
+"""Parsing and writing of visibility masks: ids and indices as the CUDA driver reads them, and lists of numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from pytest_accel.core.device import Device
 
@@ -11,6 +12,8 @@ _STRTOUL = re.compile(r"([+-]?)0*([0-9]+)", re.ASCII)
 _MAX_DIGITS = 640
 """Maximum number of digits that int() accepts with any limit (``PYTHONINTMAXSTRDIGITS``)."""
 _UUID_FORMS = ("GPU-", "MIG-")
+_DIGITS = 9
+"""Maximum number of digits of a device's number, few enough for `int`."""
 
 
 def write_mask(devices: Sequence[Device]) -> str:
@@ -69,6 +72,38 @@ def read_simple_mask(text: str | None, devices: Sequence[Device]) -> tuple[Devic
             return ()
         seen.append(device)
     return tuple(seen)
+
+
+def read_numbers(text: str) -> list[int]:
+    """Parse a list of numbers: ``0, 2,1`` is 0, 2, 1.
+
+    An entry that is not a number ends the list, a repetition counts once, blanks are ignored.
+    """
+    found: list[int] = []
+    for entry in text.split(","):
+        token = entry.strip()
+        if not (token.isascii() and token.isdecimal() and len(token) <= _DIGITS):
+            break
+        if int(token) not in found:
+            found.append(int(token))
+    return found
+
+
+def pick_numbers(wanted: Sequence[int], devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the devices with the numbers `wanted`, in that order, up to the first number that no device has."""
+    by_number = {device.index: device for device in devices}
+    existing = takewhile(by_number.__contains__, wanted)
+    return tuple(by_number[number] for number in existing)
+
+
+def numbers(devices: Sequence[Device]) -> list[int]:
+    """Return the numbers of `devices`, ascending."""
+    return sorted(device.index for device in devices)
+
+
+def write_numbers(devices: Sequence[Device]) -> str:
+    """Return the numbers of `devices`, ascending and separated by commas."""
+    return ",".join(map(str, numbers(devices)))
 
 
 def rotate(devices: Sequence[Device], n: int) -> tuple[Device, ...]:

@@ -49,12 +49,6 @@ def describe_kind(kind: str) -> str:
     return f"kind {kind!r}" + (f" of {' and of '.join(map(_distribution, points))}" if points else "")
 
 
-def takes_none(kind: str, argument: str | None) -> None:
-    """Raise ValueError if `argument` is not None, for a kind that takes no argument."""
-    if argument is not None:
-        raise ValueError(f"--accel {kind}:{argument}: {kind} takes nothing after a colon")
-
-
 def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 

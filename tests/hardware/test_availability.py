@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, recovery
+from pytest_accel.hardware.availability import RECOVERY_TIMEOUT, Recovery, recovery
 from pytest_accel.hardware.health import Health
 
 OnMachine = Callable[..., Any]
@@ -21,25 +21,30 @@ WHOLE = f"memory {16 * GIB} {16 * GIB}"
 @pytest.mark.parametrize(
     ("before", "health", "waited", "found"),
     [
-        (16 * GIB, Health(memory_free=16 * GIB), 0.0, "recovered"),
-        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, "recovered"),
-        (16 * GIB, Health(memory_free=15 * GIB), 0.0, "waiting"),
-        (16 * GIB, Health(memory_free=15 * GIB), RECOVERY_TIMEOUT - 0.1, "waiting"),
+        (16 * GIB, Health(memory_free=16 * GIB), 0.0, Recovery("recovered")),
+        (16 * GIB, Health(memory_free=16 * GIB - 512 * 1024**2), 0.0, Recovery("recovered")),
+        (16 * GIB, Health(memory_free=15 * GIB), 0.0, Recovery("waiting")),
+        (16 * GIB, Health(memory_free=15 * GIB), RECOVERY_TIMEOUT - 0.1, Recovery("waiting")),
         (
             16 * GIB,
             Health(memory_free=13 * GIB),
             RECOVERY_TIMEOUT,
-            "3 GiB of its memory were not released within 30 s after its processes were killed",
+            Recovery("failed", "3 GiB of its memory were not released within 30 s after its processes were killed"),
         ),
-        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), RECOVERY_TIMEOUT, "recovered"),
-        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, "waiting"),
-        (16 * GIB, Health("sick", "it has had an error", memory_free=16 * GIB), 0.0, "it has had an error"),
-        (None, Health(memory_free=1), 0.0, "recovered"),
-        (16 * GIB, Health(), 0.0, "recovered"),
+        (16 * GIB, Health("busy", "is used by pid 7", memory_free=13 * GIB), RECOVERY_TIMEOUT, Recovery("recovered")),
+        (16 * GIB, Health("busy", "has much in use", memory_free=13 * GIB, unseen=True), 0.0, Recovery("waiting")),
+        (
+            16 * GIB,
+            Health("sick", "it has had an error", memory_free=16 * GIB),
+            0.0,
+            Recovery("failed", "it has had an error"),
+        ),
+        (None, Health(memory_free=1), 0.0, Recovery("recovered")),
+        (16 * GIB, Health(), 0.0, Recovery("recovered")),
     ],
 )
 def test_what_becomes_of_a_device_whose_processes_were_killed(
-    before: int | None, health: Health, waited: float, found: str
+    before: int | None, health: Health, waited: float, found: Recovery
 ) -> None:
     assert recovery(before, health, waited) == found
 

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import Device, MaskError
-from pytest_accel.hardware.vendors.device_nodes import (
-    by_place,
-    compare,
-    nodes,
-    not_installed,
-    numa_node,
-    pci_address,
-    read_number,
-)
+from pytest_accel.hardware.sysfs import numa_node, read_number
+from pytest_accel.hardware.vendors.device_nodes import nodes, pci_address
+from pytest_accel.hardware.vendors.npu import Npu
 
 CARD = re.compile(r"card([0-9]+)")
 
@@ -46,6 +40,7 @@ def test_the_numa_node(tmp_path: Path, text: str | None, node: int | None) -> No
     if text is not None:
         (folder / "numa_node").write_text(text)
     assert numa_node(tmp_path, "0000:3b:00.0") == node
+    assert numa_node(tmp_path, None) is None
 
 
 def test_hexadecimal_is_a_number_too(tmp_path: Path) -> None:
@@ -55,19 +50,22 @@ def test_hexadecimal_is_a_number_too(tmp_path: Path) -> None:
 
 def test_torch_counts_places_by_number() -> None:
     devices = [Device(kind="npu", id=f"npu-{n}", index=n, name="x") for n in (5, 0, 3)]
-    assert by_place("npu", devices) == ("npu:2", "npu:0", "npu:1")
+    assert Npu().torch_devices(devices) == ("npu:2", "npu:0", "npu:1")
 
 
-def test_what_is_not_installed_is_told() -> None:
-    assert not_installed("pytest") is None
-    assert not_installed("no_such_package") == "no_such_package is not installed"
+def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Npu, "package", "pytest")
+    assert Npu().lacking() is None
+    monkeypatch.setattr(Npu, "package", "no_such_package")
+    assert Npu().lacking() == "no_such_package is not installed"
 
 
 def test_a_mismatch_shows_both_sides_and_the_environment() -> None:
     devices = [Device(kind="npu", id="npu-4", index=4, name="x")]
-    compare("npu", devices, ["npu:0"], {}, ())
-    message = "the process should see 1 npu devices (npu-4) but sees 2 (npu:0, npu:1); environment: A='0,1'"
+    Npu().compare(devices, ["npu:0"], {})
+    message = "the process should see 1 npu devices (npu-4) but sees 2 (npu:0, npu:1); "
+    message += "environment: ASCEND_RT_VISIBLE_DEVICES='0,1'; why"
     with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        compare("npu", devices, ["npu:0", "npu:1"], {"A": "0,1", "C": "1"}, ("A", "B"))
-    with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: no mask"):
-        compare("npu", devices, [], {}, ("A",))
+        Npu().compare(devices, ["npu:0", "npu:1"], {"ASCEND_RT_VISIBLE_DEVICES": "0,1", "C": "1"}, "; why")
+    with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: no mask$"):
+        Npu().compare(devices, [], {"C": "1"})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.cuda import Cuda, compare
+from pytest_accel.hardware.vendors.cuda import Cuda
 
 OnMachine = Callable[..., Any]
 
@@ -190,9 +190,10 @@ def test_mig_instances_are_devices_and_their_card_is_not(on_machine: OnMachine) 
 
 def test_the_numa_node_is_the_one_of_the_bus(on_machine: OnMachine, tmp_path: Path) -> None:
     for bus, node in (("ff00:01:00.0", "1\n"), ("ff00:02:00.0", "-1\n")):
-        (tmp_path / bus).mkdir()
-        (tmp_path / bus / "numa_node").write_text(node)
-    code = DISCOVER.replace("Cuda()", f"Cuda(sysfs=Path({str(tmp_path)!r}))")
+        folder = tmp_path / "sys/bus/pci/devices" / bus
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(node)
+    code = DISCOVER.replace("Cuda()", f"Cuda(root=Path({str(tmp_path)!r}))")
     found = on_machine(f"from pathlib import Path\n{code}", *_gpu(1), *_gpu(2), *_gpu(3))
     assert [device["numa"] for device in found["devices"]] == [1, None, None]
 
@@ -285,6 +286,10 @@ def test_a_mask_is_written_in_uuids() -> None:
     assert vendor.torch_devices(devices) == ("cuda:0", "cuda:1")
 
 
+def _leased(*ids: str) -> list[Device]:
+    return [Device("cuda", name, index, "GPU") for index, name in enumerate(ids)]
+
+
 @pytest.mark.parametrize(
     ("ids", "seen"),
     [
@@ -296,7 +301,7 @@ def test_a_mask_is_written_in_uuids() -> None:
     ],
 )
 def test_a_process_that_sees_its_devices_is_verified(ids: list[str], seen: list[str]) -> None:
-    compare(ids, seen, {})
+    Cuda().compare(_leased(*ids), seen, {})
 
 
 @pytest.mark.parametrize(
@@ -305,7 +310,7 @@ def test_a_process_that_sees_its_devices_is_verified(ids: list[str], seen: list[
 )
 def test_a_process_that_sees_others_is_not(ids: list[str], seen: list[str]) -> None:
     with pytest.raises(MaskError):
-        compare(ids, seen, {})
+        Cuda().compare(_leased(*ids), seen, {})
 
 
 def test_a_mask_error_prints_both_and_the_environment() -> None:
@@ -315,10 +320,10 @@ def test_a_mask_error_prints_both_and_the_environment() -> None:
     )
     environ = {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        compare(["GPU-ab", "GPU-cd"], ["ab"], environ)
-    message = "the process should see 0 cuda devices (none) but sees 1 (?); environment: no CUDA_ variable; why"
+        Cuda().compare(_leased("GPU-ab", "GPU-cd"), ["ab"], environ)
+    message = "the process should see 0 cuda devices (none) but sees 1 (?); environment: no mask; why"
     with pytest.raises(MaskError, match=f"^{re.escape(message)}$"):
-        compare([], ["?"], {}, "; why")
+        Cuda().compare([], ["?"], {}, "; why")
 
 
 UNUSABLE = """

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.hpu import Hpu, check, make, read_modules
+from pytest_accel.hardware.vendors.hpu import Hpu, modules_seen, read_modules
 
 MODULES, MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
 
@@ -64,13 +63,6 @@ def test_a_node_that_is_not_there_is_no_device(tmp_path: Path) -> None:
     assert Hpu(tmp_path).discover() == Hpu(tmp_path / "nothing").discover() == ()
 
 
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("habana_frameworks") is not None
-    assert make(None).lacking() == (None if there else "habana_frameworks is not installed")
-    with pytest.raises(ValueError, match="--accel hpu:1: hpu takes nothing after a colon"):
-        make("1")
-
-
 @pytest.mark.parametrize(
     ("environ", "left"),
     [
@@ -109,7 +101,7 @@ def test_what_is_written_is_what_is_read(four: tuple[Device, ...], data: st.Data
     assert set(changes) == {MODULES, MODULE}
     after = {name: value for name, value in changes.items() if value is not None}
     assert Hpu().visible(four, after) == chosen
-    check(chosen, 4, after)
+    Hpu().compare(chosen, modules_seen(after, 4, len(chosen)), after)
 
 
 def test_a_process_alone_opens_its_module_and_no_other(four: tuple[Device, ...]) -> None:
@@ -118,9 +110,14 @@ def test_a_process_alone_opens_its_module_and_no_other(four: tuple[Device, ...])
 
 
 def test_verification_compares_modules_and_count(four: tuple[Device, ...]) -> None:
+    def check(devices: tuple[Device, ...], count: int, environ: dict[str, str]) -> None:
+        Hpu().compare(devices, modules_seen(environ, count, len(devices)), environ)
+
     with pytest.raises(MaskError, match=r"2 hpu devices .* sees 1 \(module 2\); .*_MODULES='2,0'"):
         check(four[:2], 1, {MODULES: "2,0"})
     with pytest.raises(MaskError, match=r"2 hpu devices .* sees 2 \(module 0, module 2\)"):
         check(four[:2], 8, {MODULES: "0,2"})
     with pytest.raises(MaskError, match=r"1 hpu devices .* sees 0 \(none\); environment: no mask"):
         check(four[:1], 8, {})
+    with pytest.raises(MaskError, match=r"1 hpu devices .* sees 2 \(module 2, module 0\)"):
+        check(four[:1], 1, {MODULES: "2,0"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 from pytest_accel.hardware.vendors.mlu import Mlu
 from pytest_accel.hardware.vendors.musa import Musa
@@ -54,16 +52,6 @@ def test_either_name_of_a_moore_threads_node_will_do(tmp_path: Path) -> None:
     for name in ("mtgpu0", "mtgpu1"):
         (tmp_path / "dev" / name).touch()
     assert [device.id for device in Musa(tmp_path).discover()] == ["musa-0", "musa-1"]
-
-
-@EACH
-def test_the_registry_makes_it(of: type[NumberedVendor]) -> None:
-    vendor = make_vendor(of.kind)
-    there = importlib.util.find_spec(f"torch_{of.kind}") is not None
-    assert isinstance(vendor, of)
-    assert vendor.lacking() == (None if there else f"torch_{of.kind} is not installed")
-    with pytest.raises(ValueError, match=f"--accel {of.kind}:1: {of.kind} takes nothing after a colon"):
-        make_vendor(of.kind, "1")
 
 
 @EACH

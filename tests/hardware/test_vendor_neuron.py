@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.vendors.neuron import Neuron, make, read_cores, write_cores
+from pytest_accel.hardware.vendors.neuron import Neuron, read_cores, write_cores
 
 CORES, COUNT, RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
 EIGHT = tuple(
@@ -75,13 +74,6 @@ def test_cores_are_counted_where_no_file_tells_their_number(tmp_path: Path) -> N
         (folder / f"neuron_core{core}").mkdir()
     assert [device.name for device in vendor.discover()] == ["AWS NeuronCore"] * 2
     assert list(vendor.notes) == []
-
-
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("torch_neuronx") is not None
-    assert make(None).lacking() == (None if there else "torch_neuronx is not installed")
-    with pytest.raises(ValueError, match="--accel neuron:1: neuron takes nothing after a colon"):
-        make("1")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Vendor
-from pytest_accel.hardware.vendors.npu import Npu, make, read_ascend
+from pytest_accel.hardware.vendors.npu import Npu
 
 MASK = "ASCEND_RT_VISIBLE_DEVICES"
 
@@ -62,13 +61,6 @@ def test_no_node_is_no_device(tmp_path: Path) -> None:
     assert Npu(tmp_path).discover() == Npu(_machine(tmp_path, [])).discover() == ()
 
 
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("torch_npu") is not None
-    assert make(None).lacking() == (None if there else "torch_npu is not installed")
-    with pytest.raises(ValueError, match="--accel npu:1: npu takes nothing after a colon"):
-        make("1")
-
-
 @pytest.mark.parametrize(
     ("text", "left"),
     [("1,2,3", [1, 2, 3]), ("1, 2,3", [1]), ("1,2,-1,3", [1, 2]), ("3,2,1", [1, 2, 3]), ("0,0,1", [0, 1]), ("", []),
@@ -84,7 +76,7 @@ def test_without_a_mask_all_are_seen(four: tuple[Device, ...]) -> None:
 
 @given(st.text() | st.text("0123456789,- x"))
 def test_no_mask_raises_or_names_a_device_twice(four: tuple[Device, ...], text: str) -> None:
-    numbers = read_ascend(text)
+    numbers = Npu().read(text)
     assert sorted(set(numbers)) == numbers
     left = Npu().visible(four, {MASK: text})
     assert len(set(left)) == len(left)

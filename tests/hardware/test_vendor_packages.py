@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.device import Device
+from pytest_accel.core.device import Device, Vendor
+from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.hardware.registry import make_vendor
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -80,6 +83,25 @@ def run(tmp_path: Path) -> Run:
 
 def _devices(kind: str) -> str:
     return pickle.dumps(tuple(Device(kind=kind, id=f"{kind}-{n}", index=n, name="x") for n in (4, 2))).hex()
+
+
+@pytest.mark.parametrize("kind", OWN_KINDS)
+def test_each_kind_has_a_module_with_its_vendor(kind: str) -> None:
+    vendor = make_vendor(kind)
+    assert isinstance(vendor, Vendor)
+    assert vendor.kind == kind
+
+
+@pytest.mark.parametrize("kind", sorted({*OWN_KINDS} - {"cpu", "sim"}))
+def test_a_kind_takes_no_argument(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"^--accel {kind}:1: {kind} takes nothing after a colon$"):
+        make_vendor(kind, "1")
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_package_that_torch_lacks_is_named(kind: str) -> None:
+    there = importlib.util.find_spec(PACKAGES[kind]) is not None
+    assert make_vendor(kind).lacking() == (None if there else f"{PACKAGES[kind]} is not installed")
 
 
 def test_to_look_into_the_machine_loads_and_starts_nothing(run: Run) -> None:

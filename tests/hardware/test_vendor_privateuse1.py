@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch, check, make, unknown_backends
+from pytest_accel.hardware.vendors.privateuse1 import PrivateUse1, ask_torch, make, unknown_backends
 
 ROOT = Path(__file__).parents[2]
 DEVICES = tuple(
@@ -145,15 +145,14 @@ def test_there_is_no_mask() -> None:
     assert vendor.mask_variables == ()
     assert vendor.mask(DEVICES, {}) == vendor.mask((), {}) == {}
     assert vendor.visible(DEVICES, {"CUDA_VISIBLE_DEVICES": ""}) == vendor.fastest(DEVICES) == DEVICES
-    with pytest.raises(ValueError, match="--accel privateuse1:0: privateuse1 takes nothing after a colon"):
-        make("0")
 
 
 def test_verification_needs_backend_and_index() -> None:
-    check(DEVICES[1:2], "fakeacc", 2, {})
+    vendor = PrivateUse1()
+    vendor.compare(DEVICES[1:2], ["fakeacc:0", "fakeacc:1"], {})
     with pytest.raises(MaskError, match=r"\(fakeacc-2\) but sees 2 \(fakeacc:0, fakeacc:1\); environment: no mask"):
-        check(DEVICES[2:], "fakeacc", 2, {})
+        vendor.compare(DEVICES[2:], ["fakeacc:0", "fakeacc:1"], {})
     with pytest.raises(MaskError, match=r"but sees 1 \(other:0\)"):
-        check(DEVICES[:1], "other", 1, {})
+        vendor.compare(DEVICES[:1], ["other:0"], {})
     with pytest.raises(MaskError, match=r"but sees 0 \(none\); environment: TORCH_DEVICE_BACKEND_AUTOLOAD='0'"):
-        check(DEVICES[:1], None, 0, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+        vendor.compare(DEVICES[:1], [], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, Link, MaskError, Vendor
 from pytest_accel.hardware.health import HealthVendor
-from pytest_accel.hardware.vendors.rocm import Rocm, compare
+from pytest_accel.hardware.vendors.rocm import Rocm
 from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
 
 IDS = [f"GPU-{digit * 16}" for digit in "abc"]
@@ -140,13 +140,14 @@ def test_a_device_that_the_inherited_layer_hides_cannot_be_given(machine: Path) 
 
 
 def test_verification_compares_count_and_ids() -> None:
+    vendor, devices = Rocm(), [Device("rocm", name, index, "GPU") for index, name in enumerate(IDS)]
     uuid = ("a" * 16).encode().hex()
-    compare(IDS[:1], [uuid], {})
-    compare(IDS[:1], ["?"], {})
+    vendor.compare(devices[:1], [uuid], {})
+    vendor.compare(devices[:1], ["?"], {})
     with pytest.raises(MaskError, match=r"should see 1 rocm .* HIP_VISIBLE_DEVICES='1'"):
-        compare(IDS[1:2], [uuid], {HIP: "1"})
+        vendor.compare(devices[1:2], [uuid], {HIP: "1"})
     with pytest.raises(MaskError, match="but sees 0"):
-        compare(IDS[:1], [], {})
+        vendor.compare(devices[:1], [], {})
 
 
 def test_a_sick_gpu_is_left_out_and_keeps_its_number(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_accel.core.device import Device, MaskError, Vendor
-from pytest_accel.hardware.vendors.tpu import Tpu, check, make
+from pytest_accel.hardware.vendors.tpu import Tpu
 
 CHIPS, OLD, RUNTIME = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "PJRT_DEVICE"
 
@@ -85,13 +84,6 @@ def test_other_makers_folder_and_nodes_are_none(tmp_path: Path) -> None:
     assert Tpu(_nodes(tmp_path, "accel/accel0", "vfio/99", "vfio/98", "accel0")).discover() == ()
 
 
-def test_what_torch_lacks_is_told_without_importing_it() -> None:
-    there = importlib.util.find_spec("torch_xla") is not None
-    assert make(None).lacking() == (None if there else "torch_xla is not installed")
-    with pytest.raises(ValueError, match="--accel tpu:1: tpu takes nothing after a colon"):
-        make("1")
-
-
 @pytest.mark.parametrize(
     ("environ", "left"),
     [
@@ -155,10 +147,10 @@ def test_torch_numbers_cores(eight: tuple[Device, ...]) -> None:
     assert Tpu().torch_devices((eight[5], eight[2])) == ("xla:1", "xla:0")
     old = [replace(device, name="TPU v2 or v3") for device in eight[:3]]
     assert Tpu().torch_devices(old[::-1]) == ("xla:4", "xla:2", "xla:0")
-    check(old[:1], ["xla:0", "xla:1"], {})
+    Tpu().compare(old[:1], ["xla:0", "xla:1"], {})
 
 
 def test_verification_compares_the_count(eight: tuple[Device, ...]) -> None:
-    check(eight[:2], ["xla:0", "xla:1"], {})
+    Tpu().compare(eight[:2], ["xla:0", "xla:1"], {})
     with pytest.raises(MaskError, match=r"1 tpu devices \(0000:10:00.0\) but sees 2 .* TPU_PROCESS_BOUNDS='1,1,1'"):
-        check(eight[:1], ["xla:0", "xla:1"], {"TPU_PROCESS_BOUNDS": "1,1,1"})
+        Tpu().compare(eight[:1], ["xla:0", "xla:1"], {"TPU_PROCESS_BOUNDS": "1,1,1"})

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_accel.commands.doctor.facts import Facts, Kind
+from pytest_accel.commands.doctor.facts import Kind, MachineFacts
 from pytest_accel.commands.doctor.forks import PLUGINS
 from pytest_accel.core.units import format_memory
 from pytest_accel.hardware.inventory import grouped
-from pytest_accel.hardware.masks import is_index_mask
 
-SUPPORTED = {"pytest": "8.4", "pytest-xdist": "3.6", "filelock": "3.30"}
-"""The oldest versions that the project supports, as its own requirements say."""
 _SHARED_MEMORY = 64 * 2**20
 """Bytes of ``/dev/shm`` for each rank: Docker's default for a container, which is too little for more than one rank."""
 _REMOTE = {
@@ -22,6 +19,12 @@ _REMOTE = {
     "sshfs",
 }  # fmt: skip
 """Names of network file systems in ``/proc/mounts``, where some have the prefix ``fuse.``."""
+_IMPORT_FAILURES = {
+    "unfit": "{}: ranks that are forked after that may hang",
+    "failed": "fails: {}",
+    "ended": "ends the process: {}",
+    "hung": "did not finish within {}",
+}
 _GET_TORCH = "https://pytorch.org/get-started/locally/ lists the builds"
 
 State = Literal["ok", "note", "problem"]
@@ -40,7 +43,7 @@ class Finding:
     """Advice to the user; empty if nothing needs to be done."""
 
 
-def check(facts: Facts) -> tuple[Finding, ...]:
+def check(facts: MachineFacts) -> tuple[Finding, ...]:
     """Return the findings of all checks in their order; each check has at least one."""
     return tuple(Finding(name, *result) for name, judge in _CHECKS.items() for result in judge(facts))
 
@@ -49,20 +52,7 @@ _Result = tuple[State, str, str]
 """State, text and advice of a finding."""
 
 
-def _versions(facts: Facts) -> Iterator[_Result]:
-    installed = [f"Python {facts.python}"]
-    for name, floor in SUPPORTED.items():
-        version, advice = facts.versions.get(name), f"pip install '{name}>={floor}'"
-        if version is None:
-            yield "problem", f"{name} is not installed", advice
-        elif _numbers(version) < _numbers(floor):
-            yield "problem", f"{name} {version} is too old: {floor} is the oldest that is supported", advice
-        else:
-            installed.append(f"{name} {version}")
-    yield "ok", ", ".join(installed), ""
-
-
-def _driver(facts: Facts) -> Iterator[_Result]:
+def _driver(facts: MachineFacts) -> Iterator[_Result]:
     nvidia, state = facts.nvidia, _weight(facts, "cuda")
     if nvidia.error is not None:
         advice = "See what nvidia-smi says. After an update of the driver, its kernel module must be reloaded, for "
@@ -79,34 +69,24 @@ def _driver(facts: Facts) -> Iterator[_Result]:
         yield "ok", "no NVIDIA driver, and no NVIDIA GPU on the PCI bus", ""
 
 
-def _devices(facts: Facts) -> Iterator[_Result]:
+def _devices(facts: MachineFacts) -> Iterator[_Result]:
     asked = facts.kind(facts.accel)
     if facts.devices:
         yield "ok", f"the session has {facts.session}: {facts.devices}", ""
-    elif asked is not None and asked.error is not None:
-        yield "problem", f"--accel {facts.accel}: this kind cannot be used", ""
-    elif asked is not None and not asked.present:
-        yield (
-            "problem",
-            f"--accel {facts.accel}: there is no {facts.accel} device",
-            "Name a kind that is present, or auto.",
-        )
+    elif asked is not None and asked.error is None and not asked.present:
+        what = f"--accel {facts.accel}: there is no {facts.accel} device"
+        yield "problem", what, "Name a kind that is present, or auto."
     elif facts.session == "none":
         yield "ok", "the session has no accelerator: ranks run on the CPU", ""
     else:
         yield "note", f"the session has no {facts.session} device that it may use: tests that ask for one skip", ""
     for kind in facts.kinds:
-        if kind.error is not None and not kind.published:
-            yield _weight(facts, kind.name), kind.error, ""
-        if kind.hardware and kind.present and kind.name != facts.session:
-            yield "ok", f"{kind.name} devices are also present: {grouped(kind.present)}", ""
-        for note in kind.notes:
-            # `_sick` and `_driver` report notes on sick GPUs and on a driver that does not answer.
-            if not any(name in note for name, _ in facts.nvidia.sick) and facts.nvidia.error is None:
-                yield "note", f"{kind.name}: {note}", ""
+        if kind.error is not None:
+            advice = "Name another kind with --accel. If a package publishes this one, update or uninstall it."
+            yield _weight(facts, kind.name), kind.error, advice
 
 
-def _torch(facts: Facts) -> Iterator[_Result]:
+def _torch(facts: MachineFacts) -> Iterator[_Result]:
     torch, nvidia = facts.torch, facts.nvidia
     if torch is None:
         yield "problem", "torch is not installed", f"Install one that fits the hardware: {_GET_TORCH}."
@@ -121,7 +101,7 @@ def _torch(facts: Facts) -> Iterator[_Result]:
         what = f"there are NVIDIA GPUs ({grouped(cuda.present)}), but torch {torch.version} is built for "
         yield _weight(facts, "cuda"), what + (built or "the CPU alone"), advice
     # A driver supports all CUDA releases of its major version (NVIDIA, "CUDA Compatibility", minor versions).
-    if version and nvidia.cuda and nvidia.cuda[0] < _numbers(version)[0]:
+    if version and nvidia.cuda and nvidia.cuda[0] < _major(version):
         fits = False
         supported = f"{nvidia.cuda[0]}.{nvidia.cuda[1]}"
         what = f"torch {torch.version} is built for CUDA {version}, and the driver supports {supported} at most"
@@ -138,27 +118,14 @@ def _torch(facts: Facts) -> Iterator[_Result]:
         yield "ok", f"torch {torch.version}, built for {built or 'the CPU alone'}", ""
 
 
-def _masks(facts: Facts) -> Iterator[_Result]:
-    masked = False
-    for kind in facts.kinds:
-        if not kind.inherited or not kind.present:
-            continue
-        masked = True
+def _masks(facts: MachineFacts) -> Iterator[_Result]:
+    hidden = [kind for kind in facts.kinds if kind.inherited and kind.present and not kind.visible]
+    for kind in hidden:
         masks = " ".join(f"{name}={value!r}" for name, value in kind.inherited.items())
-        left = f"leaves {len(kind.visible) or 'none'} of {len(kind.present)} ({kind.name})"
-        if kind.visible:
-            yield "ok", f"{masks} {left}", ""
-        else:
-            yield _weight(facts, kind.name), f"{masks} {left}", _unmask(kind)
-        integer = kind.name == "cuda" and is_index_mask(kind.inherited.get("CUDA_VISIBLE_DEVICES", ""))
-        if integer and facts.cuda_order is None and _unlike(kind):
-            what = (
-                "CUDA_VISIBLE_DEVICES has indices, the GPUs are unlike, and CUDA_DEVICE_ORDER is not set: CUDA counts "
-            )
-            what += "the fastest first, nvidia-smi by the PCI bus"
-            yield "note", what, "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs (nvidia-smi -L)."
-    if not masked:
-        yield "ok", "no mask hides a device", ""
+        what = f"{masks} leaves none of {len(kind.present)} ({kind.name})"
+        yield _weight(facts, kind.name), what, _unmask(kind)
+    if not hidden:
+        yield "ok", "no mask hides all devices of a kind", ""
 
 
 def _unmask(kind: Kind) -> str:
@@ -172,32 +139,7 @@ def _unmask(kind: Kind) -> str:
     return f"Unset {variables}, or name devices that are present. To run without devices, use --accel none."
 
 
-def _sick(facts: Facts) -> Iterator[_Result]:
-    sick = {name: ("cuda", reason) for name, reason in facts.nvidia.sick}
-    for kind in facts.kinds:
-        sick |= {name: (kind.name, one.reason) for name, one in kind.health.items() if one.state == "sick"}
-    for name, (owner, reason) in sick.items():
-        advice = "Reset the GPU or restart the machine. If that does not help, have the GPU replaced."
-        if "compute mode" in reason:
-            advice = "An administrator can change that: nvidia-smi --compute-mode=DEFAULT."
-        yield _weight(facts, owner), f"{name} is left out: {reason}", advice
-    if not sick:
-        yield "ok", "no device is known to be sick", ""
-
-
-def _busy(facts: Facts) -> Iterator[_Result]:
-    busy = [(name, one.reason) for kind in facts.kinds for name, one in kind.health.items() if one.state == "busy"]
-    for name, reason in busy:
-        yield (
-            "note",
-            f"{name} {reason}",
-            "Tests may lack memory there: --accel-busy skip leaves it out, wait waits for it.",
-        )
-    if not busy:
-        yield "ok", "no device is known to be used by others", ""
-
-
-def _forks(facts: Facts) -> Iterator[_Result]:
+def _forks(facts: MachineFacts) -> Iterator[_Result]:
     forks = facts.forks
     if forks is None:
         yield "note", "not checked, because torch is not installed", ""
@@ -206,17 +148,9 @@ def _forks(facts: Facts) -> Iterator[_Result]:
     elif forks.outcome == "unfit" and forks.name == PLUGINS:
         what = f"loading {PLUGINS} {forks.detail}: ranks are forked without them, which takes longer"
         yield "note", what, "Find the plugin that does: pytest -p no:NAME leaves one out."
-    elif forks.outcome == "unfit":
-        what = f"importing {forks.name} {forks.detail}: ranks that are forked after that may hang"
-        yield "problem", what, _advise_import(forks.name)
-    elif forks.outcome == "failed":
-        yield "problem", f"importing {forks.name} fails: {forks.detail}", _advise_import(forks.name)
-    elif forks.outcome == "ended":
-        what = f"importing {forks.name} ends the process: {forks.detail}"
-        yield "problem", what, _advise_import(forks.name)
     else:
-        what = f"importing {forks.name} did not finish within {forks.detail}"
-        yield "problem", what, _advise_import(forks.name)
+        failure = _IMPORT_FAILURES[forks.outcome].format(forks.detail)
+        yield "problem", f"importing {forks.name} {failure}", _advise_import(forks.name)
 
 
 def _advise_import(name: str) -> str:
@@ -230,7 +164,7 @@ def _advise_import(name: str) -> str:
     return f"Take {name} out of accel_preload, or fix it."
 
 
-def _locks(facts: Facts) -> Iterator[_Result]:
+def _locks(facts: MachineFacts) -> Iterator[_Result]:
     locks = facts.locks
     elsewhere = "PYTEST_ACCEL_LOCK_DIR names another folder: on a local disk, writable for every session's user."
     if locks.problem is not None:
@@ -240,12 +174,9 @@ def _locks(facts: Facts) -> Iterator[_Result]:
     if locks.filesystem is not None and locks.filesystem.removeprefix("fuse.") in _REMOTE:
         what = f"{locks.path} is on a network file system ({locks.filesystem}): locks may not hold there, and sessions "
         yield "note", what + "of other machines may be taken for this one's", elsewhere
-    if locks.abandoned:
-        what = f"{locks.path} still has queue entries of {locks.abandoned} sessions that have ended"
-        yield "note", f"{what}; they are ignored", "The next session that waits removes them."
 
 
-def _memory(facts: Facts) -> Iterator[_Result]:
+def _memory(facts: MachineFacts) -> Iterator[_Result]:
     size = facts.shared_memory
     if size is None:
         yield "ok", "this system has no /dev/shm", ""
@@ -259,44 +190,24 @@ def _memory(facts: Facts) -> Iterator[_Result]:
         yield "ok", f"/dev/shm holds {format_memory(size)}, enough for {ranks}", ""
 
 
-def _vendors(facts: Facts) -> Iterator[_Result]:
-    others = [kind for kind in facts.kinds if kind.published]
-    for kind in others:
-        if kind.error is not None:
-            yield "problem", kind.error, "Update or uninstall the package; --accel KIND names another kind meanwhile."
-    for name in facts.ignored:
-        yield "note", f"the kind {name} is ignored", "Its name is this package's own, or not allowed for a kind."
-    good = [kind.name for kind in others if kind.error is None]
-    if len(good) == len(others) and not facts.ignored:
-        yield "ok", f"other packages publish {', '.join(good) or 'no kind'}", ""
-
-
-def _weight(facts: Facts, kind: str) -> State:
+def _weight(facts: MachineFacts, kind: str) -> State:
     """Return the state of a finding about `kind`: a note if the session does not use this kind, else a problem."""
     return "problem" if facts.accel in ("auto", kind) else "note"
 
 
-def _unlike(kind: Kind) -> bool:
-    return len({(device.name, device.memory, device.capability) for device in kind.present if not device.parent}) > 1
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+def _major(version: str) -> int:
+    match = re.match(r"\d+", version)
+    return int(match.group()) if match else 0
 
 
 _BUILDS = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 
-_CHECKS: dict[str, Callable[[Facts], Iterator[_Result]]] = {
-    "versions": _versions,
+_CHECKS: dict[str, Callable[[MachineFacts], Iterator[_Result]]] = {
     "driver": _driver,
     "devices": _devices,
     "torch": _torch,
     "masks": _masks,
-    "sick": _sick,
-    "busy": _busy,
     "forks": _forks,
     "locks": _locks,
     "memory": _memory,
-    "vendors": _vendors,
 }

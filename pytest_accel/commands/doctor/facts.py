@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.health import Health
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,6 @@ class Nvidia:
     version: str | None = None
     cuda: tuple[int, int] | None = None
     """The newest CUDA version that the driver supports: major and minor."""
-    sick: tuple[tuple[str, str], ...] = ()
-    """Id and reason of each GPU that is not used because it is sick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,6 @@ class Kind:
     """One kind of device on this machine, according to its vendor module."""
 
     name: str
-    hardware: bool = True
-    published: bool = False
-    """True if another package publishes it."""
     present: tuple[Device, ...] = ()
     visible: tuple[Device, ...] = ()
     """The devices that the inherited masks leave."""
@@ -51,9 +45,6 @@ class Kind:
     """Name and value of the kind's mask variables that are set."""
     lacking: str | None = None
     """The part that torch lacks to use the kind, as text; None if it lacks nothing."""
-    notes: tuple[str, ...] = ()
-    health: Mapping[str, Health] = field(default_factory=dict)
-    """Health by device id; empty if the vendor does not report it."""
     error: str | None = None
     """Why the kind cannot be used; None if it can."""
 
@@ -79,12 +70,10 @@ class LockFolder:
     """Why the folder cannot be used, as the rest of a sentence after the path: ``is not a directory``."""
     filesystem: str | None = None
     """Type of its file system as in ``/proc/mounts``; None if unknown."""
-    abandoned: int = 0
-    """Number of sessions that ended without removing their entry in the queue for devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """All facts that the checks use. Made by `gather`."""
 
     accel: str
@@ -95,21 +84,14 @@ class Facts:
     """The session's devices as text; empty if it has none."""
     ranks: int
     """The number of ranks that may run at once."""
-    python: str
-    versions: Mapping[str, str | None]
-    """Versions of the supported packages by name; None for a package that is not installed."""
     torch: Torch | None
     nvidia: Nvidia
     kinds: tuple[Kind, ...]
-    cuda_order: str | None
-    """Value of ``CUDA_DEVICE_ORDER``; None if it is not set."""
     forks: Forks | None
     """None if torch is not installed."""
     locks: LockFolder
     shared_memory: int | None
     """Size of ``/dev/shm`` in bytes; None on a system without it."""
-    ignored: tuple[str, ...] = ()
-    """Entry points of other packages that publish a kind under a name that is not allowed."""
 
     def kind(self, name: str) -> Kind | None:
         """Return the kind called `name`; None if it was not inspected."""

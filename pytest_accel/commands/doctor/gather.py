@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from pytest_accel.commands.doctor.checks import SUPPORTED
-from pytest_accel.commands.doctor.facts import Facts, Forks, Kind, LockFolder, Nvidia, Torch
+from pytest_accel.commands.doctor.facts import Forks, Kind, LockFolder, MachineFacts, Nvidia, Torch
 from pytest_accel.commands.doctor.forks import try_forks
-from pytest_accel.core.kinds import GROUP, kinds, published
-from pytest_accel.hardware.health import HealthVendor, judge
+from pytest_accel.core.kinds import kinds
 from pytest_accel.hardware.inventory import grouped
 from pytest_accel.hardware.registry import VendorError, describe_kind, make_vendor
+from pytest_accel.hardware.sysfs import read_text
 from pytest_accel.hardware.torch_build import versions
 from pytest_accel.hardware.vendors.cpu import cpu_slots
-from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional
+from pytest_accel.hardware.vendors.cuda_health import driver_installed, optional
 from pytest_accel.leases.lock_dir import default_folder, folder_problem
-from pytest_accel.leases.wait_queue import wait_files
 from pytest_accel.settings.machine import machine_for
 from pytest_accel.settings.options import Settings
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 """PCI base class of display controllers. GPUs without a display output are in it too (``0x0302``)."""
-_ABANDONED = 60.0
-"""Seconds after which a queue entry counts as abandoned: a session that waits touches its file twice a second."""
 
 
-def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = try_forks) -> Facts:
+def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = try_forks) -> MachineFacts:
     """Return the facts for a session with `settings`. Raise ValueError if a setting does not fit the machine.
 
     `forks` is called with the names of the modules to preload. It takes most of the time: some seconds.
@@ -51,21 +44,17 @@ def gather(settings: Settings, forks: Callable[[Sequence[str]], Forks | None] = 
         session, devices, ranks = "none", "", cpu_slots()
     torch = installed_torch()
     modules = [name for name in settings.preload if name != "auto"]
-    return Facts(
+    return MachineFacts(
         accel=accel,
         session=session,
         devices=devices,
         ranks=ranks,
-        python=platform.python_version(),
-        versions={name: _version(name) for name in SUPPORTED},
         torch=torch,
         nvidia=look_for_nvidia(),
         kinds=tuple(look_for(kind, machine.argument(kind)) for kind in kinds()),
-        cuda_order=os.environ.get("CUDA_DEVICE_ORDER"),
         forks=forks(modules) if torch is not None else None,
         locks=look_at_locks(default_folder()),
         shared_memory=_size(Path("/dev/shm")),
-        ignored=_ignored(),
     )
 
 
@@ -82,7 +71,7 @@ def installed_torch() -> Torch | None:
 def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
     """Return the state of NVIDIA's driver and of its GPUs. `root` is the folder that contains ``sys``."""
     cards = sum(
-        _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith(_DISPLAY)
+        read_text(device / "vendor") == _NVIDIA and read_text(device / "class").startswith(_DISPLAY)
         for device in (root / "sys/bus/pci/devices").glob("*")
     )
     if not driver_installed():
@@ -95,19 +84,12 @@ def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
         return Nvidia(cards, library=True, error=str(error))
     try:
         cuda = optional(pynvml, pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        sick: list[tuple[str, str]] = []
-        for index in range(optional(pynvml, pynvml.nvmlDeviceGetCount) or 0):
-            handle = optional(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
-            uuid = optional(pynvml, pynvml.nvmlDeviceGetUUID, handle) if handle is not None else None
-            if uuid is not None and (health := judge(condition(pynvml, handle))).state == "sick":
-                sick.append((uuid, health.reason))
         return Nvidia(
             cards,
             library=True,
             version=optional(pynvml, pynvml.nvmlSystemGetDriverVersion),
             # In the format of cuDriverGetVersion: 12040 is CUDA 12.4 (NVML reference, system queries).
             cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
-            sick=tuple(sick),
         )
     finally:
         pynvml.nvmlShutdown()
@@ -115,48 +97,31 @@ def look_for_nvidia(root: Path = Path("/")) -> Nvidia:
 
 def look_for(kind: str, argument: str | None) -> Kind:
     """Return the facts about `kind`, with the `argument` that follows its colon in ``--accel``."""
-    own = kind not in published()
     try:
         vendor = make_vendor(kind, argument)
     except VendorError as error:
-        return Kind(kind, published=not own, error=str(error))
-    except ValueError as error:
+        return Kind(kind, error=str(error))
+    except ValueError:
         # The kind needs an argument in --accel, and has none here. This is not an error.
-        return Kind(kind, published=not own, notes=(str(error),))
+        return Kind(kind)
     inherited = {name: os.environ[name] for name in vendor.mask_variables if name in os.environ}
     try:
         present = vendor.discover()
-        visible = vendor.visible(present, os.environ)
-        return Kind(
-            kind,
-            hardware=vendor.hardware,
-            published=not own,
-            present=present,
-            visible=visible,
-            inherited=inherited,
-            lacking=vendor.lacking(),
-            notes=tuple(vendor.notes),
-            health=vendor.health(visible) if isinstance(vendor, HealthVendor) else {},
-        )
+        return Kind(kind, present, vendor.visible(present, os.environ), inherited, vendor.lacking())
     except Exception as error:
         # Another package's vendor code may raise anything. The other facts are still needed.
         why = f"{describe_kind(kind)}: its devices cannot be looked up: {type(error).__name__}: {error}"
-        return Kind(kind, vendor.hardware, not own, inherited=inherited, error=why)
+        return Kind(kind, inherited=inherited, error=why)
 
 
 def look_at_locks(folder: Path, mounts: Path = Path("/proc/mounts")) -> LockFolder:
     """Return the state of the lock folder. `mounts` is the file that lists the mounted file systems."""
-    existing = folder
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing = existing.parent
-    filesystem = filesystem_of(Path(os.path.realpath(existing)), _text(mounts))
-    if existing == folder:
-        return LockFolder(str(folder), True, folder_problem(folder), filesystem, _abandoned(folder))
-    if existing != folder.parent:
-        return LockFolder(str(folder), False, f"cannot be created, because {folder.parent} does not exist", filesystem)
-    problem = _unusable(existing.resolve())
-    why = None if problem is None else f"cannot be created, because {existing} {problem}"
-    return LockFolder(str(folder), False, why, filesystem)
+    exists, problem = os.path.lexists(folder), None
+    if exists:
+        problem = folder_problem(folder)
+    elif not (folder.parent.is_dir() and os.access(folder.parent, os.W_OK | os.X_OK)):
+        problem = f"cannot be created, because {folder.parent} is not a directory that this user may write to"
+    return LockFolder(str(folder), exists, problem, filesystem_of(Path(os.path.realpath(folder)), read_text(mounts)))
 
 
 def filesystem_of(path: Path, mounts: str) -> str | None:
@@ -171,29 +136,6 @@ def filesystem_of(path: Path, mounts: str) -> str | None:
             if (point == path or point in path.parents) and len(point.parts) >= best:
                 best, found = len(point.parts), words[2]
     return found
-
-
-def _unusable(folder: Path) -> str | None:
-    if folder.is_symlink() or not folder.is_dir():
-        return "is not a directory" + (" (a symbolic link is none)" if folder.is_symlink() else "")
-    return None if os.access(folder, os.W_OK | os.X_OK) else "is not writable for this user"
-
-
-def _abandoned(folder: Path) -> int:
-    count = 0
-    with suppress(OSError):
-        for file in wait_files(folder):
-            with suppress(OSError):
-                count += time.time() - file.lstat().st_mtime > _ABANDONED
-    return count
-
-
-def _ignored() -> tuple[str, ...]:
-    points = [point for point in metadata.entry_points(group=GROUP) if point.name not in published()]
-    return tuple(
-        f"{point.name!r} of {f'{point.dist.name} {point.dist.version}' if point.dist is not None else point.value}"
-        for point in points
-    )
 
 
 def _version(package: str) -> str | None:
@@ -211,10 +153,3 @@ def _size(folder: Path) -> int | None:
     except OSError:
         return 0
     return figures.f_blocks * figures.f_frsize
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -10,32 +10,33 @@ from pathlib import Path
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.units import is_count
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _THREADS = "OMP_NUM_THREADS"
 
 
-class Cpu:
+class Cpu(BaseVendor):
     """The vendor of kind ``cpu``.
 
     The allowed CPUs are divided into `slots` parts whose sizes differ by one at most; if there are fewer CPUs than
-    slots, slots share CPUs. If `slots` is None, each NUMA node is a slot. `root` is the folder that contains ``proc``
-    and ``sys``.
+    slots, slots share CPUs. If `slots` is None, each NUMA node is a slot.
     """
 
     kind = "cpu"
-    mask_variables: tuple[str, ...] = ()
     hardware = False
     backend: str | None = "gloo"
-    ranks = True
+    torch_index = None
 
     def __init__(self, slots: int | None = None, root: Path = Path("/")) -> None:
-        self.notes: tuple[str, ...] = ()
+        super().__init__(root)
         self._slots = slots
-        self._root = root
 
-    def lacking(self) -> str | None:
-        """Return None: torch always supports the CPU."""
-        return None
+    @classmethod
+    def make(cls, argument: str | None) -> Cpu:
+        """Return the vendor for ``--accel cpu`` and ``--accel cpu:N``. Raise ValueError unless N is a number from 1."""
+        if argument is not None and not is_count(argument):
+            raise ValueError(f"--accel cpu:{argument}: allowed are cpu and cpu:N, with N from 1")
+        return cls(None if argument is None else int(argument))
 
     def discover(self) -> tuple[Device, ...]:
         """Return the slots: parts of this process's CPU affinity, in total no more CPUs than the cgroup's CPU quota."""
@@ -64,10 +65,6 @@ class Cpu:
             for index, part in enumerate(parts)
         )
 
-    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return all of `devices`, which respect the affinity already."""
-        return tuple(devices)
-
     def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
         """Return `devices` unchanged: all CPUs are assumed to be equally fast."""
         return tuple(devices)
@@ -80,21 +77,11 @@ class Cpu:
         cores = {core for device in devices for core in device.cores}
         return {_THREADS: str(len(cores))} if cores and _THREADS not in environ else {}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``cpu``, which has no index, for each of `devices`."""
-        return ("cpu",) * len(devices)
-
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Do nothing: no variable hides a CPU."""
 
 
-def make(argument: str | None) -> Cpu:
-    """Return the vendor for ``--accel cpu`` and ``--accel cpu:N``. Raises ValueError unless N is a number from 1."""
-    if argument is None:
-        return Cpu()
-    if not is_count(argument):
-        raise ValueError(f"--accel cpu:{argument}: allowed are cpu and cpu:N, with N from 1")
-    return Cpu(int(argument))
+make = Cpu.make
 
 
 def threads_beside_ccl(cores: int, environ: Mapping[str, str]) -> int:

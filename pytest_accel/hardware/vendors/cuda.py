@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_accel.core.device import Device, MaskError
+from pytest_accel.core.device import Device
 from pytest_accel.hardware.health import Health, judge
 from pytest_accel.hardware.masks import is_index_mask, read_cuda_mask, write_mask
 from pytest_accel.hardware.order import by_figures, by_pci
 from pytest_accel.hardware.processes import judge_all
-from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.sysfs import numa_node
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.cuda_health import condition, driver_installed, optional, users
 from pytest_accel.hardware.vendors.cuda_links import links, pci_address
 from pytest_accel.hardware.vendors.cuda_order import ask_driver
@@ -22,33 +23,22 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 
 
-class Cuda:
+class Cuda(BaseVendor):
     """The vendor of kind ``cuda``; a device's id is its UUID.
 
     `driver_order` returns the UUIDs in CUDA's default order, or None if CUDA does not answer; it is called once at
-    most, and only if the GPUs differ. `sysfs` is the folder in which the kernel lists the NUMA node of each PCI device
-    (``nvmlDeviceGetNumaNodeId`` returns something else: the node that a GPU's own memory forms).
+    most, and only if the GPUs differ. The NUMA node is read from sysfs, because ``nvmlDeviceGetNumaNodeId`` returns
+    something else: the node that a GPU's own memory forms.
     """
 
     kind = "cuda"
     mask_variables: tuple[str, ...] = (_MASK,)
-    hardware = True
-    backend: str | None = None
-    ranks = True
+    shown = ("CUDA_",)
 
-    def __init__(
-        self,
-        driver_order: Callable[[], tuple[str, ...] | None] = ask_driver,
-        sysfs: Path = Path("/sys/bus/pci/devices"),
-    ) -> None:
-        self.notes: tuple[str, ...] = ()
+    def __init__(self, driver_order: Callable[[], tuple[str, ...] | None] = ask_driver, root: Path = Path("/")) -> None:
+        super().__init__(root)
         self._ask_driver = driver_order
-        self._sysfs = sysfs
         self._cards: tuple[Device, ...] = ()
-
-    def lacking(self) -> str | None:
-        """Return None: if torch cannot use a GPU, the user should see the error."""
-        return None
 
     def discover(self) -> tuple[Device, ...]:
         """Return every GPU and MIG instance, in PCI order; empty without a driver.
@@ -129,21 +119,15 @@ class Cuda:
         """
         return {_MASK: write_mask(devices), _ORDER: "PCI_BUS_ID"}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``cuda:0``, ``cuda:1``, ..., in the order of the mask."""
-        return tuple(f"cuda:{index}" for index in range(len(devices)))
-
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch sees exactly `devices`.
-
-        UUIDs are compared except for MIG instances and before torch 2.5, where only the number is.
-        """
         import torch
 
-        count = torch.cuda.device_count()
-        seen = [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
         reason = "" if torch.version.cuda else "; this torch was built without CUDA"
-        compare([device.id for device in devices], seen, environ, reason)
+        self.compare(devices, uuids_in_torch(), environ, reason)
+
+    def is_same(self, device: Device, seen: str) -> bool:
+        # For a MIG instance torch returns the UUID of the card.
+        return device.id.startswith("MIG-") or seen == "?" or _bare(device.id) == _bare(seen)
 
     def _enumerate(self, nvml: Any) -> tuple[Device, ...]:
         notes: list[str] = []
@@ -194,7 +178,7 @@ class Cuda:
             memory_free=memory.free if memory else None,
             capability=optional(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
             pci=pci,
-            numa=self._numa(pci),
+            numa=numa_node(self._root, pci),
             speed=float(cores * clock) if cores and clock else None,
         )
 
@@ -223,41 +207,12 @@ class Cuda:
             )
         return tuple(found)
 
-    def _numa(self, pci: str | None) -> int | None:
-        try:
-            node = int((self._sysfs / (pci or "none") / "numa_node").read_text())
-        except (OSError, ValueError):
-            return None
-        return node if node >= 0 else None
-
     @cached_property
     def _driver_order(self) -> tuple[str, ...] | None:
         return self._ask_driver()
 
 
-def make(argument: str | None) -> Cuda:
-    """Return the vendor for ``--accel cuda``."""
-    takes_none("cuda", argument)
-    return Cuda()
-
-
-def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
-    """Raise MaskError unless `seen` are `ids`, in order.
-
-    `seen` are UUIDs with or without prefix, or ``?`` if unknown, which matches any id. Of MIG instances only the number
-    is compared, since torch returns the UUID of the card.
-    """
-    same = len(ids) == len(seen) and all(
-        name.startswith("MIG-") or uuid == "?" or _bare(name) == _bare(uuid)
-        for name, uuid in zip(ids, seen, strict=True)
-    )
-    if same:
-        return
-    variables = " ".join(f"{name}={environ[name]!r}" for name in sorted(environ) if name.startswith("CUDA_"))
-    raise MaskError(
-        f"the process should see {len(ids)} cuda devices ({', '.join(ids) or 'none'}) "
-        f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {variables or 'no CUDA_ variable'}{reason}"
-    )
+make = Cuda.make
 
 
 def _alike(devices: Sequence[Device]) -> bool:

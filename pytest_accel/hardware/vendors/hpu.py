@@ -15,43 +15,26 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.order import by_figures, by_pci
-from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import (
-    mismatch,
-    nodes,
-    not_installed,
-    numa_node,
-    pci_address,
-    pick,
-    read_number,
-    read_text,
-)
+from pytest_accel.hardware.masks import pick_numbers
+from pytest_accel.hardware.order import by_pci
+from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.hardware.vendors.device_nodes import nodes, pci_address
 
 _MODULES, _MODULE = "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"
 _HABANA = 0x1DA3
 _NODES = re.compile(r"accel([0-9]+)", re.ASCII)
 
 
-class Hpu:
-    """The vendor of kind ``hpu``; a device's index is its module id. `root` is the folder with ``dev`` and ``sys``."""
+class Hpu(BaseVendor):
+    """The vendor of kind ``hpu``; a device's index is its module id."""
 
     kind = "hpu"
     mask_variables: tuple[str, ...] = (_MODULES, _MODULE)
-    hardware = True
     backend: str | None = "hccl"
-    ranks = True
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._root = root
-
-    def lacking(self) -> str | None:
-        """Return a text if Habana's bridge to torch is not installed, else None."""
-        return not_installed("habana_frameworks")
+    package = "habana_frameworks"
 
     def discover(self) -> tuple[Device, ...]:
         """Return a device for each of Habana's nodes in ``/dev/accel``, a folder that other vendors use too."""
@@ -73,7 +56,7 @@ class Hpu:
                     index=module,
                     name=f"Intel {read_text(folder / 'device_type') or 'Gaudi'}",
                     pci=pci,
-                    numa=numa_node(self._root, pci) if pci else None,
+                    numa=numa_node(self._root, pci),
                     single_process=True,
                 )
             )
@@ -83,11 +66,7 @@ class Hpu:
     def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         """Return the modules in ``HABANA_VISIBLE_MODULES``, in its order; only ``HLS_MODULE_ID`` if that is set."""
         seen = pick_modules(environ[_MODULES], devices) if _MODULES in environ else tuple(devices)
-        return pick(read_modules(environ[_MODULE])[:1], seen) if _MODULE in environ else seen
-
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` in PCI order: neither their speed nor their memory is known."""
-        return by_figures(devices)
+        return pick_numbers(read_modules(environ[_MODULE])[:1], seen) if _MODULE in environ else seen
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the module ids, in the order of `devices`; a single one also as the module to open.
@@ -97,25 +76,22 @@ class Hpu:
         modules = [str(device.index) for device in devices]
         return {_MODULES: ",".join(modules), _MODULE: modules[0] if len(modules) == 1 else None}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``hpu:0``, ``hpu:1``, ...: the bridge keeps the order of the modules."""
-        return tuple(f"hpu:{index}" for index in range(len(devices)))
-
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Raise MaskError unless the bridge will read the modules of `devices` from the mask, and counts as many.
 
         Its count comes from Synapse. Whether Synapse respects the mask is unverified, so a larger count is no error.
         """
         importlib.import_module("habana_frameworks.torch.core")
-        check(devices, importlib.import_module("habana_frameworks.torch.hpu").device_count(), environ)
+        count = importlib.import_module("habana_frameworks.torch.hpu").device_count()
+        self.compare(devices, modules_seen(environ, count, len(devices)), environ)
         # The import registers the backend.
         importlib.import_module("habana_frameworks.torch.distributed.hccl")
 
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen == f"module {device.index}"
 
-def make(argument: str | None) -> Hpu:
-    """Return the vendor for ``--accel hpu``."""
-    takes_none("hpu", argument)
-    return Hpu()
+
+make = Hpu.make
 
 
 def read_modules(text: str) -> list[int]:
@@ -132,12 +108,10 @@ def read_modules(text: str) -> list[int]:
 def pick_modules(text: str, devices: Sequence[Device]) -> tuple[Device, ...]:
     """Return those of `devices` that `text` lists, in its order; modules that do not exist are ignored."""
     existing = {device.index for device in devices}
-    return pick([module for module in read_modules(text) if module in existing], devices)
+    return pick_numbers([module for module in read_modules(text) if module in existing], devices)
 
 
-def check(devices: Sequence[Device], count: int, environ: Mapping[str, str]) -> None:
-    """Raise MaskError unless the mask in `environ` lists exactly `devices`, and `count` is at least their number."""
+def modules_seen(environ: Mapping[str, str], count: int, needed: int) -> list[str]:
+    """Return the modules in the mask; only the first `count` if Synapse counts fewer than the `needed` devices."""
     listed = read_modules(environ.get(_MODULES, ""))
-    seen = [f"module {module}" for module in listed[:count]]
-    if listed != [device.index for device in devices] or count < len(devices):
-        raise mismatch("hpu", devices, seen, environ, (_MODULES, _MODULE))
+    return [f"module {module}" for module in (listed if count >= needed else listed[:count])]

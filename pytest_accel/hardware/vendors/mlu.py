@@ -6,11 +6,6 @@ use it to stay on the CPU. Unverified: the effect of an invalid entry, whether t
 are the positions of the nodes.
 """
 
-from __future__ import annotations
-
-import re
-
-from pytest_accel.hardware.registry import takes_none
 from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 
 
@@ -20,13 +15,9 @@ class Mlu(NumberedVendor):
     kind = "mlu"
     mask_variables: tuple[str, ...] = ("MLU_VISIBLE_DEVICES",)
     backend: str | None = "cncl"
-    _package = "torch_mlu"
-    _name = "Cambricon MLU"
-    _nodes = re.compile(r"cambricon_dev([0-9]+)", re.ASCII)
-    _hidden = ""
+    package = "torch_mlu"
+    name = "Cambricon MLU"
+    node = r"cambricon_dev([0-9]+)"
 
 
-def make(argument: str | None) -> Mlu:
-    """Return the vendor for ``--accel mlu``."""
-    takes_none("mlu", argument)
-    return Mlu()
+make = Mlu.make

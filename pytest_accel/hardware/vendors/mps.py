@@ -12,26 +12,21 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pytest_accel.core.device import Device, MaskError
-from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 
-class Mps:
+class Mps(BaseVendor):
     """The vendor of kind ``mps``. `system` has the form of `sys.platform`, `machine` that of `platform.machine`."""
 
     kind = "mps"
-    mask_variables: tuple[str, ...] = ()
-    hardware = True
     backend: str | None = "gloo"
     ranks = False
+    torch_index = None
 
     def __init__(self, system: str = sys.platform, machine: str | None = None) -> None:
-        self.notes: tuple[str, ...] = ()
+        super().__init__()
         self._system = system
         self._machine = platform.machine() if machine is None else machine
-
-    def lacking(self) -> str | None:
-        """Return None: every build of torch for such a machine has the backend."""
-        return None
 
     def discover(self) -> tuple[Device, ...]:
         """Return the only device. Its memory is None, because it shares the machine's memory without a fixed part."""
@@ -39,36 +34,17 @@ class Mps:
             return ()
         return (Device(kind=self.kind, id="mps-0", index=0, name="Apple GPU"),)
 
-    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return all of `devices`: there is no mask."""
-        return tuple(devices)
-
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` unchanged: there is at most one."""
-        return tuple(devices)
-
-    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return no changes: every process sees the device, even if it has no lease on it."""
-        return {}
-
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``mps`` for each of `devices`."""
-        return ("mps",) * len(devices)
-
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Raise MaskError if a device is leased that torch cannot use."""
         import torch
 
-        compare(len(devices), torch.backends.mps.is_built(), torch.backends.mps.is_available())
+        check(len(devices), torch.backends.mps.is_built(), torch.backends.mps.is_available())
 
 
-def make(argument: str | None) -> Mps:
-    """Return the vendor for ``--accel mps``."""
-    takes_none("mps", argument)
-    return Mps()
+make = Mps.make
 
 
-def compare(leased: int, built: bool, available: bool) -> None:
+def check(leased: int, built: bool, available: bool) -> None:
     """Raise MaskError if the device is `leased` but torch cannot use it."""
     if leased and not available:
         reason = "this macOS cannot" if built else "this torch was built without it"

@@ -6,11 +6,6 @@ entry, whether the order is kept, and that the numbers are the positions of the 
 variable of the container runtime. This module has not been tested on such a GPU.
 """
 
-from __future__ import annotations
-
-import re
-
-from pytest_accel.hardware.registry import takes_none
 from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 
 
@@ -20,13 +15,9 @@ class Musa(NumberedVendor):
     kind = "musa"
     mask_variables: tuple[str, ...] = ("MUSA_VISIBLE_DEVICES",)
     backend: str | None = "mccl"
-    _package = "torch_musa"
-    _name = "Moore Threads GPU"
-    _nodes = re.compile(r"mtgpu\.?([0-9]+)", re.ASCII)
-    _hidden = ""
+    package = "torch_musa"
+    name = "Moore Threads GPU"
+    node = r"mtgpu\.?([0-9]+)"
 
 
-def make(argument: str | None) -> Musa:
-    """Return the vendor for ``--accel musa``."""
-    takes_none("musa", argument)
-    return Musa()
+make = Musa.make

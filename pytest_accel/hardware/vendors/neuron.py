@@ -14,7 +14,6 @@ at a time, so ranks need ``visible="rank"``.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,19 +21,10 @@ from itertools import count, groupby
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import (
-    by_place,
-    compare,
-    names_in_xla,
-    nodes,
-    not_installed,
-    numbers,
-    pick,
-    read_number,
-    read_text,
-)
+from pytest_accel.hardware.masks import numbers, pick_numbers
+from pytest_accel.hardware.sysfs import read_number, read_text
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.hardware.vendors.device_nodes import nodes
 
 _CORES, _COUNT, _RUNTIME = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "PJRT_DEVICE"
 _CORES_PER_DEVICE = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
@@ -44,28 +34,24 @@ _ENTRY = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _COUNTS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*", re.ASCII)
 
 
-class Neuron:
+class Neuron(BaseVendor):
     """The vendor of kind ``neuron``; a device's index is the runtime's number of the core.
 
-    `root` is the folder that contains ``dev`` and ``sys``. `environ` (None: that of this process) may set the number of
-    cores that are combined into one.
+    `environ` (None: that of this process) may set the number of cores that are combined into one.
     """
 
     kind = "neuron"
     mask_variables: tuple[str, ...] = (_RUNTIME, _CORES, _COUNT)
-    hardware = True
     backend: str | None = "xla"
-    ranks = True
+    package = "torch_neuronx"
+    torch_type = "xla"
+    torch_index = "ascending"
+    shown = (*mask_variables, *_CORES_PER_DEVICE)
 
     def __init__(self, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._root = root
+        super().__init__(root)
         given = os.environ if environ is None else environ
         self._cores_per_device = next((given[name] for name in _CORES_PER_DEVICE if name in given), "")
-
-    def lacking(self) -> str | None:
-        """Return a text if torch_neuronx is not installed, else None."""
-        return not_installed("torch_neuronx")
 
     def discover(self) -> tuple[Device, ...]:
         """Return every core, in the runtime's order; its id has the number of its card and its position on the card."""
@@ -99,14 +85,10 @@ class Neuron:
         if environ.get(_RUNTIME, "NEURON") != "NEURON":
             return ()
         if _CORES in environ:
-            return pick(read_cores(environ[_CORES], 1 + max(numbers(devices), default=-1)), devices)
+            return pick_numbers(read_cores(environ[_CORES], 1 + max(numbers(devices), default=-1)), devices)
         text = environ.get(_COUNT, "")
         granted = sum(map(int, text.split(","))) if _COUNTS.fullmatch(text) else 0
         return tuple(devices[:granted]) if granted else tuple(devices)
-
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` in the runtime's order: the cores of a machine are alike."""
-        return by_figures(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the cores, ascending, neighbours as a range.
@@ -116,25 +98,13 @@ class Neuron:
         runtime = "NEURON" if devices else "CPU"
         return {_RUNTIME: runtime, _CORES: write_cores(numbers(devices)), _COUNT: None}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``xla:N`` for each core, where N is its position in ascending order of numbers."""
-        return by_place("xla", devices)
-
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch_xla counts as many devices; which ones they are cannot be found out."""
-        importlib.import_module("torch_neuronx")
-        compare(self.kind, devices, names_in_xla(), environ, (*self.mask_variables, *_CORES_PER_DEVICE))
-
     def _device_size(self, model: str) -> int:
         if self._cores_per_device in ("1", "2"):
             return int(self._cores_per_device)
         return 2 if model in _TWO_CORES else 1
 
 
-def make(argument: str | None) -> Neuron:
-    """Return the vendor for ``--accel neuron``."""
-    takes_none("neuron", argument)
-    return Neuron()
+make = Neuron.make
 
 
 def read_cores(text: str, total: int) -> list[int]:

@@ -6,12 +6,10 @@ that the numbers are the positions of the nodes, and that sysfs has a class with
 ``ASCEND_VISIBLE_DEVICES`` is a variable of the container runtime: devices that it hides have no node.
 """
 
-from __future__ import annotations
+from itertools import takewhile
 
-import re
-
-from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import NumberedVendor, read_numbers
+from pytest_accel.hardware.masks import read_numbers
+from pytest_accel.hardware.vendors.device_nodes import NumberedVendor
 
 
 class Npu(NumberedVendor):
@@ -20,29 +18,20 @@ class Npu(NumberedVendor):
     kind = "npu"
     mask_variables: tuple[str, ...] = ("ASCEND_RT_VISIBLE_DEVICES",)
     backend: str | None = "hccl"
-    _package = "torch_npu"
-    _name = "Ascend NPU"
-    _nodes = re.compile(r"davinci([0-9]+)", re.ASCII)
+    package = "torch_npu"
+    name = "Ascend NPU"
+    node = r"davinci([0-9]+)"
     # According to the reference, entries after an invalid number are ignored. It does not define an empty value.
-    _hidden = "-1"
+    hides_all = "-1"
 
-    def _read(self, text: str) -> list[int]:
-        return read_ascend(text)
+    def read(self, text: str) -> list[int]:
+        """Return the numbers, ascending.
+
+        The text is read up to the first character that is neither digit nor comma: ``1, 2`` is 1. A list that does not
+        ascend is not supported (older releases kept its order); it is assumed to mean the same devices in ascending
+        order, without repetitions.
+        """
+        return sorted(read_numbers("".join(takewhile("0123456789,".__contains__, text))))
 
 
-def make(argument: str | None) -> Npu:
-    """Return the vendor for ``--accel npu``."""
-    takes_none("npu", argument)
-    return Npu()
-
-
-def read_ascend(text: str) -> list[int]:
-    """Return the numbers of ``ASCEND_RT_VISIBLE_DEVICES=text``, ascending.
-
-    The text is read up to the first character that is neither digit nor comma: ``1, 2`` is 1. A list that does not
-    ascend is not supported (older releases kept its order); it is assumed to mean the same devices in ascending order,
-    without repetitions.
-    """
-    readable = re.match(r"[0-9,]*", text, re.ASCII)
-    assert readable is not None
-    return sorted(read_numbers(readable.group()))
+make = Npu.make

@@ -16,9 +16,7 @@ from importlib.metadata import entry_points
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
-from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import mismatch
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _GROUP = "torch.backends"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -52,26 +50,19 @@ print(json.dumps([None if found is None else found.type, names]))
 """
 
 
-class PrivateUse1:
+class PrivateUse1(BaseVendor):
     """The vendor of kind ``privateuse1``; a device's id is the backend's name for torch, a dash and its index.
 
     If `always` is True, torch is asked even if no package has an entry point for an unknown backend.
     """
 
     kind = "privateuse1"
-    mask_variables: tuple[str, ...] = ()
-    hardware = True
-    backend: str | None = None
-    ranks = True
+    shown = (_AUTOLOAD,)
 
     def __init__(self, always: bool = False) -> None:
-        self.notes: tuple[str, ...] = ()
+        super().__init__()
         self._always = always
         self._found: tuple[Device, ...] | None = None
-
-    def lacking(self) -> str | None:
-        """Return None: torch itself has listed the devices."""
-        return None
 
     def discover(self) -> tuple[Device, ...]:
         """Return the devices that torch lists in a temporary process, unless another kind has this backend.
@@ -84,28 +75,22 @@ class PrivateUse1:
             self._found = self._ask(", ".join(names)) if names or self._always else ()
         return self._found
 
-    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """Return all of `devices`: no mask is known."""
-        return tuple(devices)
-
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` in torch's order."""
-        return by_figures(devices)
-
-    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
-        """Return no changes: each process sees all devices, and uses its own by their names."""
-        return {}
-
     def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
         """Return ``NAME:INDEX`` with the device's own index, since every process counts all devices."""
-        return tuple(f"{_backend(device)}:{device.index}" for device in devices)
+        return tuple(f"{device.id.rpartition('-')[0]}:{device.index}" for device in devices)
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch has this backend and each of `devices`."""
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
         import torch
 
         found = torch.accelerator.current_accelerator()
-        check(devices, None if found is None else found.type, torch.accelerator.device_count(), environ)
+        return [] if found is None else [f"{found.type}:{index}" for index in range(torch.accelerator.device_count())]
+
+    def compare(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> None:
+        """Raise MaskError unless each of `devices` is in `seen`: no mask hides the others."""
+        if not set(self.torch_devices(devices)) <= set(seen):
+            raise self.mismatch(devices, seen, environ, reason)
 
     def _ask(self, names: str) -> tuple[Device, ...]:
         try:
@@ -124,10 +109,7 @@ class PrivateUse1:
         )
 
 
-def make(argument: str | None) -> PrivateUse1:
-    """Return the vendor for ``--accel privateuse1``."""
-    takes_none("privateuse1", argument)
-    return PrivateUse1()
+make = PrivateUse1.make
 
 
 def unknown_backends() -> tuple[str, ...]:
@@ -163,14 +145,3 @@ def ask_torch(timeout: float = _TIMEOUT) -> tuple[str | None, list[str]]:
     except (ValueError, IndexError):
         raise OSError("its output cannot be read") from None
     return backend, names
-
-
-def check(devices: Sequence[Device], backend: str | None, count: int, environ: Mapping[str, str]) -> None:
-    """Raise MaskError unless torch has `backend` with `count` devices that include each of `devices`."""
-    seen = [f"{backend}:{index}" for index in range(count)] if backend is not None else []
-    if any(f"{_backend(device)}:{device.index}" not in seen for device in devices):
-        raise mismatch("privateuse1", devices, seen, environ, (_AUTOLOAD,))
-
-
-def _backend(device: Device) -> str:
-    return device.id.rpartition("-")[0]

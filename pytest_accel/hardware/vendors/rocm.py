@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pytest_accel.core.device import Device, Link, MaskError, Near
 from pytest_accel.hardware.health import Health, judge
-from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.processes import judge_all
-from pytest_accel.hardware.registry import takes_none
+from pytest_accel.hardware.sysfs import numa_node, read_number, read_text
 from pytest_accel.hardware.torch_build import built_for
-from pytest_accel.hardware.vendors.device_nodes import numa_node, read_number, read_text
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor, uuids_in_torch
 from pytest_accel.hardware.vendors.rocm_health import condition, processes
 from pytest_accel.hardware.vendors.rocm_mask import read_hip, read_rocr
 
@@ -31,22 +31,19 @@ _LINKS: dict[int, Near] = {2: "pcie", 11: "nvlink"}
 _OWN_MEMORY = (1, 2)
 
 
-class Rocm:
+class Rocm(BaseVendor):
     """The vendor of kind ``rocm``; a device's id is ``GPU-`` and its 16 digits, else its PCI address.
 
-    `root` is the folder that contains ``sys``. An XGMI link is reported as ``nvlink``, the name by which tests ask for
-    a direct link between two GPUs.
+    An XGMI link is reported as ``nvlink``, the name by which tests ask for a direct link between two GPUs. torch for
+    ROCm keeps CUDA's name of the devices.
     """
 
     kind = "rocm"
     mask_variables: tuple[str, ...] = (_ROCR, _HIP, _CUDA)
-    hardware = True
-    backend: str | None = None
-    ranks = True
+    torch_type = "cuda"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._root = root
+        super().__init__(root)
         self._all: tuple[Device, ...] = ()
         self._gpus: dict[str, int] = {}
 
@@ -104,10 +101,6 @@ class Rocm:
             seen = tuple(seen[at] for at in read_hip(hip, [device.id for device in seen]))
         return tuple(device for device in seen if device in devices)
 
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` by gfx version, then SIMDs times clock, then memory, the highest first."""
-        return by_figures(devices)
-
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return one layer of masks: ROCR's with ids, or, if ROCR's is inherited, HIP's with indices into its devices.
 
@@ -127,18 +120,15 @@ class Rocm:
             )
         return {_HIP: ",".join(str(left.index(device.id)) for device in devices), _CUDA: None}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``cuda:0``, ``cuda:1``, ...: torch for ROCm keeps CUDA's name."""
-        return tuple(f"cuda:{index}" for index in range(len(devices)))
-
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch, built for ROCm, sees exactly `devices`; ids are compared if torch has them."""
         import torch
 
-        count = torch.cuda.device_count()
-        seen = [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
         reason = "" if torch.version.hip else "; this torch was built without ROCm"
-        compare([device.id for device in devices], seen, environ, reason)
+        self.compare(devices, uuids_in_torch(), environ, reason)
+
+    def is_same(self, device: Device, seen: str) -> bool:
+        # UUIDs and ids of another form cannot be compared.
+        return _unique_id(seen) in (None, device.id) or not _UUID.fullmatch(device.id)
 
     def _left_by_rocr(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
         # The vendor object of a rank has not discovered the devices yet, and ROCR counts more than the leased ones.
@@ -177,23 +167,7 @@ class Rocm:
         )
 
 
-def make(argument: str | None) -> Rocm:
-    """Return the vendor for ``--accel rocm``."""
-    takes_none("rocm", argument)
-    return Rocm()
-
-
-def compare(ids: Sequence[str], seen: Sequence[str], environ: Mapping[str, str], reason: str = "") -> None:
-    """Raise MaskError unless `seen`, torch's UUIDs, are `ids` in order. UUIDs and ids of another form match any."""
-    seen_ids = [_unique_id(uuid) for uuid in seen]
-    pairs = zip(ids, seen_ids, strict=False)
-    if len(ids) == len(seen) and all(uuid is None or not _UUID.fullmatch(name) or name == uuid for name, uuid in pairs):
-        return
-    variables = " ".join(f"{name}={environ[name]!r}" for name in (_ROCR, _HIP, _CUDA) if name in environ)
-    raise MaskError(
-        f"the process should see {len(ids)} rocm devices ({', '.join(ids) or 'none'}) "
-        f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {variables or 'no mask'}{reason}"
-    )
+make = Rocm.make
 
 
 def _unique_id(uuid: str) -> str | None:

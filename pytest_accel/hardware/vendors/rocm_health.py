@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from pytest_accel.hardware.health import Facts, Process
-from pytest_accel.hardware.vendors.device_nodes import read_number, read_text
+from pytest_accel.hardware.sysfs import read_number, read_text
 
 _UNCORRECTED = re.compile(r"^ue: ([0-9]+)$", re.MULTILINE | re.ASCII)
 

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_accel.core.device import Device, Link, MaskError, Near
+from pytest_accel.core.device import Device, Link, Near
 from pytest_accel.core.units import is_count, parse_capability, parse_memory
 from pytest_accel.hardware.masks import read_simple_mask, write_mask
-from pytest_accel.hardware.order import by_figures, by_pci
+from pytest_accel.hardware.order import by_pci
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 
 _MASK = "SIM_VISIBLE_DEVICES"
 _SHARED = ",shared"
 """Suffix of the argument of ``--accel``: the devices are shared with other sessions, by locks."""
 
 
-class Sim:
+class Sim(BaseVendor):
     """The vendor of kind ``sim``, with `count` plain devices, or those of a topology `file` (`read_topology`).
 
     Each session has devices of its own, unless they are `shared`: then sessions lock them like real devices.
@@ -27,19 +28,34 @@ class Sim:
     mask_variables: tuple[str, ...] = (_MASK,)
     hardware = False
     backend: str | None = "gloo"
-    ranks = True
+    torch_type = "cpu"
+    torch_index = None
 
     def __init__(self, count: int = 0, file: Path | None = None, *, shared: bool = False) -> None:
+        super().__init__()
         self.shared = shared
-        self.notes: tuple[str, ...] = ()
         if file is None:
             self._devices = tuple(Device(kind="sim", id=f"sim-{n}", index=n, name="sim") for n in range(count))
         else:
             self._devices = by_pci(read_topology(file))
 
-    def lacking(self) -> str | None:
-        """Return None: torch needs nothing for simulated devices."""
-        return None
+    @classmethod
+    def make(cls, argument: str | None) -> Sim:
+        """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with the suffix ``,shared``.
+
+        Without an argument (None) there are no devices. Raise ValueError for any other argument.
+        """
+        if argument is None:
+            return cls()
+        source = argument.removesuffix(_SHARED)
+        shared = source != argument
+        if is_count(source):
+            return cls(int(source), shared=shared)
+        if source.endswith(".toml"):
+            return cls(file=Path(source), shared=shared)
+        raise ValueError(
+            f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
+        )
 
     def discover(self) -> tuple[Device, ...]:
         """Return the configured devices; those of a topology file in PCI order."""
@@ -49,45 +65,18 @@ class Sim:
         """Return the devices that ``SIM_VISIBLE_DEVICES`` (ids or indices) leaves, in its order."""
         return read_simple_mask(environ.get(_MASK), devices)
 
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` by the capability, speed and memory in the topology file."""
-        return by_figures(devices)
-
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the ids of `devices`."""
         return {_MASK: write_mask(devices)}
 
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``cpu``, where the tensors of simulated devices are, for each of `devices`."""
-        return ("cpu",) * len(devices)
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
+        return [device.id for device in self.visible(self._devices, environ)]
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless `environ` leaves exactly `devices` of the configured ones."""
-        seen = self.visible(self._devices, environ)
-        if [device.id for device in seen] != [device.id for device in devices]:
-            value = repr(environ[_MASK]) if _MASK in environ else "unset"
-            raise MaskError(
-                f"the process should see {len(devices)} sim devices ({write_mask(devices) or 'none'}) "
-                f"but sees {len(seen)} ({write_mask(seen) or 'none'}); environment: {_MASK} {value}"
-            )
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen == device.id
 
 
-def make(argument: str | None) -> Sim:
-    """Return the vendor for ``--accel sim:N`` or ``sim:FILE.toml``, each also with the suffix ``,shared``.
-
-    Without an argument (None) there are no devices. Raises ValueError for any other argument.
-    """
-    if argument is None:
-        return Sim()
-    source = argument.removesuffix(_SHARED)
-    shared = source != argument
-    if is_count(source):
-        return Sim(int(source), shared=shared)
-    if source.endswith(".toml"):
-        return Sim(file=Path(source), shared=shared)
-    raise ValueError(
-        f"--accel sim:{argument}: allowed are sim:N, with N from 1, and sim:FILE.toml; either may end in {_SHARED}"
-    )
+make = Sim.make
 
 
 def read_topology(file: Path) -> tuple[Device, ...]:

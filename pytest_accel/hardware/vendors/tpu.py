@@ -18,19 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_accel.core.device import Device
-from pytest_accel.hardware.order import by_figures
-from pytest_accel.hardware.registry import takes_none
-from pytest_accel.hardware.vendors.device_nodes import (
-    compare,
-    names_in_xla,
-    nodes,
-    not_installed,
-    numa_node,
-    numbers,
-    pick,
-    read_number,
-    read_numbers,
-)
+from pytest_accel.hardware.masks import pick_numbers, read_numbers, write_numbers
+from pytest_accel.hardware.sysfs import numa_node, read_number
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.hardware.vendors.device_nodes import nodes
 
 _CHIPS, _OLD = "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"
 _SHAPES = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
@@ -53,22 +44,15 @@ _ACCEL = re.compile(r"accel([0-9]+)", re.ASCII)
 _VFIO = re.compile(r"([0-9]+)", re.ASCII)
 
 
-class Tpu:
-    """The vendor of kind ``tpu``; a device's index is its chip's number. `root` contains ``dev`` and ``sys``."""
+class Tpu(BaseVendor):
+    """The vendor of kind ``tpu``; a device's index is its chip's number."""
 
     kind = "tpu"
     mask_variables: tuple[str, ...] = (_RUNTIME, _CHIPS, _OLD)
-    hardware = True
     backend: str | None = "xla"
-    ranks = True
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._root = root
-
-    def lacking(self) -> str | None:
-        """Return a text if torch_xla is not installed, else None."""
-        return not_installed("torch_xla")
+    package = "torch_xla"
+    torch_type = "xla"
+    shown = (*mask_variables, *_SHAPES, *_PROCESSES)
 
     def discover(self) -> tuple[Device, ...]:
         """Return every chip that has a node, in PCI order."""
@@ -104,11 +88,7 @@ class Tpu:
         if environ.get(_RUNTIME, "TPU") != "TPU":
             return ()
         text = environ.get(_CHIPS) or environ.get(_OLD)
-        return pick(read_numbers(text), devices) if text else tuple(devices)
-
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` in PCI order: the chips of a machine are alike."""
-        return by_figures(devices)
+        return pick_numbers(read_numbers(text), devices) if text else tuple(devices)
 
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the chips, ascending, and their shape if there are 1, 2 or 4.
@@ -123,7 +103,7 @@ class Tpu:
         whole = set(chips_of_machine) == set(devices)
         if whole and len(self.visible(chips_of_machine, {**environ, _RUNTIME: "TPU"})) == len(chips_of_machine):
             return {_RUNTIME: "TPU"}
-        chips = None if whole else ",".join(map(str, numbers(devices)))
+        chips = None if whole else write_numbers(devices)
         shape = None if whole else _BOUNDS.get(len(devices))
         changes: dict[str, str | None] = {_RUNTIME: "TPU", _CHIPS: chips, _OLD: chips}
         changes |= dict.fromkeys(_SHAPES, shape)
@@ -135,25 +115,18 @@ class Tpu:
         first = {device: sum(map(_cores, ascending[:position])) for position, device in enumerate(ascending)}
         return tuple(f"xla:{first[device]}" for device in devices)
 
-    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
-        """Raise MaskError unless torch_xla counts as many devices; which ones they are cannot be found out."""
-        check(devices, names_in_xla(), environ)
+    def compare(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> None:
+        """Raise MaskError unless `seen` has as many entries as `devices` have cores."""
+        super().compare([device for device in devices for _ in range(_cores(device))], seen, environ, reason)
 
     def _model(self, folder: Path) -> int | None:
         """Return the PCI device id of a device of Google's, else None."""
         return read_number(folder / "device") if read_number(folder / "vendor") == _GOOGLE else None
 
 
-def make(argument: str | None) -> Tpu:
-    """Return the vendor for ``--accel tpu``."""
-    takes_none("tpu", argument)
-    return Tpu()
-
-
-def check(devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise MaskError unless `seen` has as many entries as `devices` have cores."""
-    each = [device for device in devices for _ in range(_cores(device))]
-    compare("tpu", each, seen, environ, (_RUNTIME, _CHIPS, _OLD, *_SHAPES, *_PROCESSES))
+make = Tpu.make
 
 
 def _cores(device: Device) -> int:

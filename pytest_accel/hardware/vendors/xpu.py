@@ -15,10 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_accel.core.device import Device, MaskError
-from pytest_accel.hardware.order import by_figures, by_pci
-from pytest_accel.hardware.registry import takes_none
+from pytest_accel.core.device import Device
+from pytest_accel.hardware.masks import write_numbers
+from pytest_accel.hardware.order import by_pci
 from pytest_accel.hardware.torch_build import built_for
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.hardware.vendors.xpu_mask import AFFINITY, HIERARCHY, PCI_ORDER, SELECTOR, Card, read_masks
 
 _ALLOWLIST = "SYCL_DEVICE_ALLOWLIST"
@@ -48,22 +49,20 @@ class _Gpu:
         return tuple(int(part, 16) for part in match.groups()) if match else ()
 
 
-class Xpu:
+class Xpu(BaseVendor):
     """The vendor of kind ``xpu``; a device is a whole card, its id is the PCI address.
 
-    Its index is the driver's default number: discrete GPUs come first, then integrated ones, each by PCI address.
-    `root` is the folder that contains ``sys``, ``dev`` and ``usr``.
+    Its index is the driver's default number: discrete GPUs come first, then integrated ones, each by PCI address,
+    and the driver keeps this order whatever the mask's order is. `root` contains ``usr`` too.
     """
 
     kind = "xpu"
     mask_variables: tuple[str, ...] = (AFFINITY, SELECTOR)
-    hardware = True
-    backend: str | None = None
-    ranks = True
+    torch_index = "ascending"
+    shown = ("ZE_", SELECTOR, _ALLOWLIST)
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self.notes: tuple[str, ...] = ()
-        self._root = root
+        super().__init__(root)
         self._cards: tuple[tuple[str, Card], ...] = ()
 
     def lacking(self) -> str | None:
@@ -130,10 +129,6 @@ class Xpu:
         known = {device.id: device for device in devices}
         return tuple(known[cards[at][0]] for at in reading.left if cards[at][0] in known)
 
-    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """Return `devices` by memory, then in PCI order: sysfs has neither the generation nor the number of cores."""
-        return by_figures(devices)
-
     def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
         """Return a mask with the driver's numbers; whole cards are devices, in the driver's default order.
 
@@ -142,13 +137,7 @@ class Xpu:
         ``LEGACY_PLATFORMS.md``). ``-1`` hides every device (according to the driver's source code only), since an empty
         mask shows all.
         """
-        numbers = ",".join(str(device.index) for device in _by_driver(devices))
-        return {AFFINITY: numbers or "-1", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None}
-
-    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
-        """Return ``xpu:N`` for each device, where N is its position in the driver's order, not in the session's."""
-        positions = {device.id: position for position, device in enumerate(_by_driver(devices))}
-        return tuple(f"xpu:{positions[device.id]}" for device in devices)
+        return {AFFINITY: write_numbers(devices) or "-1", HIERARCHY: "COMPOSITE", PCI_ORDER: None, SELECTOR: None}
 
     def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
         """Raise MaskError unless torch, built for XPU, sees exactly `devices`, at their addresses if torch has them.
@@ -166,8 +155,11 @@ class Xpu:
             torch.xpu.init()
             count = torch.xpu.device_count()
         properties = [torch.xpu.get_device_properties(index) for index in range(count)]
-        seen = [address_in(bytes(getattr(getattr(one, "uuid", None), "bytes", b""))) for one in properties]
-        compare([device.id for device in _by_driver(devices)], seen, environ, reason)
+        seen = [address_in(bytes(getattr(getattr(one, "uuid", None), "bytes", b""))) or "?" for one in properties]
+        self.compare(_by_driver(devices), seen, environ, reason)
+
+    def is_same(self, device: Device, seen: str) -> bool:
+        return seen in ("?", device.id)
 
     def _counted(self, devices: Sequence[Device]) -> tuple[tuple[str, Card], ...]:
         """Return the cards that the driver counts, in PCI order; `devices` if none can be discovered."""
@@ -214,23 +206,7 @@ class Xpu:
         )
 
 
-def make(argument: str | None) -> Xpu:
-    """Return the vendor for ``--accel xpu``."""
-    takes_none("xpu", argument)
-    return Xpu()
-
-
-def compare(ids: Sequence[str], seen: Sequence[str | None], environ: Mapping[str, str], reason: str = "") -> None:
-    """Raise MaskError unless `seen`, the addresses of torch's devices, are `ids` in order; None matches any id."""
-    pairs = zip(ids, seen, strict=False)
-    if len(ids) == len(seen) and all(address in (None, name) for name, address in pairs):
-        return
-    names = [name for name in sorted(environ) if name.startswith("ZE_") or name in (SELECTOR, _ALLOWLIST)]
-    variables = " ".join(f"{name}={environ[name]!r}" for name in names)
-    raise MaskError(
-        f"the process should see {len(ids)} xpu devices ({', '.join(ids) or 'none'}) but sees {len(seen)} "
-        f"({', '.join(address or '?' for address in seen) or 'none'}); environment: {variables or 'no mask'}{reason}"
-    )
+make = Xpu.make
 
 
 def address_in(uuid: bytes) -> str | None:

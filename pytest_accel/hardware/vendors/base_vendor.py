@@ -1,0 +1,120 @@
+"""The base class of the vendors in this package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pytest_accel.core.device import Device, MaskError
+from pytest_accel.hardware.order import by_figures
+
+
+class BaseVendor:
+    """A vendor whose class attributes are a table; its methods do what the table says, see `Vendor`.
+
+    The methods are those of a kind without a mask. A subclass overrides what differs from the table. `root` is the
+    folder that contains the kernel's files (``dev``, ``sys``, ``proc``).
+    """
+
+    kind: str
+    mask_variables: tuple[str, ...] = ()
+    hardware = True
+    backend: str | None = None
+    ranks = True
+    package: str | None = None
+    """Top-level package that adds the kind to torch, imported in ranks only; None if torch needs none."""
+    torch_type = ""
+    """Type of the devices in torch; empty: the kind."""
+    torch_index: Literal["mask", "ascending"] | None = "mask"
+    """torch's index of a device: its position in the mask or in ascending order of `Device.index`; None: no index."""
+    shown: tuple[str, ...] = ()
+    """First characters of the variables that error messages show; empty: `mask_variables`."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._root = root
+
+    @classmethod
+    def make(cls, argument: str | None) -> BaseVendor:
+        """Return the vendor for ``--accel KIND:ARGUMENT``; raise ValueError if there is an argument."""
+        if argument is not None:
+            raise ValueError(f"--accel {cls.kind}:{argument}: {cls.kind} takes nothing after a colon")
+        return cls()
+
+    def lacking(self) -> str | None:
+        if self.package is None or importlib.util.find_spec(self.package) is not None:
+            return None
+        return f"{self.package} is not installed"
+
+    def discover(self) -> tuple[Device, ...]:
+        raise NotImplementedError
+
+    def visible(self, devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+        return tuple(devices)
+
+    def fastest(self, devices: Sequence[Device]) -> tuple[Device, ...]:
+        return by_figures(devices)
+
+    def mask(self, devices: Sequence[Device], environ: Mapping[str, str]) -> dict[str, str | None]:
+        return {}
+
+    def torch_devices(self, devices: Sequence[Device]) -> tuple[str, ...]:
+        name = self.torch_type or self.kind
+        if self.torch_index is None:
+            return (name,) * len(devices)
+        indices = [device.index for device in devices]
+        if self.torch_index == "mask":
+            return tuple(f"{name}:{position}" for position in range(len(devices)))
+        return tuple(f"{name}:{sorted(indices).index(index)}" for index in indices)
+
+    def verify(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        self.compare(devices, self.seen(environ), environ)
+
+    def seen(self, environ: Mapping[str, str]) -> list[str]:
+        """Return the devices that this process sees, after importing what torch needs. This initialises the runtime."""
+        if self.package is not None:
+            importlib.import_module(self.package)
+        name = self.torch_type or self.kind
+        if name == "xla":
+            count = importlib.import_module("torch_xla.runtime").addressable_device_count()
+            # The import registers the backend.
+            importlib.import_module("torch_xla.distributed.xla_backend")
+        else:
+            import torch
+
+            count = getattr(torch, name).device_count()
+        return [f"{name}:{index}" for index in range(count)]
+
+    def compare(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> None:
+        """Raise MaskError, with `reason` at its end, unless `seen`, what a process sees, are `devices` in order."""
+        if len(devices) != len(seen) or not all(map(self.is_same, devices, seen)):
+            raise self.mismatch(devices, seen, environ, reason)
+
+    def mismatch(
+        self, devices: Sequence[Device], seen: Sequence[str], environ: Mapping[str, str], reason: str = ""
+    ) -> MaskError:
+        """Return the error of a process that should see `devices` but sees `seen`."""
+        ids = ", ".join(device.id for device in devices)
+        shown = [name for name in sorted(environ) if name.startswith(self.shown or self.mask_variables)]
+        mask = " ".join(f"{name}={environ[name]!r}" for name in shown)
+        return MaskError(
+            f"the process should see {len(devices)} {self.kind} devices ({ids or 'none'}) "
+            f"but sees {len(seen)} ({', '.join(seen) or 'none'}); environment: {mask or 'no mask'}{reason}"
+        )
+
+    def is_same(self, device: Device, seen: str) -> bool:
+        """Return whether `seen`, at the same position, can be `device`. The base class compares only the number."""
+        return True
+
+
+def uuids_in_torch() -> list[str]:
+    """Return the UUIDs of the devices that ``torch.cuda`` counts; ``?`` before torch 2.5, which has none."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [str(getattr(torch.cuda.get_device_properties(index), "uuid", "?")) for index in range(count)]
