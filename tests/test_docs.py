@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens: every Python block with a test in it is run, in one session."""
+"""The documentation is correct: every Python block that contains a test is run, in one session."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_coverage_of_what_ranks_run(measured: pytest.Pytester, launcher: tuple[s
     "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
 )
 def test_coverage_of_ranks_that_are_replaced(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """What a passed test leaves behind may have its ranks replaced; what they have measured is not lost."""
+    """Ranks that a passed test has damaged are replaced; their coverage is not lost."""
     measured.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
     measured.makepyfile(
         """

@@ -29,7 +29,7 @@ def run(*arguments: str, status: int) -> pytest.LineMatcher:
 
 
 def test_the_examples_on_a_machine_without_accelerators() -> None:
-    """What README.md has a picture of."""
+    """README.md shows this output as a picture."""
     output = run("examples", "examples/failing", "--accel", "none", "-p", "no:randomly", status=1)
     output.fnmatch_lines_random(
         [

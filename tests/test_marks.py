@@ -330,7 +330,7 @@ def collect(pytester: pytest.Pytester, tests: str, hooks: str = "") -> list[pyte
 
 
 def first_arguments(pytester: pytest.Pytester, tests: str, hooks: str = "") -> dict[str, tuple[Any, Any]]:
-    """What the closest marks of each test say of n and world_size (None: no such mark), by the test's name."""
+    """Return `n` and `world_size` of the closest marks of each test (None: no such mark), by the test's name."""
     finder = MarkFinder()
     found = {item.name: finder.find(item) for item in collect(pytester, tests, hooks)}
     return {

@@ -1,4 +1,4 @@
-"""What must hold of the package as a whole: what is installed, what importing it costs, and who may know whom."""
+"""Checks of the package as a whole: its wheel, the cost of importing it, and the imports between its modules."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Import:
     name: str
     line: int
     deferred: bool
-    """It happens when a function is called, not when the module is imported."""
+    """True if a call imports it, not the import of the module."""
     typing_only: bool
-    """Only a type checker reads it."""
+    """True if only a type checker reads the import."""
 
     def is_of(self, package: str) -> bool:
         return self.name == package or self.name.startswith(package + ".")
 
 
 def imports(source: str, package: str) -> list[Import]:
-    """Everything that `source`, a module directly in `package`, imports; `import_module("x")` counts too."""
+    """Return all imports of `source`, a module directly in `package`, with calls such as `import_module("x")`."""
     return list(_walk(ast.parse(source), package, deferred=False, typing_only=False))
 
 
@@ -93,7 +93,7 @@ def _walk(node: ast.AST, package: str, *, deferred: bool, typing_only: bool) -> 
 
 
 def each_import() -> Iterator[tuple[str, Import]]:
-    """Every import of the package, with its module's path below `pytest_accel`."""
+    """Yield every import of the package, with its module's path below `pytest_accel`."""
     for path in MODULES:
         package = ".".join(path.relative_to(ROOT).parent.parts)
         for found in imports(path.read_text(encoding="utf-8"), package):
@@ -101,7 +101,7 @@ def each_import() -> Iterator[tuple[str, Import]]:
 
 
 def is_unpublished(name: str) -> bool:
-    """A name of pytest's or xdist's that they do not publish and may move in any release."""
+    """Return whether `name` is private to pytest or xdist, so that any release may change it."""
     parts = name.split(".")
     if parts[0] == "_pytest":
         return True
@@ -145,7 +145,7 @@ for name in {names}:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that a release would upload, built by the project's own backend."""
+    """The wheel that a release would upload, built by the project's backend."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
@@ -179,7 +179,7 @@ def rank_in_order(module: str) -> int:
 
 
 def own_imports() -> Iterator[tuple[str, str, int]]:
-    """Give each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
+    """Yield each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
     paths = {path.relative_to(PACKAGE).as_posix() for path in MODULES}
     for module, found in each_import():
         if not found.is_of("pytest_accel") or module == "__init__.py":  # It imports a name when that is asked for.
@@ -255,7 +255,7 @@ def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place()
 
 
 def test_the_reader_of_imports_misses_none() -> None:
-    """The rules above are as good as the list of imports that they judge."""
+    """The tests above depend on a complete list of imports."""
     source = """
 import torch.distributed as dist
 from . import sibling
@@ -292,7 +292,7 @@ except ImportError:
 
 
 def unpickles(source: str) -> bool:
-    """Whether a module reads pickles, its own or those that `multiprocessing.connection.Connection.recv` reads."""
+    """Return whether the module `source` unpickles, by itself or with `multiprocessing.connection.Connection.recv`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Attribute(attr="load" | "loads", value=ast.Name(id="pickle"))):

@@ -1,4 +1,4 @@
-"""What the doctor says: of facts, and of this machine."""
+"""Judgements of the doctor: on given facts, and on this machine."""
 
 from __future__ import annotations
 

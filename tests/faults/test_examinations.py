@@ -1,4 +1,4 @@
-"""What a report shows of living ranks: where they were when another died, and what they do natively when they hang."""
+"""Reports on living ranks: their stacks when another rank died, and their native stacks when they hang."""
 
 from __future__ import annotations
 

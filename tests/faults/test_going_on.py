@@ -31,7 +31,7 @@ def begun(suite: Suite) -> Suite:
 
 
 def times(suite: Suite) -> Counter[str]:
-    """How often each test was begun on each rank."""
+    """Return how often each test was started on each rank."""
     return Counter((suite.path / "begun").read_text().splitlines())
 
 

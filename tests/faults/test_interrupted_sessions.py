@@ -93,7 +93,7 @@ def test_interrupt_of_the_controller_of_workers(suite: Suite) -> None:
 
 
 def assert_places(run: Run) -> None:
-    """It is shown, once, where the ranks are that wait for ever."""
+    """Check that the places of the waiting ranks are shown once."""
     text, _ = run.text.split("KeyboardInterrupt !", 1)
     # A test of the other worker may run as well.
     parts = text.split("- accel: the interrupted ranks")[1:]

@@ -1,4 +1,4 @@
-"""What ranks leave in shared memory is removed when their world ends, however it ends, and nothing else is."""
+"""Tests of shared memory: files that ranks leave are removed when their world ends, however it ends, and no others."""
 
 from __future__ import annotations
 

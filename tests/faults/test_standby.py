@@ -110,7 +110,7 @@ _STOPS = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no processes wait")
 def test_those_that_are_stopped_hold_nobody_up(suite: Suite) -> None:
-    """What they would be told is more than a socket takes."""
+    """The message to a standby process is larger than the buffer of a socket."""
     suite.write("test_it.py", _TEST.partition("    @pytest.mark")[0] + _STOPS)
     run = suite.run("--accel-timeout", "50")
     assert set(run.words.values()) == {"PASSED"}, run.text

@@ -1,4 +1,4 @@
-"""What goes wrong in ranks outside of their tests: where a file is imported, and where a process ends."""
+"""Failures of ranks outside of tests: during the import of a file, and at the end of a process."""
 
 from __future__ import annotations
 

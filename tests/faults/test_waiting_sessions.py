@@ -1,4 +1,4 @@
-"""What sessions say while tests wait, and what becomes of one whose lock or whose thread is gone."""
+"""Messages of sessions whose tests wait, and failures of sessions whose lock file or thread is gone."""
 
 from __future__ import annotations
 

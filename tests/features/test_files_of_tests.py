@@ -20,7 +20,7 @@ _NAMED = """
 
 
 def test_asserts_of_files_that_the_command_line_names_are_explained(suite: Suite) -> None:
-    """Whatever their names; also of one that another imports before its own tests come."""
+    """The names do not matter, nor whether another file imports the file before its own tests run."""
     suite.write("cmp_first.py", _NAMED.format(other="import cmp_second", name="first", number=3))
     suite.write("cmp_second.py", _NAMED.format(other="", name="second", number=5))
     run = suite.run("cmp_first.py", "cmp_second.py::test_second")

@@ -46,7 +46,7 @@ def _write(suite: Suite, text: str) -> None:
 
 
 def _told(run: Run, test: str) -> str:
-    """What the report says of `test`, where there is one failing example in it."""
+    """Return the report of `test`; fail unless it has exactly one failing example."""
     text = run.failure(test)
     assert len(re.findall("Failing (?:test case|explicit example)|Falsifying", text)) == 1, text
     return text

@@ -157,7 +157,7 @@ def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
 
 
 def test_finders_that_change_nothing_cost_nothing(installed: Suite) -> None:
-    """Those of installs in place, and those that have no say before the interpreter's own."""
+    """Examples are finders of editable installs, and finders behind those of the interpreter."""
     installed.write(
         "site-packages/__editable___some_finder.py",
         "import hook, sys\nclass Finder(hook.Finder): ...\n"

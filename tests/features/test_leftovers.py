@@ -348,7 +348,7 @@ def test_what_a_file_sets_when_it_is_imported_is_nobodys_leftover(suite: Suite) 
 
 
 def test_what_a_fixture_sets_that_is_torn_down_out_of_turn_is_nobodys_leftover(suite: Suite) -> None:
-    """It was kept for a test that never came to the ranks."""
+    """The fixture was kept for a test that was never sent to the ranks."""
     suite.write(
         "test_a.py",
         """

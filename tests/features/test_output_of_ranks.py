@@ -1,4 +1,4 @@
-"""Where the output of ranks goes: to the terminal while they run, and into files that are kept."""
+"""Output of ranks: at the terminal while they run, and in files that are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fork server imports ahead of the ranks, told by modules that note which process imports them."""
+"""Modules that the fork server preloads. The tests' modules record the processes that import them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_starts_threads_is_not_kept(package: Suite) -> None:
 
 
 def test_an_installed_plugin_that_is_named_is_imported_once(package: Suite) -> None:
-    """As those are that pytest finds by itself; one of the project's own is for each rank to import."""
+    """The same holds for plugins that pytest finds by itself. Each rank imports the project's own plugins."""
     package.ini("accel_preload = none")
     package.write("mine.py", _NOTES.format(name=str(package.path / "mine")))
     package.write("test_plugins.py", _TEST.format(name="os"))
@@ -123,7 +123,7 @@ def test_an_installed_plugin_that_is_named_is_imported_once(package: Suite) -> N
 
 
 def test_a_test_finds_what_has_been_installed_since_the_session_began(package: Suite) -> None:
-    """What the ranks know of installed packages from the server is for the start of their sessions only."""
+    """The server's cache of installed packages is used only while a rank's session starts."""
     package.write(
         "test_finds.py",
         """

@@ -1,4 +1,4 @@
-"""What ranks tell each other over their world's store: from any fixture, and from nobody but the ranks."""
+"""Exchange of data over the world's store: from any fixture, and by ranks only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a test when its ranks pass, fail, skip or disagree, as a person reads it."""
+"""Results of tests whose ranks pass, fail, skip or disagree, as the terminal shows them."""
 
 from __future__ import annotations
 

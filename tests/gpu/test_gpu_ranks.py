@@ -1,4 +1,4 @@
-"""What a rank finds on its GPU, against what NVIDIA's own tools and torch say."""
+"""The GPU that a rank sees, compared with the information of NVIDIA's tools and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole sessions on a GPU: what is done to it, and when."""
+"""Sessions on a GPU, and their use of it over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process finds out that a launcher has started it, and how it meets the others of its kind."""
+"""Detection of launchers, and the rendezvous of launched processes."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def reach(where: Rendezvous) -> socket.socket:
 
 
 def all_of(end: socket.socket) -> bytes:
-    """What comes until the other end closes the connection."""
+    """Return all bytes until the other end closes the connection."""
     found = b""
     with contextlib.suppress(ConnectionResetError):  # It has not read all that it was sent.
         while data := end.recv(1 << 16):
@@ -404,7 +404,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
 
 
 class Deadly:
-    """What unpickles it leaves a mark."""
+    """Creates the file `mark` when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

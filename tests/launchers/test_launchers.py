@@ -50,14 +50,14 @@ if __name__ == "__main__":
 
 
 def told(text: str) -> dict[str, Any]:
-    """What a rank of `all_reduce.py` has printed."""
+    """Return the data that a rank of `all_reduce.py` has printed."""
     (line,) = (line for line in text.splitlines() if line.startswith('{"total"'))
     found: dict[str, Any] = json.loads(line)
     return found
 
 
 def examine(launch: Launch, launcher: str, *, streams_apart: bool = True) -> dict[int, dict[str, Any]]:
-    """What must hold of each launcher; what the ranks have told."""
+    """Check what holds for each launcher, and return the data of the ranks."""
     result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
     assert result.returncode == 0
     ranks = {rank: told(text) for rank, text in result.rank_stdout.items()}

@@ -684,7 +684,7 @@ def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[N
 
 
 def test_who_listens_in_the_place_of_rank_0_is_not_believed(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    """It has two callers answer for each other's questions, and sends a pickle to the first."""
+    """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
     suite.write("test_it.py", TOGETHER)
     mark = tmp_path / "mark"
 

@@ -249,7 +249,7 @@ _WORK = """
 
 
 def calls(suite: Suite) -> dict[str, int]:
-    """How often each file with a profile has counted the function `slow`."""
+    """Return the number of calls of the function `slow` in each file with a profile."""
     found = {}
     for path in (suite.path / "prof").iterdir():
         stats: dict[tuple[str, int, str], Any] = pstats.Stats(str(path)).stats  # type: ignore[attr-defined]

@@ -85,7 +85,7 @@ _HELPERS = {
         """,
     "pytest_astropy_header.display": "",
 }
-"""What is tested, by the plugin's module."""
+"""The tested suites by the plugin's module."""
 _BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 

@@ -112,7 +112,7 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
-    """As far as the text does not depend on the order in which tests end."""
+    """Only text is compared that does not depend on the order in which tests end."""
     pair.plugin(name)
     pair.write("test_mix.py", _TESTS)
 

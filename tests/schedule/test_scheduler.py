@@ -71,7 +71,7 @@ def test_every_test_once_where_workers_die(tests: list[Test], workers: int, cras
 
 
 class Gone(Worker):
-    """It has died, and nobody knows yet."""
+    """A worker that has died, before xdist has noticed it."""
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
         raise OSError("cannot send (already closed?)")
