@@ -242,7 +242,7 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
         ),
     ],
 )
-def test_bad_calls(marks: Marks, text: str) -> None:
+def test_wrong_calls_are_errors(marks: Marks, text: str) -> None:
     assert refusal(marks) == text
 
 
@@ -442,7 +442,7 @@ def pytest_collection_modifyitems(items):
     assert first_arguments(pytester, tests, hooks) == {"test_plain": (5, 3), "test_marked": (1, 3)}
 
 
-def test_a_mark_that_a_hook_adds_after_a_test_was_looked_up(pytester: pytest.Pytester) -> None:
+def test_a_mark_that_a_hook_adds_late_is_found(pytester: pytest.Pytester) -> None:
     (item,) = collect(pytester, "def test_it(): pass")
     finder = MarkFinder()
     assert finder.find(item) == Marks()

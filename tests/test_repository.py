@@ -155,7 +155,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_package_typed_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_the_typed_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert shipped == {path.relative_to(ROOT).as_posix() for path in [*MODULES, PACKAGE / "py.typed"]}
@@ -238,12 +238,12 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
     assert wrong == []
 
 
-def test_deadlines_are_kept_by_a_clock_that_tests_cannot_stop() -> None:
+def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
     found = [path.name for path in MODULES if "time.monotonic" in path.read_text(encoding="utf-8")]
     assert found == ["clock.py"]
 
 
-def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place() -> None:
+def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
         for name in RUNS_BETWEEN_TESTS
@@ -254,7 +254,7 @@ def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place()
     assert wrong == []
 
 
-def test_the_reader_of_imports_misses_none() -> None:
+def test_the_list_of_imports_is_complete() -> None:
     """The tests above depend on a complete list of imports."""
     source = """
 import torch.distributed as dist
@@ -307,7 +307,7 @@ def unpickles(source: str) -> bool:
     return False
 
 
-def test_every_place_that_unpickles_is_accounted_for() -> None:
+def test_security_md_lists_every_place_that_unpickles() -> None:
     table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## Every place that unpickles")[2]
     told = {
         name

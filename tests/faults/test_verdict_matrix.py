@@ -199,7 +199,9 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
         pytest.param(4, {0, 1, 2, 3}, id="all of 4", marks=pytest.mark.long),
     ],
 )
-def test_each_way_on_these_ranks(suite: Suite, plain: dict[str, str], size: int, who: set[int]) -> None:
+def test_each_way_to_end_on_some_ranks_has_its_verdict(
+    suite: Suite, plain: dict[str, str], size: int, who: set[int]
+) -> None:
     for name, text in files(size, frozenset(who), plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none")

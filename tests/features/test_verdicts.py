@@ -365,7 +365,7 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
     assert found["test_unmarked"] == {}
 
 
-def test_warnings_of_ranks_are_told_once(suite: Suite) -> None:
+def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
     suite.write(
         "test_warnings.py",
         """

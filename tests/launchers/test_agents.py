@@ -15,7 +15,7 @@ from pytest_accel.nodes.local_agent_client import LocalAgentClient
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
-def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_cannot_be_handled_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     ours, theirs = socket.socketpair()

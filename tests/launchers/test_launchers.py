@@ -135,7 +135,7 @@ def test_python(launch: Launch) -> None:
     assert "rank 0 is done" in result.rank_stderr[0]
 
 
-def test_a_very_long_line_is_shown_whole_and_while_it_grows(
+def test_a_very_long_line_is_shown_completely_and_as_it_grows(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"
@@ -152,7 +152,7 @@ def test_a_very_long_line_is_shown_whole_and_while_it_grows(
     assert shown.getvalue() == f"{written}\n"
 
 
-def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_can_spawn_its_own_ranks(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     assert sorted(launch(tmp_path / "spawns.py", launcher="python").stdout.split()) == [
         "rank-0-of-2:3.0",
@@ -160,7 +160,9 @@ def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None
     ]
 
 
-def test_a_module_that_only_the_tests_path_has(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_on_the_path_of_the_test_is_found(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work_of_a_test.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     result = launch("work_of_a_test", 7, launcher="python", module=True)
