@@ -1,1 +1,1 @@
-"""What the plugin costs, beside its peers: ``python -m benchmarks``."""
+"""Costs of the plugin, compared with other tools: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` in the repository's root: measures, prints a table, ends with 1 if a target is missed."""
+"""``python -m benchmarks`` in the repository's root: measures, prints a table, exits with 1 if a target is missed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks import (
     launcher,
     launching,
     makespan,
-    peers,
+    other_tools,
     startup,
     unused,
     warm,
@@ -34,7 +34,7 @@ Measure = Callable[[Path, Effort], list[Figure]]
 
 
 def leases(folder: Path, effort: Effort) -> list[Figure]:
-    """The broker's own benchmark, its numbers without a target left out."""
+    """Return the figures of the broker's benchmark that have a target."""
     found = broker.measure()
     return [
         Figure(key.removesuffix(", ms"), found[key], "ms" if key.endswith(", ms") else "", limit, f"{limit:g}")
@@ -43,7 +43,7 @@ def leases(folder: Path, effort: Effort) -> list[Figure]:
 
 
 def table(groups: dict[str, list[Figure]]) -> str:
-    """All figures, a line for each."""
+    """Return a table of all figures, one line for each."""
     lines = [f"{'':<58}{'measured':>14}  {'from':>9} {'to':>9}  {'target':>17}  {'used of it':>10}  {'others':>6}"]
     for name, figures in groups.items():
         lines += ["", f"{name}:"]
@@ -79,7 +79,10 @@ def main() -> int:
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--only", action="append", choices=[*groups, "peers"], help="measure this group; may be given several times"
+        "--only",
+        action="append",
+        choices=[*groups, "other-tools"],
+        help="measure this group; may be given several times",
     )
     parser.add_argument("--quick", action="store_true", help="one run of small suites, to see that everything works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
@@ -90,7 +93,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     groups["makespan"] = partial(makespan.figures, isolate=options.with_isolate)
-    groups["peers"] = partial(peers.figures, isolate=options.with_isolate)
+    groups["other-tools"] = partial(other_tools.figures, isolate=options.with_isolate)
     effort = QUICK if options.quick else FULL
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {load()}", flush=True)
     found: dict[str, list[Figure]] = {}

@@ -12,12 +12,12 @@ _TIMES_FASTER = 50
 
 
 def _seconds(run: Run) -> float:
-    """From the class's first test, the start of its world included, to its last."""
+    """Return the seconds from the class's first test, with the start of its world, to its last."""
     return run.ends[-1] - run.begins[0]
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Seconds for the class; alone it takes seconds a test, and is run once."""
+    """Return the seconds for the class. Alone it takes seconds per test, and is run once."""
     name = f"{effort.few} tests of MultiProcessTestCase"
     if importlib.util.find_spec("expecttest") is None:
         return [Figure(name, float("nan"), "s", note="not run: needs expecttest")]

@@ -1,4 +1,4 @@
-"""What a lease costs, and what happens when two sessions want the same devices.
+"""Cost of a lease, and exclusiveness of leases when two sessions want the same devices.
 
 ``python benchmarks/broker.py`` prints a table and ends with status 1 if a device was ever granted twice.
 """
@@ -27,16 +27,16 @@ from pytest_accel.leases.locks import DeviceLocks
 UNCONTENDED = 10_000
 SESSIONS = 2
 CLIENTS = 8
-"""In each session."""
+"""Clients of each session."""
 LEASES = 100
-"""Of each client."""
+"""Leases of each client."""
 DEVICES = tuple(f"sim-{number}" for number in range(8))
 HOLD = 0.004
 """Seconds for which a client keeps a lease."""
 
 
 def uncontended(locks: DeviceLocks | None) -> float:
-    """Median of a lease taken and given back when nobody else is there, in milliseconds."""
+    """Return the median time to take and return a lease without contention, in milliseconds."""
     broker = Broker(DEVICES, 0, locks, lambda _: None)
     granted: SimpleQueue[Lease] = SimpleQueue()
     holder = Holder.here("benchmarks/broker.py")
@@ -51,7 +51,7 @@ def uncontended(locks: DeviceLocks | None) -> float:
 
 
 def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -> None:
-    """Take leases, keep each for a moment, and write down when which device came and went."""
+    """Take leases, keep each for a moment, and record when each device was granted and released."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     generator = random.Random(seed)
 
@@ -71,7 +71,7 @@ def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -
 
 
 def session(start: Connection, folder: Path, log: Path, number: int, gangs: Sequence[int]) -> None:
-    """One broker and its clients, each at the other end of a pipe."""
+    """Run one broker and its clients, each at the other end of a pipe."""
     context = multiprocessing.get_context("fork")
     clients: list[multiprocessing.process.BaseProcess] = []
     connections: list[Connection] = []
@@ -120,7 +120,7 @@ def read(log: Path) -> Iterator[tuple[str, str, str, int]]:
 
 
 def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
-    """The hand-over from a release to the next grant of the same device, and how often one was granted twice."""
+    """Return the times from a release to the next grant of a device, and how often one was granted twice."""
     log = folder / f"log-{len(gangs)}"
     log.touch()
     context = multiprocessing.get_context("spawn")
@@ -173,7 +173,7 @@ def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """The figures by name."""
+    """Return the figures by name."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -194,7 +194,7 @@ TARGETS = {
 
 
 def main() -> int:
-    """Measure and print; 1 if a device was ever granted twice."""
+    """Measure and print; return 1 if a device was granted twice."""
     found = measure()
     print(f"{SESSIONS} sessions of {CLIENTS} clients, {len(DEVICES)} devices, {os.cpu_count()} cores")
     print("single: every lease is for one device; mixed: for one, two or four\n")

@@ -1,4 +1,4 @@
-"""How long it takes to find eight NVIDIA GPUs, whose driver is the one that the tests build: it answers at once."""
+"""Time to discover eight NVIDIA GPUs. The driver is the one that the tests build, which answers at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.hardware import fake_driver
 
 _GPUS = 8
 _PROCESSES = 5
-"""For each run."""
+"""Runs of one figure."""
 
 # What a session has loaded before it looks for devices is not part of the time; the bindings are.
 _CODE = """
@@ -29,7 +29,7 @@ print(json.dumps([(moments[1] - moments[0]) * 1e3, (moments[2] - moments[1]) * 1
 
 
 def _machine(*more: str) -> list[str]:
-    """GPUs that tell everything and sit on PCIe switches, four on each; `more` is said of each."""
+    """Return GPUs that report all their properties, four on each PCIe switch; `more` are further properties of each."""
     facts: list[str] = []
     for number in range(_GPUS):
         facts += [f"gpu GPU-{number}0000000-0000-0000-0000-000000000000", "name NVIDIA H100 80GB HBM3"]
@@ -40,7 +40,7 @@ def _machine(*more: str) -> list[str]:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """In new processes, for GPUs on an NVSwitch and for GPUs with PCIe alone: the first discovery, and a second one."""
+    """Return the times of a first and a second discovery in new processes, with an NVSwitch and with PCIe alone."""
     if fake_driver.compiler() is None:
         return [Figure("discovery", math.nan, "ms", note="needs Linux and a C compiler for the tests' driver")]
     folder.mkdir()

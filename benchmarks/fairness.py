@@ -1,4 +1,4 @@
-"""Two sessions on one machine: how soon one gets what is idle in the other, and what part of the devices each has."""
+"""Two sessions on one machine: time to get devices that are idle in the other, and the share of each in the devices."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pytest_accel.leases.lock_dir import VARIABLE
 DEVICES = 4
 ROUNDS = 20
 SECONDS = 20.0
-"""For which both sessions are to be hungry."""
+"""Seconds for which both sessions wait for devices."""
 _PATIENCE = 600
 _SAMPLE = 0.01
-"""Seconds between two looks at who holds what."""
+"""Seconds between two samples of the devices that each session holds."""
 
 _TURNS = """
 import os
@@ -90,7 +90,7 @@ class Hungry:
     workers: int
     gangs: tuple[int, ...]
     seconds: float
-    """Of each test."""
+    """Seconds of each test."""
 
 
 CASES = {
@@ -99,7 +99,7 @@ CASES = {
     "gangs against single devices": (Hungry(8, (4,), 0.2), Hungry(8, (1,), 0.2)),
     "twelve workers against six": (Hungry(12, (1, 2), 0.2), Hungry(6, (1, 2), 0.2)),
 }
-"""Workers enough for a session to ask for devices at nearly every moment: two for each device is what is advised."""
+"""Two for each device, as the documentation advises: a session asks for devices at nearly every moment."""
 
 
 def _start(folder: Path, locks: Path, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -110,7 +110,7 @@ def _start(folder: Path, locks: Path, arguments: Sequence[str] = ()) -> subproce
 
 
 def _finish(sessions: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Wait for all; RuntimeError where one fails."""
+    """Wait for all; raise RuntimeError if one fails."""
     try:
         failed = [number for number, session in enumerate(sessions) if session.wait(_PATIENCE)]
     finally:
@@ -121,7 +121,7 @@ def _finish(sessions: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
 
 
 def turns(folder: Path, rounds: int) -> list[float]:
-    """Seconds from a test's begin to its first line, where all devices are idle in the other session's warm world."""
+    """Return the seconds from a test's start to its first line while the other session's world has all devices idle."""
     sessions = []
     for number in range(2):
         own = folder / str(number)
@@ -144,7 +144,7 @@ def turns(folder: Path, rounds: int) -> list[float]:
 
 
 def share(folder: Path, case: tuple[Hungry, Hungry], seconds: float) -> float:
-    """The part of the device-seconds that the first session gets while both have something to run."""
+    """Return the first session's part of the device-seconds while both sessions have something to run."""
     sessions = []
     for number, one in enumerate(case):
         own = folder / str(number)
@@ -177,7 +177,7 @@ def share(folder: Path, case: tuple[Hungry, Hungry], seconds: float) -> float:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Seconds, and parts of all device-seconds."""
+    """Return seconds, and parts of all device-seconds."""
     full = effort.runs > 1
     waits = turns(folder / "turns", ROUNDS if full else 3)
     name = f"{DEVICES} devices idle in another session's world: until a test has them"

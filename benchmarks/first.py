@@ -17,11 +17,11 @@ import conftest
 while time.monotonic() < conftest.began + {COLLECTION}:
     pass
 """
-"""What importing torch leaves of that time, a file computes whose tests the ranks do not run."""
+"""A file whose import computes until that time is over. The ranks do not run its tests."""
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """From the end of a collection without the plugin to the first result with it, both since the process began."""
+    """Return the seconds from the end of a collection without the plugin to the first result with it."""
     suite = suites.write(folder / "first", suites.all_reduce("2"), 1)
     with (suite / "conftest.py").open("a") as conftest:
         conftest.write("\nbegan = time.monotonic()\n")

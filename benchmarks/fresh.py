@@ -12,7 +12,7 @@ _FIRST = 1
 
 
 def _package(folder: Path) -> Path:
-    """An installed package, as far as the plugin can tell, that takes two seconds to import."""
+    """Write a package whose import takes two seconds, with the metadata of an installed one."""
     site = folder / "site-packages"
     (site / _SLOW).mkdir(parents=True)
     (site / _SLOW / "__init__.py").write_text("import time\n\ntime.sleep(2)\n")
@@ -20,7 +20,7 @@ def _package(folder: Path) -> Path:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Milliseconds a test, from the second one on."""
+    """Return the milliseconds per test, from the second test on."""
     site = _package(folder)
     body = suites.all_reduce("2, fresh=True")
     light = suites.write(folder / "light", body, effort.few)

@@ -1,4 +1,4 @@
-"""Tests under ``torchrun -m pytest``, beside the same in warm worlds of a session that nobody has launched."""
+"""Tests under ``torchrun -m pytest``, compared with the same tests in warm worlds of a session without a launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = 1.5
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Milliseconds a test of two ranks, its collection included."""
+    """Return the milliseconds per test of two ranks, with collection."""
     suite = suites.write(folder / "two", suites.all_reduce("2"), _TESTS, imported=["torch", "torch.distributed"])
     arguments = [*PLUGINS, *WITH]
     made = interleaved(

@@ -1,4 +1,4 @@
-"""What `launch` adds to a launcher's own time."""
+"""Time that the fixture `launch` adds to a launcher."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_launch(launch, launcher, nproc, runs):
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """In turns, in one process: `launch`, and the same command without it, a script that prints one line."""
+    """Measure `launch` and the same command without it, alternately in one process; the script prints one line."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "script.py").write_text("print('here')\n")

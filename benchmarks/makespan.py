@@ -1,4 +1,4 @@
-"""How long sessions of mixed tests take on eight devices, by the order that a scheduler gives them."""
+"""Duration of sessions of mixed tests on eight devices, for several schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.measure import ROOT, Effort, Figure
-from benchmarks.peers import isolate_python
+from benchmarks.other_tools import isolate_python
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import decide
@@ -27,7 +27,7 @@ from pytest_accel.schedule.simulation import Worker
 
 DEVICES = 8
 WORKERS = 16
-"""Two for each device: half of them are there for tests without one."""
+"""Two workers for each device: half of them run tests without a device."""
 SEEDS = 20
 _AGREEMENT = 0.05
 _REAL_TESTS = 48
@@ -95,7 +95,7 @@ them (`accel/durations` in pytest's cache), of two sessions the shorter time."""
 
 
 def as_the_examples(draw: random.Random) -> list[Test]:
-    """Twenty suites like the examples, on machines that are not equally fast."""
+    """Return twenty suites like the examples, with durations as on machines of different speed."""
     tests = []
     for suite in range(20):
         slowness = draw.uniform(0.5, 2)
@@ -117,7 +117,7 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
 def ours(
     machine: UniformMachine, expected: Sequence[float | None], *, largest_batch: int | None = None
 ) -> DeviceScheduling:
-    """The scheduler, as a session makes it."""
+    """Return the scheduler that a session would use."""
     numbers: dict[tuple[int, float], int] = {}
     needs: list[Need] = []
     tasks: list[Task] = []
@@ -139,7 +139,7 @@ def ours(
 
 
 class FirstCome:
-    """Each worker gets the next test in the order of collection when it is free; nobody has one in advance."""
+    """Give each free worker the next test in the order of collection, and none in advance."""
 
     def __init__(self, count: int) -> None:
         self._left = iter(range(count))
@@ -167,7 +167,7 @@ class FirstCome:
 
 
 class Polling(UniformMachine):
-    """Devices as pytest-isolate 0.0.17 gives them out (its ``resource_management.py``).
+    """Devices as pytest-isolate 0.0.17 assigns them (its ``resource_management.py``).
 
     A test looks every 0.1 s whether there is enough for it, and takes it. Nobody queues, and nothing is kept for a
     gang; a whole device is one of which nobody has a part. Its limit of 300 s for the waiting is left out, by which
@@ -213,7 +213,7 @@ SCHEDULERS: dict[str, Callable[[UniformMachine, random.Random], Any]] = {
 
 
 def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list[float]:
-    """Seconds over the least possible, one for each seed."""
+    """Return the seconds above the lower bound, one number for each seed."""
     found = []
     for seed in range(seeds):
         tests = MIXES[mix](random.Random(seed))
@@ -225,7 +225,7 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
 
 
 def thought(count: int) -> list[float]:
-    """CPU seconds that the scheduler takes over each of `count` tests on 64 devices and 64 workers."""
+    """Return the scheduler's CPU seconds for each of `count` tests on 64 devices and 64 workers."""
     draw = random.Random(count)
     tests = []
     for number in range(count):
@@ -267,7 +267,7 @@ class Real:
     seconds: float
     """From the begin of the first test that has a device to the end of the last test."""
     virtual: float
-    """The same by the virtual clock, with our scheduler."""
+    """The same time in the simulation, with the scheduler of pytest-accel."""
     before: float
     """Seconds from the begin of the first test to that of the first that has a device."""
     between: float
@@ -275,7 +275,7 @@ class Real:
 
 
 def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Real:
-    """A session whose times are remembered; or one under `isolate`, an interpreter that has pytest-isolate."""
+    """Run a session with recorded durations, or one with `isolate`, an interpreter that has pytest-isolate."""
     tests = [replace(test, module=0) for test in random.Random(mix).sample(MIXES[mix](random.Random(mix)), _REAL_TESTS)]
     folder.mkdir(parents=True)
     mark, mask = "pytest.mark.devices(devices, share=share if share < 1 else None)", "SIM_VISIBLE_DEVICES"
@@ -333,7 +333,7 @@ def _isolated(folder: Path, mix: str) -> Figure:
 
 
 def figures(folder: Path, effort: Effort, *, isolate: bool = False) -> list[Figure]:
-    """Medians over the seeds, and the worst."""
+    """Return the median and the maximum over the seeds."""
     seeds = SEEDS if effort.runs > 1 else 3
     found = []
     for mix in ("everything", "half of them shared") if effort.runs > 1 else ():

@@ -1,4 +1,4 @@
-"""Runs a test suite in a process of its own, and says how long it took and whether the machine was quiet."""
+"""Functions that run a test suite in a process of its own, and measure its time and the load of the machine."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from pathlib import Path
 from statistics import median
 
 STAMPS = "BENCHMARK_STAMPS"
-"""The variable that names the file into which a suite's conftest writes its moments."""
+"""The environment variable with the path of the file to which a suite's conftest writes the measured times."""
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ("-p", "xdist")
-"""What an installation of the plugin has beside it; everything else that may be installed stays out of the figures."""
+"""The plugins that pytest-accel depends on. No other installed plugin is loaded: it could affect the figures."""
 WITH = ("-p", "accel")
 WITHOUT = ("-p", "no:accel")
 _DISTURBED = 0.15
-"""Part of the machine's CPU time that others may take before a run is repeated."""
+"""Part of the machine's CPU time that other processes may use; above it, a run is repeated."""
 _PATIENCE = 900
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """Numbers of runs and tests in a benchmark."""
 
     runs: int
     tests: int
-    """In a suite whose tests cost milliseconds."""
+    """Tests of a suite whose tests take milliseconds."""
     many: int
-    """Tests of the suite that has no marks."""
+    """Tests of the suite without marks."""
     few: int
-    """In a suite whose tests start processes."""
+    """Tests of a suite whose tests start processes."""
 
 
 FULL = Effort(runs=5, tests=1_000, many=10_000, few=20)
@@ -44,24 +44,24 @@ QUICK = Effort(runs=1, tests=200, many=2_000, few=5)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A line of the table."""
+    """One line of the table."""
 
     name: str
     value: float
     unit: str
     limit: float | None = None
-    """The target, in the same unit: `value` is to be at most so much."""
+    """The target: the highest permitted `value`, in the same unit."""
     target: str = ""
     """The target in words."""
     values: tuple[float, ...] = ()
-    """Those of the single runs, of which `value` is the median."""
+    """The values of the single runs; `value` is their median."""
     others: float = 0.0
-    """The part of the machine's CPU time that other processes took meanwhile, at its worst."""
+    """The part of the machine's CPU time that other processes used: the maximum over the runs."""
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """How much of the target was used; None where there is none, and infinite where it is nothing."""
+        """The value divided by the target; None without a target, infinite if the target is 0 and the value is not."""
         if self.limit is None:
             return None
         return self.value / self.limit if self.limit else (0.0 if self.value == 0 else float("inf"))
@@ -69,43 +69,43 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A session from its start to its end, in seconds."""
+    """The times of one session, in seconds."""
 
     started: float
     wall: float
     cpu: float
-    """User and system time of all its processes."""
+    """User and system time of all processes of the session."""
     others: float
     collecting: float
-    """When collection began."""
+    """Start of the collection."""
     collected: float
-    """When collection had ended."""
+    """End of the collection."""
     begins: tuple[float, ...]
-    """When each test began."""
+    """Start of each test."""
     ends: tuple[float, ...]
-    """When each test had been reported."""
+    """Time of the last report of each test."""
     torch: bool
-    """Whether the main process had torch imported at the end."""
+    """True if the main process had imported torch at the end."""
 
     def per_test(self, first: int) -> float:
-        """Milliseconds a test, from test `first` on: the ones before it start processes and fill caches."""
+        """Return the milliseconds per test, from test `first` on: earlier tests start processes and fill caches."""
         return (self.ends[-1] - self.begins[first]) / (len(self.ends) - first) * 1e3
 
     def per_collected_test(self, first: int) -> float:
-        """As :meth:`per_test`, with the test's part of collection.
+        """Return :meth:`per_test` plus the test's part of the collection.
 
-        Ranks collect a file when they come to it, which the running time has in it: so the others' must count as well.
+        Ranks collect a file during the run, so their time contains it: the collection of other sessions must count too.
         """
         return self.per_test(first) + (self.collected - self.collecting) / len(self.ends) * 1e3
 
 
 def torchrun(ranks: int) -> tuple[str, ...]:
-    """What to give :func:`session` as its launcher, for so many ranks on this machine."""
+    """Return the argument `launcher` of :func:`session` for `ranks` ranks on this machine."""
     return ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The caller's, without what changes the figures: a session that may not write bytecode compiles every time."""
+    """Return the environment without variables that change the figures, such as one that forbids to write bytecode."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -123,7 +123,7 @@ def session(
     status: int = 0,
     launcher: Sequence[str] = (),
 ) -> Run:
-    """Run pytest in `folder`, or have a `launcher` run it; RuntimeError if it does not end with `status`."""
+    """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`."""
     stamps = folder / "stamps.json"
     stamps.unlink(missing_ok=True)
     environment = clean_environment({STAMPS: str(stamps), **(extra or {})})
@@ -153,7 +153,7 @@ def session(
 
 
 def interleaved(sessions: Mapping[str, Callable[[], Run]], runs: int) -> dict[str, list[Run]]:
-    """`runs` runs of each, in turns, so that a slow minute of the machine is slow for all of them."""
+    """Run each session `runs` times, alternately, so that a slow phase of the machine affects all of them."""
     made: dict[str, list[Run]] = {name: [] for name in sessions}
     for number in range(runs):
         for name, start in sessions.items():
@@ -167,13 +167,13 @@ def middle(values: Sequence[float]) -> float:
 
 
 def load() -> str:
-    """The machine and how busy it is, in a line."""
+    """Return the machine's cores and load as one line."""
     average = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return f"{os.cpu_count()} cores, load average {average}"
 
 
 def _quiet(start: Callable[[], Run]) -> Run:
-    """A run during which others left the machine alone, or the quieter of two."""
+    """Return a run with little load by other processes, or the better of two."""
     first = start()
     if first.others <= _DISTURBED:
         return first
@@ -186,7 +186,7 @@ def _children() -> float:
 
 
 def _busy() -> float:
-    """Seconds for which all processors of the machine together have been busy; 0 where the system does not say."""
+    """Return the busy seconds of all the machine's processors; 0 if the system does not report them."""
     try:
         line = Path("/proc/stat").read_text().splitlines()[0]
     except OSError:

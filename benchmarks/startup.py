@@ -11,7 +11,7 @@ from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, clean_env
 
 _LIMIT = 8.0
 _RUNS = 20
-"""Sessions for each run of the other benchmarks: one takes a fraction of a second."""
+"""Sessions for each run of the other benchmarks. One session takes a fraction of a second."""
 _WAYS = {
     "one test": ((), {}),
     "one test, no bytecode written": ((), {"PYTHONDONTWRITEBYTECODE": "1"}),
@@ -20,7 +20,7 @@ _WAYS = {
 
 
 def _cpu_time(folder: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> float:
-    """Seconds of CPU time that a session and its workers take."""
+    """Return the seconds of CPU time that a session and its workers use."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "."]
     subprocess.run(command, cwd=folder, env=clean_environment(environment), stdout=subprocess.DEVNULL, check=True)
@@ -29,7 +29,7 @@ def _cpu_time(folder: Path, arguments: tuple[str, ...], environment: dict[str, s
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Sessions with and without the plugin, in turns."""
+    """Measure sessions with and without the plugin, alternately."""
     folder.mkdir()
     (folder / "test_trivial.py").write_text("def test_trivial():\n    pass\n")
     found = []

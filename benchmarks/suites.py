@@ -1,4 +1,4 @@
-"""Writes the test suites that are measured."""
+"""The test suites that are measured."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pytest_sessionfinish():
                 file,
             )
 """
-"""Every suite's conftest: it writes down the moments that are measured."""
+"""The conftest of every suite, which records the measured times."""
 
 IMPORTS = """import pytest
 import torch
@@ -64,7 +64,7 @@ def test_{number}():
 
 
 def all_reduce(mark: str | None) -> str:
-    """A test in which every rank adds its number to the others', with the mark where one is given."""
+    """Return the text of a test in which the ranks sum up their numbers. `mark` is the arguments of ``distributed``."""
     decorator = f"@pytest.mark.distributed({mark})" if mark else ""
     return f"""
 {decorator}
@@ -95,7 +95,7 @@ def rank():
 def world_size():
     return dist.get_world_size()
 """
-"""What a conftest has that people write for ``torchrun -m pytest``: no plugin, no driver, and nobody who merges."""
+"""A conftest as people write it for ``torchrun -m pytest``: without a plugin, a driver, and merged reports."""
 
 CONTINUOUS = (
     """import torch
@@ -170,7 +170,7 @@ if dist.get_rank() == 0:
     print(took / count * 1e3)
 dist.destroy_process_group()
 """
-"""Prints the milliseconds that the body of `all_reduce` takes two processes that do nothing else."""
+"""A script that prints the milliseconds of `all_reduce` in two processes that do nothing else."""
 
 TORCHRUN = (
     f"""import subprocess
@@ -201,7 +201,7 @@ def write(
     imported: Sequence[str] = (),
     conftest: str = "",
 ) -> Path:
-    """A suite of `tests` tests, `body` with its number filled in, evenly over `files` files.
+    """Write a suite of `tests` tests in `files` files of equal length; `body` gets the number of each test.
 
     Its conftest imports what is to be `imported` before the tests are collected, and ends with `conftest`.
     """

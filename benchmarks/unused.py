@@ -1,4 +1,4 @@
-"""What the plugin costs where no test has a mark."""
+"""Cost of the plugin in sessions without marked tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print((time.perf_counter() - begin) * 1e3, "torch" in sys.modules)
 
 
 def _import_cost() -> tuple[float, bool]:
-    """Milliseconds that importing the plugin adds to importing pytest, and whether torch came with it."""
+    """Return the milliseconds that importing the plugin adds to importing pytest, and whether it imports torch."""
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT], env=clean_environment({}), cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -40,7 +40,7 @@ def _import_cost() -> tuple[float, bool]:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Sessions with and without the plugin, in turns: whole seconds of the process, and of its CPU time."""
+    """Measure sessions with and without the plugin, alternately: elapsed time and CPU time of the process."""
     suite = suites.write(folder / "trivial", suites.TRIVIAL, effort.many, head="", files=100)
     made = interleaved(
         {
@@ -51,7 +51,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     )
 
     def more(name: str, pick: str) -> Figure:
-        """Each run against the one before it."""
+        """Return the ratio of each run to the one before it."""
         pairs = zip(made["with"], made["without"], strict=True)
         values = tuple((getattr(ours, pick) / getattr(bare, pick) - 1) * 100 for ours, bare in pairs)
         return Figure(name, middle(values), "%", 2.0, "2 %", values, _others(made["with"] + made["without"]))

@@ -1,4 +1,4 @@
-"""Mixes of tests on devices that are all alike, for the simulator of `pytest_accel.schedule.simulation`."""
+"""Mixes of tests on equal devices, for the simulator of `pytest_accel.schedule.simulation`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Test:
     seconds: float
     devices: int = 0
     share: float = 1.0
-    """The part of each of its devices that it takes."""
+    """The part of each of its devices that the test uses."""
     module: int = 0
 
     @property
     def size(self) -> float:
-        """Devices, parts counted as such."""
+        """The number of devices, where a part of a device counts as a fraction."""
         return self.devices * self.share
 
     def request(self, devices: Sequence[str]) -> Request | None:
-        """What it asks the pool for."""
+        """Return the test's request to the pool; None if it needs no device."""
         if not self.devices:
             return None
         parts = () if self.share == 1 else (int(self.share * WHOLE),) * len(devices)
@@ -36,7 +36,7 @@ class Test:
 
 
 class UniformMachine(simulation.SimulatedMachine):
-    """Workers, and devices that are all alike."""
+    """Workers and equal devices."""
 
     def __init__(self, tests: Sequence[Test], devices: int, workers: int) -> None:
         self.tests = tests

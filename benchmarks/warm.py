@@ -1,4 +1,4 @@
-"""Tests in warm worlds, beside plain tests and torch's own warm worlds."""
+"""Tests in warm worlds, compared with plain tests and with torch's own reused ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from benchmarks.measure import (
 )
 
 _FIRST = 20
-"""Tests before this one find their process group, allocator and caches cold."""
+"""The first measured test: in the tests before it, process group, allocator and caches are cold."""
 
 
 def _all_reduce_alone(folder: Path) -> float:
-    """Milliseconds of what the tests' bodies do, in two processes without pytest."""
+    """Return the milliseconds of the tests' bodies in two processes without pytest."""
     script = folder / "alone.py"
     script.write_text(suites.ALL_REDUCE)
     command = [sys.executable, *torchrun(2), str(script)]
@@ -39,7 +39,7 @@ def _all_reduce_alone(folder: Path) -> float:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Milliseconds a test, its collection included, in suites of 1,000 tests in ten files."""
+    """Return the milliseconds per test, with collection, in suites of 1,000 tests in ten files."""
     # What a file imports is imported once, and no cost of a test.
     write = partial(suites.write, tests=effort.tests, files=10, imported=["torch", "torch.distributed"])
     plain = write(folder / "plain", suites.PLAIN)

@@ -44,7 +44,7 @@ class Surroundings:
         self._shared_memory = _names(_SHARED_MEMORY)
 
     def left(self) -> list[str]:
-        """What is there and should not be, after a time for it to go; a line each."""
+        """Return descriptions of the leaked resources that remain after a timeout."""
         began = time.monotonic()
         # As in `tests.patience`, which a suite that borrows this file does not have.
         while (found := self._look()) and time.monotonic() - began < _PATIENCE * max(1.0, os.getloadavg()[0]):
@@ -94,7 +94,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _in_use(names: set[str]) -> set[str]:
-    """Those of the shared memory's files that a process has mapped or open: another session's, for all we know."""
+    """Return the files in shared memory that a process has mapped or open: they may belong to another session."""
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*") if names else ():
         with contextlib.suppress(OSError):

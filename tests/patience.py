@@ -1,4 +1,4 @@
-"""How long tests wait for what must come, before it counts as never coming."""
+"""Timeouts of tests that wait for an event."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Limit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """True if the time is up."""
         return time.monotonic() - self._began >= stretched(self._seconds)

@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens: every Python block with a test in it is run, in one session."""
+"""The documentation is correct: every Python block that contains a test is run, in one session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks(page: Path, language: str) -> list[str]:
     )
 
 
-def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
+def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     written = {"python": 0, "python fails": 0}
     for page in PAGES:
         for language in written:
@@ -58,7 +58,7 @@ def test_the_tests_of_the_documentation(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_each_plugin_of_the_table_has_a_test() -> None:
+def test_each_plugin_in_the_table_has_a_test() -> None:
     text = (ROOT / "docs" / "reference" / "plugins.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\S[^|]*) \| (\S[^|]*) \| `([^|`]+)::(test_\w+)` \|$", text, re.MULTILINE)
     assert len(rows) == text.count("\n|") - 2, "a row has another form"
@@ -86,7 +86,7 @@ def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 @pytest.mark.parametrize(
     "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
 )
-def test_coverage_of_what_ranks_run(measured: pytest.Pytester, launcher: tuple[str, ...]) -> None:
+def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tuple[str, ...]) -> None:
     measured.mkpydir("mypackage").joinpath("work.py").write_text(
         "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
     )
@@ -113,8 +113,8 @@ def test_coverage_of_what_ranks_run(measured: pytest.Pytester, launcher: tuple[s
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
 )
-def test_coverage_of_ranks_that_are_replaced(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """What a passed test leaves behind may have its ranks replaced; what they have measured is not lost."""
+def test_coverage_of_replaced_ranks_is_kept(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
+    """Ranks that a passed test has damaged are replaced; their coverage is not lost."""
     measured.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
     measured.makepyfile(
         """
@@ -141,7 +141,7 @@ def test_coverage_of_ranks_that_are_replaced(measured: pytest.Pytester, options:
     result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     broken = []
     for page in [*PAGES, ROOT / "docs" / "reference" / "marks.md", ROOT / "CONTRIBUTING.md"]:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -154,12 +154,12 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     linked = set(re.findall(r"\]\((docs/[^)#]*\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} == linked
 
 
-def test_what_the_documentation_names_as_proof_is_there() -> None:
+def test_files_and_tests_that_the_documentation_names_exist() -> None:
     named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "reference" / "launchers.md").read_text(encoding="utf-8")))
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}

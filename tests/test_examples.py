@@ -28,8 +28,8 @@ def run(*arguments: str, status: int) -> pytest.LineMatcher:
     return pytest.LineMatcher(done.stdout.splitlines())
 
 
-def test_the_examples_on_a_machine_without_accelerators() -> None:
-    """What README.md has a picture of."""
+def test_the_examples_without_accelerators_have_the_documented_output() -> None:
+    """README.md shows this output as a picture."""
     output = run("examples", "examples/failing", "--accel", "none", "-p", "no:randomly", status=1)
     output.fnmatch_lines_random(
         [
@@ -67,14 +67,14 @@ def test_the_examples_on_a_machine_without_accelerators() -> None:
     )
 
 
-def test_a_model_is_split_over_pretended_devices() -> None:
+def test_a_model_is_split_over_simulated_devices() -> None:
     """And what fails on purpose is not collected where it is not named."""
     output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)
     output.fnmatch_lines(["=* 2 passed, 11 deselected in *"])
 
 
 @pytest.mark.long
-def test_scripts_under_every_launcher_that_is_there() -> None:
+def test_scripts_run_under_every_installed_launcher() -> None:
     # Not srun, which may be there without a cluster: tests/launchers makes one.
     output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)
     output.fnmatch_lines(

@@ -216,7 +216,7 @@ def test_bad_argument_of_distributed(argument: str, allowed: str, value: object)
         ),
     ],
 )
-def test_bad_calls(marks: Marks, text: str) -> None:
+def test_wrong_calls_are_errors(marks: Marks, text: str) -> None:
     assert refusal(marks) == text
 
 
@@ -303,7 +303,7 @@ def collect(pytester: pytest.Pytester, tests: str, hooks: str = "") -> list[pyte
 
 
 def first_arguments(pytester: pytest.Pytester, tests: str, hooks: str = "") -> dict[str, tuple[Any, Any]]:
-    """What the closest marks of each test say of n and world_size (None: no such mark), by the test's name."""
+    """Return `n` and `world_size` of the closest marks of each test (None: no such mark), by the test's name."""
     finder = MarkFinder()
     found = {item.name: finder.find(item) for item in collect(pytester, tests, hooks)}
     return {
@@ -415,7 +415,7 @@ def pytest_collection_modifyitems(items):
     assert first_arguments(pytester, tests, hooks) == {"test_plain": (5, 3), "test_marked": (1, 3)}
 
 
-def test_a_mark_that_a_hook_adds_after_a_test_was_looked_up(pytester: pytest.Pytester) -> None:
+def test_a_mark_that_a_hook_adds_late_is_found(pytester: pytest.Pytester) -> None:
     (item,) = collect(pytester, "def test_it(): pass")
     finder = MarkFinder()
     assert finder.find(item) == Marks()

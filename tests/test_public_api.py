@@ -11,7 +11,7 @@ from pytest_accel import Accel, Gather, Launch, MakeMesh, RankDied
 
 
 @pytest.mark.parametrize("name", pytest_accel.__all__)
-def test_each_name_is_there(name: str) -> None:
+def test_each_public_name_can_be_imported(name: str) -> None:
     assert getattr(pytest_accel, name).__doc__
 
 
@@ -33,11 +33,11 @@ def test_fixtures_have_types(accel: Accel, gather: Gather, device_mesh: MakeMesh
 
 @pytest.mark.distributed(2, device="cpu")
 @pytest.mark.xfail(raises=RankDied, strict=True)
-def test_a_death_has_a_type(rank: int) -> None:
+def test_the_error_of_a_dead_rank_has_a_public_type(rank: int) -> None:
     if rank == 1:
         os._exit(3)
 
 
-def test_a_launch_has_a_type(launch: Launch) -> None:
+def test_the_result_of_a_launch_has_a_public_type(launch: Launch) -> None:
     with pytest.raises(FileNotFoundError):
         launch("no_script.py")

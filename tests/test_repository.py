@@ -1,4 +1,4 @@
-"""What must hold of the package as a whole: what is installed, what importing it costs, and who may know whom."""
+"""Checks of the package as a whole: its wheel, the cost of importing it, and the imports between its modules."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class Import:
     name: str
     line: int
     deferred: bool
-    """It happens when a function is called, not when the module is imported."""
+    """True if a call imports it, not the import of the module."""
     typing_only: bool
-    """Only a type checker reads it."""
+    """True if only a type checker reads the import."""
 
     def is_of(self, package: str) -> bool:
         return self.name == package or self.name.startswith(package + ".")
 
 
 def imports(source: str, package: str) -> list[Import]:
-    """Everything that `source`, a module directly in `package`, imports; `import_module("x")` counts too."""
+    """Return all imports of `source`, a module directly in `package`, with calls such as `import_module("x")`."""
     return list(_walk(ast.parse(source), package, deferred=False, typing_only=False))
 
 
@@ -97,7 +97,7 @@ def _walk(node: ast.AST, package: str, *, deferred: bool, typing_only: bool) -> 
 
 
 def each_import() -> Iterator[tuple[str, Import]]:
-    """Every import of the package, with its module's path below `pytest_accel`."""
+    """Yield every import of the package, with its module's path below `pytest_accel`."""
     for path in MODULES:
         package = ".".join(path.relative_to(ROOT).parent.parts)
         for found in imports(path.read_text(encoding="utf-8"), package):
@@ -105,7 +105,7 @@ def each_import() -> Iterator[tuple[str, Import]]:
 
 
 def is_unpublished(name: str) -> bool:
-    """A name of pytest's or xdist's that they do not publish and may move in any release."""
+    """Return whether `name` is private to pytest or xdist, so that any release may change it."""
     parts = name.split(".")
     if parts[0] == "_pytest":
         return True
@@ -149,7 +149,7 @@ for name in {names}:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that a release would upload, built by the project's own backend."""
+    """The wheel that a release would upload, built by the project's backend."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
@@ -159,7 +159,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_package_typed_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_the_typed_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert shipped == {path.relative_to(ROOT).as_posix() for path in [*MODULES, PACKAGE / "py.typed"]}
@@ -183,7 +183,7 @@ def rank_in_order(module: str) -> int:
 
 
 def own_imports() -> Iterator[tuple[str, str, int]]:
-    """Give each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
+    """Yield each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
     paths = {path.relative_to(PACKAGE).as_posix() for path in MODULES}
     for module, found in each_import():
         if not found.is_of("pytest_accel") or module == "__init__.py":  # It imports a name when that is asked for.
@@ -242,12 +242,12 @@ def test_unpublished_names_of_pytest_and_xdist_are_in_one_module() -> None:
     assert wrong == []
 
 
-def test_deadlines_are_kept_by_a_clock_that_tests_cannot_stop() -> None:
+def test_only_the_clock_module_reads_the_monotonic_clock() -> None:
     found = [path.name for path in MODULES if "time.monotonic" in path.read_text(encoding="utf-8")]
     assert found == ["clock.py"]
 
 
-def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place() -> None:
+def test_code_that_runs_between_tests_uses_directly_imported_functions() -> None:
     wrong = [
         f"{name}.py:{node.lineno} calls {ast.unparse(node.func)}"
         for name in RUNS_BETWEEN_TESTS
@@ -258,8 +258,8 @@ def test_ranks_call_what_was_imported_and_not_what_a_test_has_put_in_its_place()
     assert wrong == []
 
 
-def test_the_reader_of_imports_misses_none() -> None:
-    """The rules above are as good as the list of imports that they judge."""
+def test_the_list_of_imports_is_complete() -> None:
+    """The tests above depend on a complete list of imports."""
     source = """
 import torch.distributed as dist
 from . import sibling
@@ -296,7 +296,7 @@ except ImportError:
 
 
 def unpickles(source: str) -> bool:
-    """Whether a module reads pickles, its own or those that `multiprocessing.connection.Connection.recv` reads."""
+    """Return whether the module `source` unpickles, by itself or with `multiprocessing.connection.Connection.recv`."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Attribute(attr="load" | "loads", value=ast.Name(id="pickle"))):
@@ -311,7 +311,7 @@ def unpickles(source: str) -> bool:
     return False
 
 
-def test_every_place_that_unpickles_is_accounted_for() -> None:
+def test_security_md_lists_every_place_that_unpickles() -> None:
     table = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## Every place that unpickles")[2]
     told = {
         name

@@ -6,9 +6,14 @@ expects. A module has one or both of
 
 - ``rank_plugin(config)``, called in a rank when all plugins have been configured, and
 - ``driver_plugin(config)``, called in the driver when its first marked tests have been collected. It may raise
-  `pytest.UsageError` to refuse a use of the plugin that does not work with ranks.
+  `pytest.UsageError` to refuse a use of the plugin that does not work with ranks,
 
-Each returns an object to register with pytest, or None. `pytest_accel.hooks` has the hooks by which they exchange data.
+or in place of both ``plugin(config)``, called in ranks and in the driver. Each returns None, or an object to register
+with pytest. Two methods of the object are called beside its hooks:
+
+- ``send(item, report)`` in a rank, for each phase that it reports, returns plain data for the driver, or None.
+- ``merge(item, report, sent)`` in the driver, for each phase in which a rank has sent data: `sent` has the data by
+  rank, in the order of the ranks. It may change `report`.
 """
 
 from __future__ import annotations
@@ -21,10 +26,10 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.refusals import is_loaded, refusals
 from pytest_accel.core.plugin_roles import with_default_roles
 from pytest_accel.rank.context import RANK
+from pytest_accel.rank.rank_data import OWN_PREFIX, OwnData
 
 BRIDGES: Mapping[str, str] = MappingProxyType(
     {
@@ -71,15 +76,21 @@ BRIDGES: Mapping[str, str] = MappingProxyType(
 
 
 def in_rank(config: pytest.Config) -> Iterator[object]:
-    """Yield the bridges of a rank: one for each plugin that it has loaded or left out, if it has its default role."""
+    """Yield the plugins of a rank: for each plugin that it has loaded or left out, if it has its default role."""
     context = config.stash[RANK]
     plugins = with_default_roles(config.pluginmanager, context.absent, dict(context.session.roles))
-    return _made("rank_plugin", config, plugins.__contains__)
+    for key, bridge in _made("rank_plugin", config, plugins.__contains__):
+        yield bridge
+        if hasattr(bridge, "send"):
+            yield _Sender(key, bridge.send)
 
 
 def in_driver(config: pytest.Config) -> Iterator[object]:
-    """Yield the bridges of the driver. Raise `pytest.UsageError` if one does not support its plugin."""
-    return _made("driver_plugin", config, partial(is_loaded, config))
+    """Yield the plugins of the driver. Raise `pytest.UsageError` if a bridge does not support its plugin."""
+    for key, bridge in _made("driver_plugin", config, partial(is_loaded, config)):
+        yield bridge
+        if hasattr(bridge, "merge"):
+            yield _Receiver(key, bridge.merge)
 
 
 def refuse(config: pytest.Config) -> None:
@@ -88,10 +99,39 @@ def refuse(config: pytest.Config) -> None:
         raise pytest.UsageError("\n".join(refused))
 
 
-def _made(function: str, config: pytest.Config, has: Callable[[str], bool]) -> Iterator[object]:
-    for name, module in BRIDGES.items():
+def _made(function: str, config: pytest.Config, has: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the object of each bridge whose `function` returns one."""
+    for name, bridge in BRIDGES.items():
         if has(name):
-            make: Any = getattr(import_module(f"pytest_accel.bridges.{module}"), function, None)
+            module: Any = import_module(f"pytest_accel.bridges.{bridge}")
+            make = getattr(module, function, None) or getattr(module, "plugin", None)
             made = None if make is None else make(config)
             if made is not None:
-                yield with_own_keys(made)
+                yield f"{OWN_PREFIX}{bridge}", made
+
+
+class _Sender:
+    """Sends the data of a bridge from a rank, under a key that no conftest or other plugin can use."""
+
+    def __init__(self, key: str, send: Callable[[pytest.Item, pytest.TestReport], object]) -> None:
+        self._key = key
+        self._send = send
+
+    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> OwnData | None:
+        data = self._send(item, report)
+        return None if data is None else OwnData({self._key: data})
+
+
+class _Receiver:
+    """Gives a bridge in the driver the data of the bridge in the ranks."""
+
+    def __init__(self, key: str, merge: Callable[[pytest.Item, pytest.TestReport, dict[int, Any]], None]) -> None:
+        self._key = key
+        self._merge = merge
+
+    def pytest_accel_merge(
+        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
+    ) -> None:
+        sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
+        if sent:
+            self._merge(item, report, sent)

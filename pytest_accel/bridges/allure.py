@@ -17,7 +17,6 @@ import pytest
 from pytest_accel.bridges.by_rank import by_name, group_equal, merge_equal, number_of_ranks, rank_label, to_plain
 from pytest_accel.bridges.internals import require
 
-KEY = "allure"
 _LISTENER = "allure_listener"
 """The name under which allure-pytest registers its listener."""
 
@@ -85,7 +84,7 @@ class _Rank:
         self._bodies: dict[str, bytes] = {}
         self._globals: list[Plain] = []
 
-    def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> object:
         result = self._listener.allure_logger.get_test(None)
         if result is None:
             return None
@@ -102,7 +101,7 @@ class _Rank:
         if not any(new.values()) and all(self._sent.get(name) == value for name, value in now.items()):
             return None
         self._sent |= now
-        return {KEY: to_plain({**now, **new})}
+        return to_plain({**now, **new})
 
     def _new(self, result: Any, name: str) -> list[Plain]:
         entries = getattr(result, name)
@@ -158,16 +157,15 @@ class _Driver:
         self._containers: dict[str, Any] = {}
         """The merged container of each container that is open in a rank, by the uuid in that rank."""
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        received: dict[int, Plain] = {rank: data[KEY] for rank, data in sorted(rank_data.items()) if KEY in data}
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, Plain]) -> None:
         result = self._listener.allure_logger.get_test(None)
-        if not received or result is None:
+        if result is None:
             return
         for container in _containers(self._listener):
             # The listener has added the test to containers of the driver's fixtures that have the same names.
             container.children[:] = [uuid for uuid in container.children if uuid != result.uuid]
-        merge = _Merge(received, number_of_ranks(item))
-        for name, value in next(iter(received.values()))["title"].items():
+        merge = _Merge(sent, number_of_ranks(item))
+        for name, value in next(iter(sent.values()))["title"].items():
             setattr(result, name, value)
         for parameter in merge.parameters():
             _set_parameter(result, parameter)

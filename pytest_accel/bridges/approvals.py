@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from contextlib import redirect_stdout
 from functools import partial
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require, require_parameters, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_KEY = "approvaltests"
-_PARAMETERS = ["namer", "writer", "reporter", "comparator"]
-"""The parameters of ApprovalTests' `FileApprover.verify`."""
+_NAME = "approvaltests"
 _LOGS = {
     "approved": ("approved_file_log", "ApprovedFilesLog", "get_approved_files_log"),
     "failed": ("failed_comparison_log", "FailedComparisonLog", "get_failed_comparison_log"),
@@ -29,51 +27,41 @@ Scripts of ApprovalTests approve files by these logs, or delete files that are n
 """
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps ApprovalTests from writing beside the tests in a rank."""
-    return _InRank(config) if _fits() else None
+    return _InRank(config, _approver())
 
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that writes received files. Raise `pytest.UsageError` for an unsupported release."""
-    if not _fits():
-        raise pytest.UsageError(
-            "this release of approvaltests cannot be used with tests that run in ranks: its FileApprover.verify "
-            "has changed; install another release, or disable it: -p no:approvaltests_pytest -p no:approvaltests"
-        )
-    return _InDriver(_KEY, config)
+    _approver()
+    return _InDriver(config)
 
 
 def _approver() -> Any:
-    return import_module("approvaltests.file_approver").FileApprover
+    approver = take(_NAME, "approvaltests.file_approver", "FileApprover")
+    require(_NAME, approver, "verify", "verify_files", "previous_approved", "is_this_a_multiple_verify")
+    require_parameters(_NAME, approver.verify, "namer", "writer", "reporter", "comparator")
+    return approver
 
 
 def _log(name: str) -> Any:
-    module, kind, _ = _LOGS[name]
-    return getattr(import_module(f"approvaltests.internals.logs.{module}"), kind)
-
-
-def _fits() -> bool:
-    approver = _approver()
-    if not all(hasattr(approver, name) for name in ("verify_files", "previous_approved", "is_this_a_multiple_verify")):
-        return False
-    try:
-        logs = [callable(_log(name).log) and hasattr(_log(name), _LOGS[name][2]) for name in _LOGS]
-    except (ImportError, AttributeError):
-        return False
-    return all(logs) and list(inspect.signature(approver.verify).parameters) == _PARAMETERS
+    module, kind, path = _LOGS[name]
+    log = take(_NAME, f"approvaltests.internals.logs.{module}", kind)
+    require(_NAME, log, "log", path)
+    return log
 
 
 class _InRank(RankFiles):
     """Verifies copies of the running test's files, and collects the changes."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        super().__init__(_KEY, config)
+    def __init__(self, config: pytest.Config, approver: Any) -> None:
+        super().__init__(config)
+        self._approver = approver
         self._logged: dict[str, list[list[str]]] = {name: [] for name in _LOGS}
-        approver = _approver()
         approver.verify = staticmethod(self._verify)
         for name in _LOGS:
-            _log(name).log = staticmethod(_nothing)  # ApprovalTests would log the names of copies.
+            _log(name).log = staticmethod(lambda *_: None)  # ApprovalTests would log the names of copies.
         factory: Any = import_module("approvaltests.reporters.default_reporter_factory")
         if getattr(factory.DEFAULT_REPORTER, "instance", None) is None:
             # The default reporter opens a diff program if one is installed: it would open one for each rank.
@@ -82,7 +70,7 @@ class _InRank(RankFiles):
 
     def _verify(self, namer: Any, writer: Any, reporter: Any, comparator: Any) -> str | None:
         """Do what `FileApprover.verify` does with copies of the files; return its message if they differ."""
-        approver = _approver()
+        approver = self._approver
         approved, received = Path(namer.get_approved_filename()), Path(namer.get_received_filename())
         if approver.is_this_a_multiple_verify(str(approved)):
             message: str = approver.get_duplicate_verify_error_message(str(approved))
@@ -119,17 +107,16 @@ class _InRank(RankFiles):
         else:
             self.delete(path)
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
-        data = super().pytest_accel_rank_data()
-        data[_KEY]["logged"], self._logged = self._logged, {name: [] for name in _LOGS}
-        return data
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
+        logged, self._logged = self._logged, {name: [] for name in _LOGS}
+        return {**super().send(item, report), "logged": logged}
 
 
 class _InDriver(WrittenFiles):
     """Writes received files on which all ranks agree, and logs the files that ranks have compared."""
 
-    def __init__(self, key: str, config: pytest.Config) -> None:
-        super().__init__(key, config)
+    def __init__(self, config: pytest.Config) -> None:
+        super().__init__(_NAME, config)
         self._log = {name: _log(name).log for name in _LOGS}
         self._lines: dict[str, dict[tuple[str, ...], None]] = {name: {} for name in _LOGS}
         """The lines that this session has logged, in order, without repetition."""
@@ -140,11 +127,11 @@ class _InDriver(WrittenFiles):
         self._lines[name][line] = None
         self._log[name](*line)
 
-    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> list[str]:
         for name in _LOGS:
             for line in dict.fromkeys(tuple(line) for one in sent.values() for line in one["logged"][name]):
                 self._note(name, *line)
-        return super()._merge(report, sent, complete=complete)
+        return super().merge(item, report, sent)
 
     def pytest_sessionfinish(self) -> None:
         """Log lost lines again: any process that imports ApprovalTests, such as the fork server, empties the logs."""
@@ -153,7 +140,3 @@ class _InDriver(WrittenFiles):
             for line in self._lines[name]:
                 if " -> ".join(line) not in noted:
                     self._log[name](*line)
-
-
-def _nothing(*_: object) -> None:
-    """Stand in for a log."""

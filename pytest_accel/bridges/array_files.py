@@ -14,8 +14,8 @@ _NAME = "pytest-arraydiff"
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Have a rank generate into a folder of its own."""
-    plugin = _comparison(config)
-    if plugin is None or plugin.generate_dir is None:
+    plugin = _generator(config)
+    if plugin is None:
         return None
     sender = Sender(config, _NAME)
     plugin.generate_dir = str(sender.folder)
@@ -24,13 +24,14 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Write what the ranks have generated."""
-    plugin = _comparison(config)
+    plugin = _generator(config)
+    return None if plugin is None else Writer(plugin.generate_dir)
+
+
+def _generator(config: pytest.Config) -> Any:
+    """Return the plugin's object that compares and generates; None if the session does not generate."""
+    plugin = of_class(config, _NAME, "pytest_arraydiff.plugin", "ArrayComparison")
     if plugin is None:
         return None
     require(_NAME, plugin, "generate_dir")
-    return None if plugin.generate_dir is None else Writer(plugin.generate_dir, _NAME)
-
-
-def _comparison(config: pytest.Config) -> Any:
-    """Return the plugin's object that compares and generates; None if the session does neither."""
-    return of_class(config, _NAME, "pytest_arraydiff.plugin", "ArrayComparison")
+    return None if plugin.generate_dir is None else plugin

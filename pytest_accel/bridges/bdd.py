@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 
 from pytest_accel.bridges.internals import take
 
-_NAME = "pytest-bdd"
-_MODULE = "pytest_bdd.reporting"
-
-Contexts = MutableMapping[pytest.TestReport, Any]
-"""pytest-bdd's `ReportContext` of each report of a scenario."""
+_REPORTING = ("pytest-bdd", "pytest_bdd.reporting")
 
 
-def rank_plugin(config: pytest.Config) -> object:
-    """Return the plugin that sends the steps of a rank."""
-    return _Rank(_contexts())
+def plugin(config: pytest.Config) -> object:
+    """Return the plugin that brings the steps of ranks to the driver's reports."""
+    return _Steps()
 
 
-def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that adds the steps to the driver's reports."""
-    return _Driver(_contexts(), take(_NAME, _MODULE, "ReportContext"))
+class _Steps:
+    def __init__(self) -> None:
+        self._contexts = take(*_REPORTING, "test_report_context_registry")
+        """pytest-bdd's `ReportContext` of each report of a scenario."""
+        self._context_class = take(*_REPORTING, "ReportContext")
 
-
-def _contexts() -> Any:
-    return take(_NAME, _MODULE, "test_report_context_registry")
-
-
-class _Rank:
-    def __init__(self, contexts: Contexts) -> None:
-        self._contexts = contexts
-
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         context = self._contexts.get(report)
-        return None if context is None else {_NAME: context.scenario}
+        return None if context is None else context.scenario
 
-
-class _Driver:
-    def __init__(self, contexts: Contexts, context_class: Any) -> None:
-        self._contexts = contexts
-        self._context_class = context_class
-
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         """Show the steps of the first rank in which one failed; of the first rank if none did."""
-        scenarios = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
-        if scenarios:
-            failed = [one for one in scenarios if any(step["failed"] for step in one["steps"])]
-            self._contexts[report] = self._context_class(scenario=(failed or scenarios)[0], name=item.name)
+        scenarios = list(sent.values())
+        failed = [one for one in scenarios if any(step["failed"] for step in one["steps"])]
+        self._contexts[report] = self._context_class(scenario=(failed or scenarios)[0], name=item.name)

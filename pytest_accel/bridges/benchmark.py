@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,7 +65,7 @@ class _InRank:
         if self._context.spec.ranks > 1:
             self._agreement.install()
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "teardown":
             has_run = report.when == "call" or not report.passed
             # Any test may measure: `getfixturevalue` requests the fixture without naming it in the signature.
@@ -76,7 +76,7 @@ class _InRank:
         self._session.benchmarks.clear()  # Keep the list itself: fixtures hold its method `append`.
         failed = self._agreement.take_failure() or any(one.has_error for one in measured)
         about = _sent(measured[-1]) if measured and measured[-1].stats else {}
-        return {_NAME: {"failed": failed, **about}} if failed or about else None
+        return {"failed": failed, **about} if failed or about else None
 
 
 def _sent(measured: Any) -> dict[str, Any]:
@@ -96,8 +96,7 @@ class _InDriver:
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        sent = {rank: data[_NAME] for rank, data in sorted(rank_data.items()) if _NAME in data}
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         measured = {rank: one for rank, one in sent.items() if "about" in one}
         if not measured:
             return

@@ -15,7 +15,6 @@ from pytest_accel.bridges.by_rank import group_equal, to_plain
 from pytest_accel.bridges.internals import require
 from pytest_accel.rank.context import RANK
 
-KEY = "buildkite"
 _PLUGIN = "_buildkite"
 """The attribute of the config that holds the object with which the plugin collects a session's tests."""
 _PAYLOAD = "buildkite_test_collector.collector.payload"
@@ -55,13 +54,13 @@ class _Rank:
         self.in_flight = {item.nodeid: import_module(_PAYLOAD).TestData.start(uuid4(), scope=scope, name=name)}
         return (yield)
 
-    def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any]] | None:
         test = self.in_flight[item.nodeid]
         spans, history = test.history.children, replace(test.history, children=())
         if not spans:
             return None
         self.in_flight[item.nodeid] = replace(test, history=history)
-        return {KEY: [self._plain(span) for span in spans]}
+        return [self._plain(span) for span in spans]
 
     def _plain(self, span: Any) -> dict[str, Any]:
         times = {
@@ -82,9 +81,9 @@ class _Driver:
     def __init__(self, collector: Any) -> None:
         self._collector = collector
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
-        spans = [_span(max(group.values(), key=_duration)) for group in group_equal(received, _content)]
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, list[dict[str, Any]]]) -> None:
+        groups = group_equal(sent, _content)
+        spans = [_span(max(group.values(), key=lambda span: float(span["duration"]))) for group in groups]
         collector = self._collector
         if item.nodeid in collector.in_flight:
             for span in spans:
@@ -110,10 +109,6 @@ def _span(sent: dict[str, Any]) -> Any:
     return import_module(_PAYLOAD).TestSpan(
         section=sent["section"], duration=timedelta(seconds=sent["duration"]), detail=sent["detail"], **times
     )
-
-
-def _duration(sent: dict[str, Any]) -> float:
-    return float(sent["duration"])
 
 
 def _content(sent: dict[str, Any]) -> str:

@@ -76,8 +76,11 @@ def merge_equal(
     return [(rank_label(group, ranks), next(iter(group.values()))) for group in group_equal(received, key)]
 
 
-def by_name(received: Mapping[int, Mapping[str, Entry]]) -> dict[str, Entry]:
-    """Return the named values of all ranks: one if the ranks that sent it agree, else one for each rank."""
+def by_name(received: Mapping[int, Mapping[str, Entry]], label: str = " [rank {}]") -> dict[str, Entry]:
+    """Return the named values of all ranks: one if the ranks that sent it agree, else one for each rank.
+
+    `label` is appended to the name of a value of a single rank.
+    """
     values: dict[str, list[tuple[int, Entry]]] = {}
     for rank, named in sorted(received.items()):
         for name, value in named.items():
@@ -87,7 +90,7 @@ def by_name(received: Mapping[int, Mapping[str, Entry]]) -> dict[str, Entry]:
         if all(value == sent[0][1] for _, value in sent):
             merged[name] = sent[0][1]
         else:
-            merged |= {f"{name} [rank {rank}]": value for rank, value in sent}
+            merged |= {f"{name}{label.format(rank)}": value for rank, value in sent}
     return merged
 
 

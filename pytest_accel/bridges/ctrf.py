@@ -9,46 +9,29 @@ import pytest
 from pytest_accel.bridges.by_rank import by_name, to_plain
 from pytest_accel.bridges.internals import take
 
-KEY = "ctrf"
+
+def plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that brings metadata from ranks to the driver's items; None if pytest-json-ctrf is off."""
+    return _Metadata() if config.option.ctrf else None
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends the metadata recorded in a rank; None if pytest-json-ctrf is off."""
-    return _Rank(_attribute()) if config.option.ctrf else None
-
-
-def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that adds the metadata to marked items; None if pytest-json-ctrf is off."""
-    return _Driver(_attribute()) if config.option.ctrf else None
-
-
-def _attribute() -> str:
-    """Return the attribute of an item in which the plugin stores the metadata."""
-    return str(take("pytest-json-ctrf", "ctrf.BaseMetadataReport", "metadata"))
-
-
-class _Rank:
-    def __init__(self, attribute: str) -> None:
-        self._attribute = attribute
+class _Metadata:
+    def __init__(self) -> None:
+        self._attribute = str(take("pytest-json-ctrf", "ctrf.BaseMetadataReport", "metadata"))
+        """The attribute of an item in which the plugin stores the metadata."""
         self._sent: object = {}
 
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> object:
         now = to_plain(getattr(item, self._attribute))
         if now == self._sent and report.when != "setup":
             return None
         self._sent = now
-        return {KEY: now}
+        return now
 
-
-class _Driver:
-    def __init__(self, attribute: str) -> None:
-        self._attribute = attribute
-
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        received = {rank: data[KEY] for rank, data in sorted(rank_data.items()) if KEY in data}
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         metadata = getattr(item, self._attribute)
-        for name in dict.fromkeys(name for sent in received.values() for name in sent):
-            values = {rank: sent[name] for rank, sent in received.items() if name in sent}
+        for name in dict.fromkeys(name for one in sent.values() for name in one):
+            values = {rank: one[name] for rank, one in sent.items() if name in one}
             first = next(iter(values.values()))
             if name == "tags":
                 tags = [tag for own in values.values() for tag in own]

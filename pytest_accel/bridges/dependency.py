@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from pytest_accel.bridges.internals import require, take
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-dependency"
 _MODULE = "pytest_dependency"
 
 
-def rank_plugin(config: pytest.Config) -> None:
-    """Remove the plugin's hooks, and have `pytest_dependency.depends` fail."""
-    config.pluginmanager.unregister(import_module(_MODULE))
-    _manager().checkDepend = _refuse
-
-
-def driver_plugin(config: pytest.Config) -> None:
-    """Refuse a release whose `depends` cannot be made to fail in ranks."""
-    _manager()
-
-
-def _manager() -> Any:
-    """Return pytest-dependency's class that `depends` calls."""
+def plugin(config: pytest.Config) -> None:
+    """In a rank, remove the plugin's hooks, and have `pytest_dependency.depends` fail."""
     manager = take(_NAME, _MODULE, "DependencyManager")
-    require(_NAME, manager, "checkDepend")
-    return manager
+    require(_NAME, manager, "checkDepend")  # `depends` calls it.
+    if RANK in config.stash:
+        config.pluginmanager.unregister(import_module(_MODULE))
+        manager.checkDepend = _refuse
 
 
 def _refuse(self: object, depends: object, item: pytest.Item) -> NoReturn:

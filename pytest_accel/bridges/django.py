@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -11,20 +11,17 @@ from pytest_accel.bridges.internals import take
 from pytest_accel.rank.context import RANK
 
 
-def rank_plugin(config: pytest.Config) -> object:
-    """Return the plugin that creates the databases of a rank."""
-    return _Rank(config)
+def plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that creates the databases of a rank; None in the driver."""
+    add_suffix = take("pytest-django", "pytest_django.fixtures", "_set_suffix_to_test_databases")
+    context = config.stash.get(RANK, None)
+    return None if context is None else _OwnDatabases(add_suffix, f"w{context.spec.world}r{context.rank}")
 
 
-def driver_plugin(config: pytest.Config) -> None:
-    """Refuse a release in which the databases of ranks cannot be renamed."""
-    _rename()
-
-
-class _Rank:
-    def __init__(self, config: pytest.Config) -> None:
-        context = config.stash[RANK]
-        self._suffix = f"w{context.spec.world}r{context.rank}"
+class _OwnDatabases:
+    def __init__(self, add_suffix: Callable[[str], None], suffix: str) -> None:
+        self._add_suffix = add_suffix
+        self._suffix = suffix
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -32,7 +29,7 @@ class _Rank:
     ) -> Generator[None, object, object]:
         if fixturedef.argname == "django_db_modify_db_settings_xdist_suffix":
             result = yield
-            _rename()(suffix=self._suffix)  # pytest-django appends the name of an xdist worker in the same way.
+            self._add_suffix(self._suffix)  # pytest-django appends the name of an xdist worker in the same way.
             return result
         if fixturedef.argname != "django_db_setup":
             return (yield)
@@ -43,11 +40,6 @@ class _Rank:
             return (yield)
         finally:
             request.session.items = items
-
-
-def _rename() -> Any:
-    """Return pytest-django's function that appends a suffix to the names of the test databases."""
-    return take("pytest-django", "pytest_django.fixtures", "_set_suffix_to_test_databases")
 
 
 class _UsesEverything:

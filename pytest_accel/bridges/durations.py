@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -18,64 +18,44 @@ Times = Mapping[str, Mapping[str, list[float]]]
 """Seconds, by category and then by the name of a test or fixture."""
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends the times of a rank; None if pytest-durations is off."""
-    plugin = _plugin(config)
-    return _InRank(plugin) if plugin is not None else None
-
-
-def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that replaces the driver's times by the ranks'; None if pytest-durations is off.
+def plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that replaces the driver's times by the ranks'; None if no report of pytest-durations is on.
 
     In the driver the first phase takes as long as all phases in the ranks.
     """
-    plugin = _plugin(config)
-    return _InDriver(plugin) if plugin is not None else None
-
-
-def _plugin(config: pytest.Config) -> Any:
-    """Return pytest-durations' object that measures; None if neither of its reports is asked for."""
     if not (config.getoption("--pytest-durations") or config.getoption("--pytest-durations-json")):
         return None
-    plugin = of_class(config, _NAME, "pytest_durations.plugin", "PytestDurationPlugin")
-    require(_NAME, plugin, "measurements")
+    measuring = of_class(config, _NAME, "pytest_durations.plugin", "PytestDurationPlugin")
+    require(_NAME, measuring, "measurements")
     require(_NAME, _categories(), *_PHASES.values())
-    return plugin
+    return _SlowestRank(measuring.measurements)
 
 
 def _categories() -> Any:
     return take(_NAME, "pytest_durations.types", "Category")
 
 
-class _InRank:
-    def __init__(self, plugin: Any) -> None:
-        self._plugin = plugin
+class _SlowestRank:
+    def __init__(self, measurements: Any) -> None:
+        self._measurements = measurements
 
-    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
-        measured = {category: dict(times) for category, times in self._plugin.measurements.items() if times}
-        for times in self._plugin.measurements.values():
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> Times | None:
+        measured = {category: dict(times) for category, times in self._measurements.items() if times}
+        for times in self._measurements.values():
             times.clear()
-        return {_NAME: measured} if measured else None
+        return measured or None
 
-
-class _InDriver:
-    def __init__(self, plugin: Any) -> None:
-        self._plugin = plugin
-
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: Mapping[int, Mapping[str, Any]]
-    ) -> None:
-        sent: list[Times] = [data[_NAME] for data in rank_data.values() if _NAME in data]
-        measured = self._plugin.measurements
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: Mapping[int, Times]) -> None:
+        measured = self._measurements
         phase = getattr(_categories(), _PHASES[report.when])
-        if any(item.nodeid in times.get(phase, ()) for times in sent):
+        if any(item.nodeid in times.get(phase, ()) for times in sent.values()):
             measured[phase][item.nodeid].pop()
-        for category, times in _slowest(sent).items():
+        for category, times in _slowest(sent.values()).items():
             for name, seconds in times.items():
                 measured[category].setdefault(name, []).extend(seconds)
 
 
-def _slowest(sent: list[Times]) -> dict[str, dict[str, list[float]]]:
+def _slowest(sent: Iterable[Times]) -> dict[str, dict[str, list[float]]]:
     """Return the longest of the ranks' times, for each measurement."""
     merged: dict[str, dict[str, list[float]]] = {}
     for times in sent:

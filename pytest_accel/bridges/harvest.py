@@ -22,21 +22,34 @@ def rank_plugin(config: pytest.Config) -> object:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that stores these values in the driver."""
-    _store()
-    _bag_class()
-    return _InDriver()
+    return _Stored()
 
 
-def _store() -> dict[str, Any]:
-    store: dict[str, Any] = take(_NAME, "pytest_harvest.plugin", "FIXTURE_STORE")
-    return store
+class _Stored:
+    """Sends the values that tests have stored in a rank, and stores them in the driver."""
+
+    def __init__(self) -> None:
+        self._store: dict[str, Any] = take(_NAME, "pytest_harvest.plugin", "FIXTURE_STORE")
+        self._bag_class: Any = take(_NAME, "pytest_harvest.results_bags", "ResultsBag")
+
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, tuple[Any, bool]] | None:
+        """Return each stored value as plain data, and whether it is a results bag, by the name of its fixture."""
+        if report.when != "teardown":
+            return None
+        stored = {name: values.pop(item.nodeid) for name, values in self._store.items() if item.nodeid in values}
+        return {
+            name: (_plain(name, value), isinstance(value, self._bag_class)) for name, value in stored.items()
+        } or None
+
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, tuple[Any, bool]]]) -> None:
+        """Store each value, and each entry of a results bag, of the lowest rank that has it."""
+        for rank in reversed(sent):
+            for name, (value, is_bag) in sent[rank].items():
+                values = self._store.setdefault(name, {})
+                values[item.nodeid] = self._bag_class({**values.get(item.nodeid, {}), **value}) if is_bag else value
 
 
-def _bag_class() -> Any:
-    return take(_NAME, "pytest_harvest.results_bags", "ResultsBag")
-
-
-class _InRank:
+class _InRank(_Stored):
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if fixturedef.argname in _RESULTS:
             pytest.fail(
@@ -44,17 +57,6 @@ class _InRank:
                 "request it in a test without the marks, or in pytest_sessionfinish",
                 pytrace=False,
             )
-
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-        if report.when != "teardown":
-            return None
-        stored = {name: values.pop(item.nodeid) for name, values in _store().items() if item.nodeid in values}
-        return {_NAME: {name: _sent(name, value) for name, value in stored.items()}} if stored else None
-
-
-def _sent(name: str, value: Any) -> Any:
-    """Return `value`, which is stored as `name`, as plain data, and whether it is a results bag."""
-    return _plain(name, value), isinstance(value, _bag_class())
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -77,13 +79,3 @@ def _plain(name: str, value: Any) -> Any:
         f"pytest-harvest: {name} is of type {type(value).__module__}.{type(value).__qualname__}, which cannot be sent "
         "from a rank; store numbers, strings, bytes, None, or lists, tuples and dicts of these"
     )
-
-
-class _InDriver:
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        """Store each value, and each entry of a results bag, of the lowest rank that has it."""
-        store = _store()
-        for rank in sorted(rank_data, reverse=True):
-            for name, (value, is_bag) in rank_data[rank].get(_NAME, {}).items():
-                values = store.setdefault(name, {})
-                values[item.nodeid] = _bag_class()({**values.get(item.nodeid, {}), **value}) if is_bag else value

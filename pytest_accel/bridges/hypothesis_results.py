@@ -18,24 +18,9 @@ _KEPT = (_STATISTICS, "_hypothesis_failing_examples")
 """Attributes of an item: the text of its statistics, and the calls of its failing examples as source code."""
 
 
-class _Sender:
-    @pytest.hookimpl
-    def pytest_accel_rank_data(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
-        if report.when != "call":
-            return None
-        return {name: vars(item)[name] for name in _KEPT if name in vars(item)} or None
-
-
-class _Receiver:
-    @pytest.hookimpl
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        sent = rank_data.get(0, {})
-        vars(item).update({name: sent[name] for name in _KEPT if name in sent})
-
-
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends statistics and examples from rank 0; None in other ranks."""
-    return _Sender() if config.stash[RANK].rank == 0 else None
+    return _Results() if config.stash[RANK].rank == 0 else None
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
@@ -45,7 +30,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
             f"{_OPTION}: pytest-accel cannot read statistics of marked tests in this release of Hypothesis; "
             "install another release, or leave the option out"
         )
-    return _Receiver()
+    return _Results()
 
 
 def _shows_statistics(config: pytest.Config) -> bool:
@@ -54,3 +39,13 @@ def _shows_statistics(config: pytest.Config) -> bool:
     plugin = plugin or config.pluginmanager.get_plugin("_hypothesis_pytestplugin")
     code = getattr(getattr(plugin, "pytest_runtest_makereport", None), "__code__", None)
     return code is not None and _STATISTICS in (*code.co_names, *code.co_consts)
+
+
+class _Results:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
+        if report.when != "call":
+            return None
+        return {name: vars(item)[name] for name in _KEPT if name in vars(item)} or None
+
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        vars(item).update(sent[0])

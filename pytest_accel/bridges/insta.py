@@ -11,51 +11,39 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_KEY = "insta"
+_NAME = "pytest-insta"
+_MODULE = "pytest_insta.session"
 _CHANGES = ("created", "updated", "recorded", "deleted")
 """Attributes of pytest-insta's `SnapshotSession`: the files that its summary lists."""
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps pytest-insta from writing in a rank."""
-    return _InRank(config) if _fits() else None
+    return _InRank(config, take(_NAME, _MODULE, "SnapshotContext"))
 
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
-    if not _fits():
-        raise pytest.UsageError(
-            "this release of pytest-insta cannot be used with tests that run in ranks: its SnapshotSession has "
-            "changed; install another release, or disable the plugin: -p no:insta"
-        )
-    return _InDriver(config)
-
-
-def _module() -> Any:
-    return import_module("pytest_insta.session")
-
-
-def _fits() -> bool:
-    module = _module()
-    fields = getattr(getattr(module, "SnapshotSession", None), "__dataclass_fields__", {})
-    return {*_CHANGES} <= fields.keys() and hasattr(module, "remove_path") and hasattr(module, "SnapshotContext")
+    require(_NAME, import_module(_MODULE), "SnapshotContext", "remove_path")
+    require(_NAME, config, "_snapshot_session")
+    session: Any = vars(config)["_snapshot_session"]
+    require(_NAME, session, *_CHANGES)
+    return _InDriver(config, session)
 
 
 class _InRank(RankFiles):
     """Collects the snapshots that a test of a rank would change."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        super().__init__(_KEY, config)
+    def __init__(self, config: pytest.Config, context: Any) -> None:
+        super().__init__(config)
         self._listed: dict[str, list[str]] = {name: [] for name in _CHANGES}
         """The files that this phase would change, by the attribute of pytest-insta's session that lists them."""
-        _module().remove_path = self._remove
-        context = _module().SnapshotContext
+        module: Any = import_module(_MODULE)
+        module.remove_path = self.delete
         context.flush = self._collecting(context.flush)
-
-    def _remove(self, path: Path) -> None:
-        self.delete(path)
 
     def _collecting(self, flush: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         """Return `SnapshotContext.flush` for a rank: it collects what the original would write."""
@@ -84,25 +72,24 @@ class _InRank(RankFiles):
 
         return dump
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
-        data = super().pytest_accel_rank_data()
-        data[_KEY]["listed"], self._listed = self._listed, {name: [] for name in _CHANGES}
-        return data
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
+        listed, self._listed = self._listed, {name: [] for name in _CHANGES}
+        return {**super().send(item, report), "listed": listed}
 
 
 class _InDriver(WrittenFiles):
     """Makes the changes on which the ranks of a test agree, and has pytest-insta list them."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        super().__init__(_KEY, config)
-        self._session: Any = vars(config)["_snapshot_session"]
+    def __init__(self, config: pytest.Config, session: Any) -> None:
+        super().__init__("insta", config)
+        self._session = session
 
-    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> list[str]:
         deleted = [{name for name, data in one["files"].items() if data is None} for one in sent.values()]
         everywhere = set.intersection(*deleted)
         for one in sent.values():  # A rank deletes what it does not use; another may use it.
             one["files"] = {name: data for name, data in one["files"].items() if data is not None or name in everywhere}
-        done = super()._merge(report, sent, complete=complete)
+        done = super().merge(item, report, sent)
         for one in sent.values():
             changed = {name for name in one["files"] if name in done}
             for change in _CHANGES:

@@ -11,9 +11,6 @@ from pytest_accel.core.stash_keys import MARKED, SESSION
 
 _NAME = "pytest-isolate"
 
-Options = tuple[object, ...]
-"""pytest-isolate's options for a test. None, False and an empty dict mean that an option is not set."""
-
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that refuses marked tests that are to be isolated; None if pytest-isolate is off."""
@@ -27,12 +24,13 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class _Driver:
-    def __init__(self, options_of: Callable[[pytest.Item], Options]) -> None:
+    def __init__(self, options_of: Callable[[pytest.Item], tuple[object, ...]]) -> None:
         self._options_of = options_of
 
     @pytest.hookimpl(tryfirst=True)  # Before xdist reports to the main process that collection has finished.
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
+            # None, False and an empty dict mean that an option is not set.
             if MARKED in item.stash and any(asked not in (None, False, {}) for asked in self._options_of(item)):
                 session.config.stash[SESSION].pool_client.usage_error(
                     f"{item.nodeid}: pytest-isolate runs a test in a fork of the pytest process, and limits that fork; "

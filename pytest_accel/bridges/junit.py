@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks
+from pytest_accel.bridges.by_rank import by_name, merge_equal, number_of_ranks
 from pytest_accel.core.shims import forget_junit_log, junit_log
-
-KEY = "junit"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -51,7 +49,7 @@ class _Rank:
             del self._log.global_properties[before:]
         return result
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         log = self._log
         if not (log.node_reporters_ordered or log.global_properties or self._of_fixtures):
             return None
@@ -63,7 +61,7 @@ class _Rank:
         if report.when == "teardown":  # Earlier, the test may still use a reporter.
             log.node_reporters.clear()
             log.node_reporters_ordered.clear()
-        return {KEY: {"attributes": attributes, "properties": properties, "of_fixtures": of_fixtures}}
+        return {"attributes": attributes, "properties": properties, "of_fixtures": of_fixtures}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
@@ -75,31 +73,17 @@ class _Driver:
         self._log = log
         self._of_fixtures: set[tuple[str, str]] = set()
 
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
-        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
-        values: dict[str, dict[int, str]] = {}
-        for rank, sent in received.items():
-            for name, value in sent["attributes"].items():
-                values.setdefault(name, {})[rank] = value
-        for name, by_rank in values.items():
-            if len(set(by_rank.values())) == 1:
-                self._add_attribute(report, name, next(iter(by_rank.values())))
-            else:
-                for rank, value in sorted(by_rank.items()):
-                    # Names of XML attributes cannot have spaces or brackets.
-                    self._add_attribute(report, f"{name}.rank{rank}", value)
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        # Names of XML attributes cannot have spaces or brackets.
+        for name, value in by_name({rank: one["attributes"] for rank, one in sent.items()}, ".rank{}").items():
+            self._log.node_reporter(report).add_attribute(name, value)
         # Fixtures of a wider scope are set up once in each world: add their properties only once.
-        new = [one for one in _merged(received, "of_fixtures", item) if one not in self._of_fixtures]
+        new = [one for one in _merged(sent, "of_fixtures", item) if one not in self._of_fixtures]
         self._of_fixtures.update(new)
-        for name, value in new + _merged(received, "properties", item):
+        for name, value in new + _merged(sent, "properties", item):
             self._log.add_global_property(name, value)
 
-    def _add_attribute(self, report: pytest.TestReport, name: str, value: str) -> None:
-        self._log.node_reporter(report).add_attribute(name, value)
 
-
-def _merged(received: dict[int, dict[str, Any]], kind: str, item: pytest.Item) -> list[tuple[str, str]]:
-    merged = merge_equal({rank: sent[kind] for rank, sent in received.items()}, number_of_ranks(item))
+def _merged(sent: dict[int, dict[str, Any]], kind: str, item: pytest.Item) -> list[tuple[str, str]]:
+    merged = merge_equal({rank: one[kind] for rank, one in sent.items()}, number_of_ranks(item))
     return [(f"{name}{label}", value) for label, (name, value) in merged]

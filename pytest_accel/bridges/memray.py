@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ class _InRank:
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
-    def pytest_accel_rank_data(self, item: pytest.Item) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         result = self._manager.results.pop(item.nodeid, None)
         if result is None:
             return None
@@ -81,7 +80,7 @@ class _InRank:
         result.result_file.unlink()
         for file in self._manager.result_metadata_path.iterdir():
             file.unlink()
-        return {_NAME: {"peak": result.peak_memory, "recording": recording}}
+        return {"peak": result.peak_memory, "recording": recording}
 
     def pytest_sessionfinish(self) -> None:
         shutil.rmtree(self._manager.result_path, ignore_errors=True)
@@ -91,12 +90,9 @@ class _InDriver:
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         """Store the recording with the highest peak, and the metadata that pytest-memray writes for a test."""
-        sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
-        if not sent:
-            return
-        manager, highest = self._manager, max(sent, key=lambda one: one["peak"])
+        manager, highest = self._manager, max(sent.values(), key=lambda one: one["peak"])
         if manager._tmp_dir is None and not os.getenv("MEMRAY_RESULT_PATH"):
             of_test = item.nodeid.replace("::", "-").replace(os.sep, "-")
             name = _short(f"{manager._bin_prefix}-{of_test}.bin")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.by_rank import number_of_ranks
 from pytest_accel.bridges.internals import require, take
-from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-monitor"
 _BASE = "_PyTestMonitorSession__mem_usage_base"
@@ -27,7 +26,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     if option.mtr_none:
         return None
     option.mtr_db_out, option.mtr_no_db, option.mtr_remote = "", False, None
-    in_rank = _InRank(config.stash[RANK].spec.ranks)
+    in_rank = _InRank()
     _session_class().add_test_info = lambda one, *values: in_rank.add(one, *values)
     return in_rank
 
@@ -50,8 +49,7 @@ def _session_class() -> Any:
 
 
 class _InRank:
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, session: Any, *values: Any) -> None:
@@ -61,17 +59,16 @@ class _InRank:
         if row["kind"] == "function":
             self._rows.append({**row, "memory": float(row["memory"]) - getattr(session, _BASE)})
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         rows, self._rows = self._rows, []
-        return {_NAME: {"ranks": self._ranks, "row": rows[-1]}} if rows else None
+        return rows[-1] if rows else None
 
 
 class _InDriver:
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        sent = [data[_NAME] for _, data in sorted(rank_data.items()) if _NAME in data]
-        if not sent or len(sent) < sent[0]["ranks"]:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
+        if len(sent) < number_of_ranks(item):
             return  # The test failed on some rank, and pytest-monitor has no row for a test that failed.
-        rows = [one["row"] for one in sent]
+        rows = list(sent.values())
         row = {**rows[0], **{name: max(one[name] for one in rows) for name in _LARGEST}}
         session = item.session.pytest_monitor  # type: ignore[attr-defined]
         require(_NAME, session, _BASE)

@@ -13,38 +13,34 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.bridges.own_keys import with_own_keys
 from pytest_accel.bridges.reference_files import Sender, Writer, all_agree
 from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"
-_KEPT = f"{_NAME}.kept"
-"""The key of the data that `_InRank` sends."""
+_PLUGIN = (_NAME, "pytest_mpl.plugin", "ImageComparison")
+"""The class of the object that compares and generates. It is registered only in sessions that do one of these."""
 Results = Mapping[str, Mapping[str, Any]]
 """pytest-mpl's results, by the names that it gives to tests."""
-_ATTRIBUTES = (
-    "generate_dir",
-    "generate_hash_library",
-    "generate_summary",
-    "results_always",
-    "_generated_hash_library",
-    "_test_results",
-)
 
 
 class _InRank:
-    """Sends the results and hashes that pytest-mpl keeps of a test."""
+    """Sends the results and hashes that pytest-mpl keeps of a test, and the images that it generates."""
 
-    def __init__(self, plugin: Any) -> None:
+    def __init__(self, plugin: Any, images: Sender | None) -> None:
         self._plugin = plugin
+        self._images = images
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any] | None:
         if report.when != "call":
             return None
-        kept = {"results": dict(self._plugin._test_results), "hashes": dict(self._plugin._generated_hash_library)}
+        kept = {
+            "results": dict(self._plugin._test_results),
+            "hashes": dict(self._plugin._generated_hash_library),
+            "images": self._images and self._images.send(item, report),
+        }
         self._plugin._test_results.clear()
         self._plugin._generated_hash_library.clear()
-        return {_KEPT: kept} if any(kept.values()) else None
+        return kept if any(kept.values()) else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -56,24 +52,23 @@ class _InRank:
 class _InDriver:
     """Replaces the driver's results of marked tests, which are always failures, by those of a rank."""
 
-    def __init__(self, plugin: Any) -> None:
+    def __init__(self, plugin: Any, images: Writer | None) -> None:
         self._plugin = plugin
+        self._images = images
 
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         """Keep the results of the first rank whose image failed, or those of rank 0 if all ranks agree."""
-        kept = {rank: data[_KEPT] for rank, data in sorted(rank_data.items()) if _KEPT in data}
-        if not kept:
-            return
-        failed = [rank for rank, one in kept.items() if _has_failed(one["results"])]
-        agree = all_agree(item, report, {rank: _hashes(**one) for rank, one in kept.items()})
+        failed = [rank for rank, one in sent.items() if _has_failed(one["results"])]
+        agree = all_agree(item, report, {rank: _hashes(one["results"], one["hashes"]) for rank, one in sent.items()})
         if agree:
-            self._plugin._generated_hash_library.update(kept[0]["hashes"])
+            self._plugin._generated_hash_library.update(sent[0]["hashes"])
         if agree or failed:
             rank = failed[0] if failed else 0
-            results = kept[rank]["results"]
+            results = sent[rank]["results"]
             self._plugin._test_results.update({test: _below(rank, of_test) for test, of_test in results.items()})
+        generated = {rank: one["images"] for rank, one in sent.items() if one["images"] is not None}
+        if self._images is not None and generated:
+            self._images.merge(item, report, generated)
 
 
 def _has_failed(results: Results) -> bool:
@@ -100,35 +95,29 @@ def _folder(rank: int) -> str:
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Have a rank write images into a folder of its own; return the plugin that sends its results."""
-    plugin, rank = _comparison(config), config.stash[RANK].rank
+    plugin, rank = of_class(config, *_PLUGIN), config.stash[RANK].rank
     if plugin is None:
         return None
     if rank:
         own: Any = config
         own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / _folder(rank))
-    if plugin.generate_dir is not None:
-        sender = Sender(config, _NAME)
-        config.pluginmanager.register(with_own_keys(sender))
-        plugin.generate_dir = sender.folder
-    return _InRank(plugin)
+    if plugin.generate_dir is None:
+        return _InRank(plugin, None)
+    images = Sender(config, _NAME)
+    plugin.generate_dir = images.folder
+    return _InRank(plugin, images)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that writes the results of ranks; register one that writes generated images."""
-    plugin = _comparison(config)
+    """Return the plugin that writes the results and the generated images of ranks."""
+    plugin = of_class(config, *_PLUGIN)
     if plugin is None:
         return None
-    require(_NAME, plugin, *_ATTRIBUTES)
+    require(_NAME, plugin, "generate_dir", "generate_hash_library", "generate_summary", "results_always")
+    require(_NAME, plugin, "_generated_hash_library", "_test_results")
     results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
     if plugin.generate_summary and not results:
         raise pytest.UsageError(
             "--mpl-generate-summary needs --mpl-results-path where tests run in ranks, which write their images there"
         )
-    if plugin.generate_dir is not None:
-        config.pluginmanager.register(with_own_keys(Writer(plugin.generate_dir, _NAME)))
-    return _InDriver(plugin)
-
-
-def _comparison(config: pytest.Config) -> Any:
-    """Return the plugin's object that compares and generates; None if the session does neither."""
-    return of_class(config, _NAME, "pytest_mpl.plugin", "ImageComparison")
+    return _InDriver(plugin, None if plugin.generate_dir is None else Writer(plugin.generate_dir))

@@ -9,16 +9,18 @@ import pytest
 from pytest_accel.bridges.by_rank import merge_equal, number_of_ranks, to_plain
 from pytest_accel.bridges.internals import require
 
-KEY = "nunit"
 _LOG = "_nunitxml"
 """The attribute of the config with the data that the plugin writes in the end; absent in xdist workers."""
+
+Call = tuple[str, object, object]
+"""The name of a node reporter's method, and its arguments."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends the properties and attachments of a rank."""
     recorder = _Recorder()
     setattr(config, _LOG, recorder)
-    return _Rank(recorder)
+    return recorder
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
@@ -31,41 +33,34 @@ def driver_plugin(config: pytest.Config) -> object | None:
 
 
 class _Recorder:
-    """Replaces the plugin's log and its node reporter for the plugin's fixtures: stores their calls."""
+    """Replaces the plugin's log and its node reporter for the plugin's fixtures in a rank: sends their calls."""
 
     def __init__(self) -> None:
-        self.recorded: list[tuple[str, Any, Any]] = []
+        self._calls: list[Call] = []
 
     def node_reporter(self, nodeid: str) -> _Recorder:
         return self
 
     def add_property(self, name: str, value: object) -> None:
-        self.recorded.append(("add_property", to_plain(name), to_plain(value)))
+        self._calls.append(("add_property", to_plain(name), to_plain(value)))
 
     def add_attachment(self, file: object, description: object) -> None:
-        self.recorded.append(("add_attachment", to_plain(file), to_plain(description)))
+        self._calls.append(("add_attachment", to_plain(file), to_plain(description)))
 
-
-class _Rank:
-    def __init__(self, recorder: _Recorder) -> None:
-        self._recorder = recorder
-
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
-        # In the driver the plugin knows a test only after the report of its setup.
-        if report.when == "setup" or not self._recorder.recorded:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> list[Call] | None:
+        if report.when == "setup":  # In the driver the plugin knows a test only after the report of its setup.
             return None
-        sent, self._recorder.recorded = self._recorder.recorded, []
-        return {KEY: sent}
+        calls, self._calls = self._calls, []
+        return calls or None
 
 
 class _Driver:
     def __init__(self, log: Any) -> None:
         self._log = log
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        received = {rank: data[KEY] for rank, data in rank_data.items() if KEY in data}
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, list[tuple[str, Any, Any]]]) -> None:
         reporter = self._log.node_reporter(item.nodeid)
-        for label, (method, name, value) in merge_equal(received, number_of_ranks(item)):
+        for label, (method, name, value) in merge_equal(sent, number_of_ranks(item)):
             if method == "add_property":
                 reporter.add_property(f"{name}{label}", value)
             else:

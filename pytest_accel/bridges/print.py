@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.rank.context import RANK
-
-_KEY = "pytest-print"
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -21,9 +18,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that shows the lines."""
-    from pytest_accel.core.terminal_lines import write_line
-
-    return _Show(partial(write_line, config))
+    return _Show()
 
 
 class _Lines:
@@ -37,18 +32,13 @@ class _Lines:
         text = line if isinstance(line, str) else line.decode(errors="replace")
         self._lines += text.split("\n")
 
-    def pytest_accel_rank_data(self) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> list[str] | None:
         lines, self._lines = self._lines, []
-        return {_KEY: lines} if lines else None
+        return lines or None
 
 
 class _Show:
-    """Shows the lines of all ranks with `write_line`."""
-
-    def __init__(self, write_line: Callable[[str], None]) -> None:
-        self._write_line = write_line
-
-    def pytest_accel_merge(self, rank_data: dict[int, dict[str, Any]]) -> None:
-        for rank, data in sorted(rank_data.items()):
-            for line in data.get(_KEY, ()):
-                self._write_line(f"[rank {rank}] {line}")
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, list[str]]) -> None:
+        for rank, lines in sent.items():
+            for line in lines:
+                write_line(item.config, f"[rank {rank}] {line}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ class _InRank:
         finally:
             self._end()
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> list[Any] | None:
         profile = self._end() if report.when == "teardown" else None
-        return {_NAME: profiles.to_data(pstats.Stats(profile))} if profile is not None else None
+        return profiles.to_data(pstats.Stats(profile)) if profile is not None else None
 
     def _end(self) -> cProfile.Profile | None:
         profile, self._profile = self._profile, None
@@ -97,5 +97,5 @@ class _InDriver:
                     Path(path).unlink()
         return result
 
-    def pytest_accel_merge(self, rank_data: Mapping[int, Mapping[str, Any]]) -> None:
-        self._sent = rank_data.get(0, {}).get(_NAME)
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, list[Any]]) -> None:
+        self._sent = sent[0]

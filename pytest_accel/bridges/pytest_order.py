@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pytest_accel.bridges.internals import of_class, take
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-order"
 _MODULE = "pytest_order.plugin"
@@ -15,26 +14,19 @@ _FIXTURE = "fail_after_cannot_order"
 """The fixture that pytest-order adds to a test which it cannot order (``--error-on-failed-ordering``)."""
 
 
-def rank_plugin(config: pytest.Config) -> None:
-    """Keep the rank from sorting: it collects only some files, so that relations to tests in others would be errors."""
-    sorter = _sorter(config)
-    if sorter is not None:
-        config.pluginmanager.unregister(sorter)
+def plugin(config: pytest.Config) -> object | None:
+    """Keep a rank from sorting: it collects only some files, so that relations to tests in others would be errors.
 
-
-def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that fails unordered tests in place of the fixture, which no process sets up.
-
-    Return None without ``--error-on-failed-ordering``.
+    In the driver, return the plugin that fails unordered tests in place of the fixture, which no process sets up; None
+    without ``--error-on-failed-ordering``.
     """
-    _sorter(config)
+    sorter = of_class(config, _NAME, _MODULE, "OrderingPlugin")  # None if ``-p no:`` keeps it out.
     take(_NAME, _MODULE, _FIXTURE)
+    if RANK in config.stash:
+        if sorter is not None:
+            config.pluginmanager.unregister(sorter)
+        return None
     return _FailUnordered() if config.getoption("--error-on-failed-ordering") else None
-
-
-def _sorter(config: pytest.Config) -> Any:
-    """Return the plugin's object that sorts tests; None if ``-p no:`` keeps it out."""
-    return of_class(config, _NAME, _MODULE, "OrderingPlugin")
 
 
 class _FailUnordered:

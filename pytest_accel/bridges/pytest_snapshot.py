@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import require, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_KEY = "pytest-snapshot"
+_NAME = "pytest-snapshot"
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps pytest-snapshot from writing in a rank."""
     snapshot = _class()
-    original: Callable[[Any, Any], Path] | None = getattr(snapshot, "_snapshot_path", None)
-    if original is None:
-        return None
-    files = RankFiles(_KEY, config)
+    original: Callable[[Any, Any], Path] = snapshot._snapshot_path
+    files = RankFiles(config)
     path_class = _path_class(files)
 
     def _snapshot_path(self: Any, snapshot_name: Any) -> Any:
@@ -34,12 +31,14 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that writes snapshots. Raise `pytest.UsageError` for an unsupported release."""
-    require("pytest-snapshot", _class(), "_snapshot_path")
-    return WrittenFiles(_KEY, config)
+    _class()
+    return WrittenFiles(_NAME, config)
 
 
 def _class() -> Any:
-    return getattr(import_module("pytest_snapshot.plugin"), "Snapshot", None)
+    snapshot = take(_NAME, "pytest_snapshot.plugin", "Snapshot")
+    require(_NAME, snapshot, "_snapshot_path")
+    return snapshot
 
 
 def _path_class(files: RankFiles) -> Any:

@@ -22,10 +22,11 @@ from pytest_accel.core.shims import base_temporary_directory
 class RankFiles:
     """Collects the changes that the running test would make to files of the suite. A pytest plugin in the rank."""
 
-    def __init__(self, key: str, config: pytest.Config) -> None:
-        """`key` is the key of the data that ranks send."""
-        self._key = key
-        self._config = config
+    def __init__(self, config: pytest.Config) -> None:
+        temporary = base_temporary_directory(config)
+        assert temporary is not None  # Ranks are started with --basetemp.
+        self.temporary = temporary
+        """The temporary folder of this rank."""
         self._written: dict[str, bytes | None] = {}
         """The changes of the running test by absolute path; None: the file is deleted."""
         self._unsent: dict[str, bytes | None] = {}
@@ -63,13 +64,6 @@ class RankFiles:
                 if path.is_file():
                     self.write(folder / path.relative_to(stage), path.read_bytes())
 
-    @property
-    def temporary(self) -> Path:
-        """The temporary folder of this rank."""
-        temporary = base_temporary_directory(self._config)
-        assert temporary is not None  # Ranks are started with --basetemp.
-        return temporary
-
     def _change(self, path: Path, data: bytes | None) -> None:
         name = os.path.abspath(path)
         self._written[name] = self._unsent[name] = data
@@ -80,46 +74,36 @@ class RankFiles:
         self._unsent.clear()
         self._kept.clear()
 
-    def pytest_accel_rank_data(self) -> dict[str, Any]:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         """Return the changes of this phase, even if there are none: the driver waits for data of all ranks."""
         sent = {"files": dict(self._unsent), "kept": sorted(self._kept - self._unsent.keys())}
         self._unsent.clear()
         self._kept.clear()
-        return {self._key: sent}
+        return sent
 
 
 class WrittenFiles:
     """Makes the changes to files of the suite on which all ranks of a test agree. A pytest plugin in the driver."""
 
-    def __init__(self, key: str, config: pytest.Config) -> None:
-        """`key` is the key of the data that ranks send."""
-        self._key = key
+    def __init__(self, title: str, config: pytest.Config) -> None:
+        """`title` is the title of failures in the report of a test that has failed otherwise."""
+        self._title = title
         self._here = str(config.invocation_params.dir)
 
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
-        sent = {rank: data[self._key] for rank, data in sorted(rank_data.items()) if self._key in data}
-        if sent:
-            self._merge(report, sent, complete=len(sent) == number_of_ranks(item))
-
-    def _merge(self, report: pytest.TestReport, sent: dict[int, dict[str, Any]], *, complete: bool) -> list[str]:
-        """Make the changes of a phase on which ranks agree; return the names of the changed files.
-
-        `sent` is the data by rank. `complete` is True if all ranks of the test have sent data.
-        """
-        done = []
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> list[str]:
+        """Make the changes of a phase on which ranks agree; return the names of the changed files."""
+        complete, done = len(sent) == number_of_ranks(item), []
         for name in sorted({name for one in sent.values() for name in one["files"]}):
             values = {rank: one["files"][name] for rank, one in sent.items() if name in one["files"]}
             values |= {rank: _content(name) for rank, one in sent.items() if name in one["kept"]}
             shown = os.path.relpath(name, self._here) if Path(name).is_relative_to(self._here) else name
             text = difference(values)
             if text is not None:
-                fail(report, self._key, f"{shown} differs between ranks; it is left as it was\n{text}")
+                fail(report, self._title, f"{shown} differs between ranks; it is left as it was\n{text}")
             elif not complete:
-                fail(report, self._key, f"{shown} is left as it was: only {ranks_text(list(sent))} reported")
+                fail(report, self._title, f"{shown} is left as it was: only {ranks_text(list(sent))} reported")
             else:
-                _put(name, next(iter(values.values())))
+                put(Path(name), next(iter(values.values())))
                 done.append(name)
         return done
 
@@ -131,8 +115,8 @@ def _content(name: str) -> bytes | None:
         return None
 
 
-def _put(name: str, data: bytes | None) -> None:
-    path = Path(name)
+def put(path: Path, data: bytes | None) -> None:
+    """Write `data` to the file `path`, and create its folders; delete the file if `data` is None."""
     if data is None:
         path.unlink(missing_ok=True)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,24 +11,17 @@ from pytest_accel.bridges.internals import take
 from pytest_accel.rank.context import RANK
 
 
-def rank_plugin(config: pytest.Config) -> object:
-    """Return the plugin that keeps ranks from changing cassettes that other ranks use."""
-    return _Rank(config.stash[RANK].rank)
+def plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that keeps ranks from changing cassettes that other ranks use; None in the driver."""
+    merge = take("pytest-recording", "pytest_recording.utils", "merge_kwargs")
+    return _OneRecorder(config.stash[RANK].rank, merge) if RANK in config.stash else None
 
 
-def driver_plugin(config: pytest.Config) -> None:
-    """Refuse a release whose record mode cannot be determined in ranks."""
-    _merge()
-
-
-def _merge() -> Any:
-    """Return pytest-recording's function that merges the configuration of a test with its marks."""
-    return take("pytest-recording", "pytest_recording.utils", "merge_kwargs")
-
-
-class _Rank:
-    def __init__(self, rank: int) -> None:
+class _OneRecorder:
+    def __init__(self, rank: int, merge: Callable[[Any, list[pytest.Mark]], dict[str, Any]]) -> None:
+        """`merge` merges the configuration of a test with its marks."""
         self._rank = rank
+        self._merge = merge
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
@@ -36,7 +30,7 @@ class _Rank:
         markers = list(request.node.iter_markers("vcr")) if fixturedef.argname == "vcr" else []
         if not markers or request.getfixturevalue("disable_recording"):
             return
-        configuration = _merge()(request.getfixturevalue("vcr_config"), markers)
+        configuration = self._merge(request.getfixturevalue("vcr_config"), markers)
         if configuration.get("record_mode", request.getfixturevalue("record_mode")) == "rewrite":
             pytest.fail(
                 "pytest-recording's record mode `rewrite` does not work in ranks, which would remove what another has "
@@ -47,8 +41,4 @@ class _Rank:
     @pytest.hookimpl(trylast=True, optionalhook=True)
     def pytest_recording_configure(self, vcr: Any) -> None:
         if self._rank:
-            vcr.persister.save_cassette = _save_nothing
-
-
-def _save_nothing(*args: object, **kwargs: object) -> None:
-    """Stand in for the function of a persister that writes a cassette."""
+            vcr.persister.save_cassette = lambda *_, **__: None

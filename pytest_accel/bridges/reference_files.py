@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.bridges.by_rank import number_of_ranks
+from pytest_accel.bridges.by_rank import fail, number_of_ranks
+from pytest_accel.bridges.rank_files import put
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.rank.context import RANK
 
@@ -23,17 +24,17 @@ _EXACT = (".png", ".txt")
 class Sender:
     """Sends the files that rank 0 has generated for a test, and from other ranks their hashes. A plugin in the rank."""
 
-    def __init__(self, config: pytest.Config, key: str) -> None:
-        """`key` is the key of the data that ranks send."""
+    def __init__(self, config: pytest.Config, name: str) -> None:
+        """`name` is the name of the folder in which the rank generates files."""
         context = config.stash[RANK]
         self._rank = context.rank
-        self._key = key
         # Below the session's private folder, which is deleted even if this rank is killed.
-        self.folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.{key}")
+        self.folder = Path(context.session.directory, f"w{context.spec.world}r{context.rank}.{name}")
         """The folder in which this rank generates files."""
         self.folder.mkdir()
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, bytes | str] | None:
+        """Return the files, or hashes of files, by name; None if no file was generated."""
         if report.when != "call":
             return None
         found: dict[str, bytes | str] = {}
@@ -41,29 +42,22 @@ class Sender:
             data = path.read_bytes()
             found[path.relative_to(self.folder).as_posix()] = data if self._rank == 0 else _digest(path.name, data)
             path.unlink()
-        return {self._key: found} if found else None
+        return found or None
 
 
 class Writer:
     """Writes the files of rank 0 if all ranks have generated the same files. A plugin in the driver."""
 
-    def __init__(self, folder: str | Path, key: str) -> None:
-        """`folder` is the folder of the reference files, `key` the key of the data that ranks send."""
+    def __init__(self, folder: str | Path) -> None:
+        """`folder` is the folder of the reference files."""
         self._folder = Path(folder).absolute()
-        self._key = key
 
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
-        sent = {rank: data[self._key] for rank, data in rank_data.items() if self._key in data}
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         files = sent.get(0, {})
         hashes = {**sent, 0: {name: _digest(name, data) for name, data in files.items()}} if files else sent
-        if not sent or not all_agree(item, report, hashes):
-            return
-        for name, data in files.items():
-            path = self._folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        if all_agree(item, report, hashes):
+            for name, data in files.items():
+                put(self._folder / name, data)
 
 
 def all_agree(item: pytest.Item, report: pytest.TestReport, made: Mapping[int, Mapping[str, str]]) -> bool:
@@ -83,7 +77,7 @@ def all_agree(item: pytest.Item, report: pytest.TestReport, made: Mapping[int, M
         text = f"{ranks_text(different)} generated {names} with other content than rank {first}"
     else:
         text = f"only {ranks_text(list(made))} generated {names}"
-    report.outcome, report.longrepr = "failed", f"{text}: nothing has been written"
+    fail(report, "reference files", f"{text}: nothing has been written")
     return False
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_accel.bridges.internals import require
+from pytest_accel.bridges.internals import named_plugins, require
 
 
 class Refusal(NamedTuple):
@@ -71,8 +71,7 @@ def is_loaded(config: pytest.Config, plugin: str) -> bool:
     A plugin is registered under the name of its entry point, or under its module's name if it was loaded with ``-p``.
     Two plugins may have entry points with the same name.
     """
-    loaded = config.pluginmanager.list_name_plugin()  # `get_plugins` fails if a plugin is not hashable.
-    return any(one is not None and plugin in (name, getattr(one, "__name__", None)) for name, one in loaded)
+    return any(plugin in (name, getattr(one, "__name__", None)) for name, one in named_plugins(config))
 
 
 def refusals(config: pytest.Config) -> Iterator[str]:

@@ -6,26 +6,22 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require_parameters, take
 from pytest_accel.bridges.rank_files import RankFiles, WrittenFiles
 
-_KEY = "regressions"
+_NAME = "pytest-regressions"
 _CHECK = "perform_regression_check"
-_PARAMETERS = ("datadir", "original_datadir", "check_fn", "dump_fn", "fullpath")
-"""The parameters of `perform_regression_check` that this module uses."""
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps pytest-regressions from writing in a rank."""
     original = _original()
-    if not _fits(original):
-        return None
-    files = RankFiles(_KEY, config)
+    files = RankFiles(config)
     check = _collecting(original, files)
     for module in list(sys.modules.values()):  # The modules of fixtures have imported the function by name.
         if getattr(module, "__dict__", {}).get(_CHECK) is original:
@@ -35,20 +31,16 @@ def rank_plugin(config: pytest.Config) -> object | None:
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that writes expected files. Raise `pytest.UsageError` for an unsupported release."""
-    if not _fits(_original()):
-        raise pytest.UsageError(
-            "this release of pytest-regressions cannot be used with tests that run in ranks: "
-            f"pytest_regressions.common.{_CHECK} has changed; install another release, or disable it: -p no:regressions"
-        )
-    return WrittenFiles(_KEY, config)
+    _original()
+    return WrittenFiles("regressions", config)
 
 
-def _original() -> Any:
-    return getattr(import_module("pytest_regressions.common"), _CHECK, None)
-
-
-def _fits(function: Any) -> bool:
-    return callable(function) and set(_PARAMETERS) <= inspect.signature(function).parameters.keys()
+def _original() -> Callable[..., None]:
+    """Return the function with which all fixtures compare and write, if it has the parameters that are used here."""
+    function: Callable[..., None] = take(_NAME, "pytest_regressions.common", _CHECK)
+    names = ("datadir", "original_datadir", "request", "check_fn", "dump_fn", "extension", "fullpath")
+    require_parameters(_NAME, function, *names)
+    return function
 
 
 def _collecting(original: Callable[..., None], files: RankFiles) -> Callable[..., None]:

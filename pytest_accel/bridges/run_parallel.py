@@ -5,35 +5,20 @@ Several threads would issue the collectives of one process group in an order tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.rank.context import RANK
 
 
-def rank_plugin(config: pytest.Config) -> object:
-    """Return the plugin that marks all tests of a rank as thread-unsafe."""
-    return _Rank()
+def plugin(config: pytest.Config) -> object:
+    """Return the plugin that marks all tests of a rank, and the driver's marked tests, as thread-unsafe."""
+    return _ThreadUnsafe()
 
 
-def driver_plugin(config: pytest.Config) -> object:
-    """Return the plugin that marks marked tests as thread-unsafe for pytest-run-parallel's report."""
-    return _Driver()
-
-
-class _Rank:
+class _ThreadUnsafe:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        _mark(session.items)
-
-
-class _Driver:
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        _mark(item for item in session.items if MARKED in item.stash)
-
-
-def _mark(items: Iterable[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.thread_unsafe(reason="runs in ranks"))
+        for item in session.items:
+            if RANK in session.config.stash or MARKED in item.stash:
+                item.add_marker(pytest.mark.thread_unsafe(reason="runs in ranks"))

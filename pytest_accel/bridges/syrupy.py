@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from inspect import ismodule
@@ -22,45 +23,23 @@ from typing import Any, Literal
 import pytest
 
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
-from pytest_accel.bridges.internals import plugins
+from pytest_accel.bridges.internals import named_plugins, require, require_parameters, take
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
 
-_KEY = "syrupy"
-_USED = {
-    "session.SnapshotSession": (
-        "finish",
-        "flush_snapshot_write_queue",
-        "queue_snapshot_write",
-        "ran_item",
-        "recall_snapshot",
-        "register_request",
-    ),
-    "assertion.SnapshotAssertion": ("executions", "extension", "num_executions"),
-    "exceptions.SnapshotDoesNotExist": (),
-    "exceptions.TaintedSnapshotError": (),
-    "extensions.base.AbstractSyrupyExtension": ("get_location", "get_snapshot_name", "matches"),
-}
-"""The classes of syrupy that this module uses, with the attributes that it needs."""
+_NAME = "syrupy"
+_RESULT = (
+    *("snapshot_location", "snapshot_name", "test_location", "asserted_data", "recalled_data"),
+    *("created", "updated", "success", "exception"),
+)
+"""The fields of syrupy's `AssertionResult`."""
 _Change = Literal["created", "updated", "none", "failed"]
 """How an assertion changes a snapshot. ``none``: the stored value is equal."""
-_RESULT = {
-    "snapshot_location": "",
-    "snapshot_name": "",
-    "asserted_data": None,
-    "recalled_data": None,
-    "created": False,
-    "updated": False,
-    "success": False,
-    "exception": None,
-    "test_location": None,
-}
-"""The fields of syrupy's `AssertionResult`."""
 
 
-def rank_plugin(config: pytest.Config) -> object | None:
+def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that keeps a rank from writing, and sends the assertions of its tests."""
-    return None if _misfit() else _InRank(config)
+    return _InRank(config)
 
 
 def driver_plugin(config: pytest.Config) -> object:
@@ -68,30 +47,16 @@ def driver_plugin(config: pytest.Config) -> object:
 
     Raise `pytest.UsageError` for an unsupported release of syrupy.
     """
-    misfit = _misfit()
-    if misfit is not None:
-        raise pytest.UsageError(
-            f"this release of syrupy cannot be used with tests that run in ranks: it has no {misfit}; "
-            "install a release from 4.9 to 7.0, or disable syrupy: -p no:syrupy"
-        )
+    session = take(_NAME, "syrupy.session", "SnapshotSession")
+    require(_NAME, session, "finish", "flush_snapshot_write_queue", "queue_snapshot_write", "ran_item")
+    require(_NAME, session, "recall_snapshot", "register_request")
+    assertion = take(_NAME, "syrupy.assertion", "SnapshotAssertion")
+    require(_NAME, assertion, "executions", "extension", "num_executions")
+    extension = take(_NAME, "syrupy.extensions.base", "AbstractSyrupyExtension")
+    require(_NAME, extension, "get_location", "get_snapshot_name", "matches")
+    require_parameters(_NAME, take(_NAME, "syrupy.assertion", "AssertionResult"), *_RESULT)
+    require(_NAME, _module("exceptions"), "SnapshotDoesNotExist", "TaintedSnapshotError")
     return _InDriver(config)
-
-
-def _misfit() -> str | None:
-    """Return the name of something that this module needs and the installed release of syrupy does not have."""
-    for path, names in _USED.items():
-        module, _, kind = path.rpartition(".")
-        found = getattr(_module(module), kind, None)
-        if found is None:
-            return kind
-        missing = next((name for name in names if not hasattr(found, name)), None)
-        if missing is not None:
-            return f"{kind}.{missing}"
-    try:
-        _module("assertion").AssertionResult(**_RESULT)
-    except TypeError as error:
-        return f"AssertionResult of the known fields ({error})"
-    return None
 
 
 def _module(name: str) -> Any:
@@ -126,8 +91,7 @@ class _InRank:
         session.register_request = self._assertions.append
         session.queue_snapshot_write = self._queue_write
         session.recall_snapshot = self._recall_written
-        session.flush_snapshot_write_queue = _nothing
-        session.finish = _nothing
+        session.flush_snapshot_write_queue = session.finish = lambda: 0
 
     def _queue_write(self, extension: Any, test_location: Any, data: Any, index: Any) -> None:
         location = extension.get_location(test_location=test_location, index=index)
@@ -149,12 +113,12 @@ class _InRank:
         self._writes.clear()
         self._written.clear()
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any]:
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         """Return the assertions of this phase, even if there are none: without data a rank may use any snapshot."""
         results = list(self._new_results())
         requested = [self._reference(type(each.extension)) for each in self._assertions[len(self._sent) :]]
         self._sent[:] = [each.num_executions for each in self._assertions]
-        return {_KEY: {"failed": report.failed, "extensions": requested, "results": results}}
+        return {"failed": report.failed, "extensions": requested, "results": results}
 
     def _new_results(self) -> Iterator[dict[str, Any]]:
         for number, assertion in enumerate(self._assertions):
@@ -205,49 +169,35 @@ class _InDriver:
         if report.failed and report.when != "teardown" and report.nodeid in self._incomplete:
             self._config._syrupy.ran_item(report.nodeid, "skipped")
 
-    def pytest_accel_merge(
-        self, item: pytest.Item, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]
-    ) -> None:
-        sent = {rank: data[_KEY] for rank, data in rank_data.items() if _KEY in data}
-        if not sent:
-            return
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> None:
         complete = len(sent) == number_of_ranks(item)
         if complete and (report.when == "call" or all(one["failed"] for one in sent.values())):
             self._incomplete.discard(item.nodeid)
-        _Merge(self._config, item, report, sent, complete).run()
+        _Merge(self._config, item, report, sent).run()
 
 
+@dataclass
 class _Merge:
     """Adds the assertions of one phase of a test to syrupy's session."""
 
-    def __init__(
-        self,
-        config: Any,
-        item: pytest.Item,
-        report: pytest.TestReport,
-        sent: dict[int, dict[str, Any]],
-        complete: bool,
-    ) -> None:
-        """`sent` is the data by rank. `complete` is True if all ranks of the test have sent data."""
-        self._config = config
-        self._session = config._syrupy
-        self._item = item
-        self._report = report
-        self._sent = sent
-        self._complete = complete
-        self._assertions: dict[type, Any] = {}
+    config: Any
+    item: pytest.Item
+    report: pytest.TestReport
+    sent: dict[int, dict[str, Any]]
+    """The data by rank."""
+    _assertions: dict[type, Any] = field(default_factory=dict)
 
     @cached_property
     def _test_location(self) -> Any:
         """syrupy's location of the test. Created on demand, because only functions and doctests have one."""
-        return _module("location").PyTestLocation(self._item)
+        return _module("location").PyTestLocation(self.item)
 
     def run(self) -> None:
-        for one in self._sent.values():
+        for one in self.sent.values():
             for reference in one["extensions"]:
                 self._assertion(reference)
         results: dict[tuple[str, str, int], dict[int, dict[str, Any]]] = {}
-        for rank, one in sorted(self._sent.items()):
+        for rank, one in self.sent.items():
             times: dict[tuple[str, str], int] = {}
             for result in one["results"]:
                 place = result["location"], result["name"]
@@ -298,8 +248,8 @@ class _Merge:
 
         Compare with the pending writes of this session, which ranks do not know: the test may have run before.
         """
-        if not self._complete:
-            who = ranks_text(list(self._sent))
+        if len(self.sent) < number_of_ranks(self.item):
+            who = ranks_text(list(self.sent))
             return self._left(location, name, f"only {who} reported")
         reference, index = result["write"]
         extension = self._extension(reference)()
@@ -317,9 +267,9 @@ class _Merge:
         if stored is not None and not tainted:
             if extension.matches(serialized_data=result["data"], snapshot_data=stored):
                 return "none"
-            if not self._config.option.update_snapshots:
+            if not self.config.option.update_snapshots:
                 return self._left(location, name, "this session has created it with another value")
-        self._session.queue_snapshot_write(
+        self.config._syrupy.queue_snapshot_write(
             extension=extension, test_location=self._test_location, data=result["data"], index=index
         )
         return "created" if stored is None else "updated"
@@ -328,7 +278,7 @@ class _Merge:
         """Return the value that is stored or about to be written (None: there is none), and whether it is tainted."""
         exceptions = _module("exceptions")
         try:
-            return self._session.recall_snapshot(extension, self._test_location, index), False
+            return self.config._syrupy.recall_snapshot(extension, self._test_location, index), False
         except exceptions.SnapshotDoesNotExist:
             return None, False
         except exceptions.TaintedSnapshotError as error:
@@ -340,21 +290,21 @@ class _Merge:
 
     def _shown(self, location: str) -> str:
         """Return the path of a snapshot file as reports show it: relative to the invocation folder, if it is below."""
-        here = self._config.invocation_params.dir
+        here = self.config.invocation_params.dir
         return os.path.relpath(location, here) if Path(location).is_relative_to(here) else location
 
     def _fail(self, text: str) -> None:
-        fail(self._report, "syrupy", text)
+        fail(self.report, "syrupy", text)
 
     def _assertion(self, reference: tuple[str, str, str | None]) -> Any:
         """Return this session's assertion with the extension `reference`. Creating it has syrupy discover snapshots."""
         extension = self._extension(reference)
         if extension not in self._assertions:
             self._assertions[extension] = _module("assertion").SnapshotAssertion(
-                session=self._session,
+                session=self.config._syrupy,
                 extension_class=extension,
                 test_location=self._test_location,
-                update_snapshots=self._config.option.update_snapshots,
+                update_snapshots=self.config.option.update_snapshots,
             )
         return self._assertions[extension]
 
@@ -363,7 +313,7 @@ class _Merge:
         if file is not None:
             with suppress(ImportError):
                 import_module(module)  # A test may have imported it in the ranks only.
-            for candidate in _modules(self._config, module):
+            for candidate in _modules(self.config, module):
                 found = _member(candidate, name)
                 if isinstance(found, type) and getattr(candidate, "__file__", None) == file:
                     return found
@@ -377,7 +327,7 @@ def _modules(config: pytest.Config, name: str) -> Iterator[object]:
     """Yield the modules called `name`. Conftests of several folders may have the same name."""
     if name in sys.modules:
         yield sys.modules[name]
-    for plugin in plugins(config):
+    for _, plugin in named_plugins(config):
         if ismodule(plugin) and plugin.__name__ == name:
             yield plugin
 
@@ -392,7 +342,3 @@ def _member(module: object, name: str) -> object:
 def _plain(data: Any) -> Any:
     """Return serialized data as plain str or bytes, whatever subclass an extension has made."""
     return str(data) if isinstance(data, str) else bytes(data) if isinstance(data, (bytearray, bytes)) else data
-
-
-def _nothing() -> int:
-    return 0

@@ -9,35 +9,26 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import take
+from pytest_accel.rank.context import RANK
 
-KEY = "teamcity"
-_MODULE = "teamcity.pytest_plugin"
-
-
-def rank_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that sends failed comparisons of a rank; None if no runner listens."""
-    if not _is_enabled(config):
-        return None
-    config.option.verbose = 2  # The plugin sets it too: explanations of asserts are not truncated.
-    return _Rank()
+Comparison = tuple[str, Any, Any]
+"""An operator, and the values on its left and right side."""
 
 
-def driver_plugin(config: pytest.Config) -> object | None:
+def plugin(config: pytest.Config) -> object | None:
     """Return the plugin that passes failed comparisons to teamcity-messages; None if no runner listens."""
-    if not _is_enabled(config):
+    option = config.option
+    if option.no_teamcity or not (option.teamcity or import_module("teamcity").is_running_under_teamcity()):
         return None
-    return _Driver(take("teamcity-messages", _MODULE, "_ASSERTION_FAILURE_KEY"))
-
-
-def _is_enabled(config: pytest.Config) -> bool:
-    if config.option.no_teamcity:
-        return False
-    return bool(config.option.teamcity or import_module("teamcity").is_running_under_teamcity())
+    if RANK not in config.stash:
+        return _Driver(take("teamcity-messages", "teamcity.pytest_plugin", "_ASSERTION_FAILURE_KEY"))
+    option.verbose = 2  # The plugin sets it too: explanations of asserts are not truncated.
+    return _Rank()
 
 
 class _Rank:
     def __init__(self) -> None:
-        self._compared: tuple[str, Any, Any] | None = None
+        self._compared: Comparison | None = None
 
     def pytest_runtest_setup(self) -> None:
         self._compared = None
@@ -45,8 +36,8 @@ class _Rank:
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
         self._compared = op, _shown(left), _shown(right)
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
-        return {KEY: self._compared} if report.failed and self._compared is not None else None
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> Comparison | None:
+        return self._compared if report.failed else None
 
 
 class _Driver:
@@ -54,11 +45,8 @@ class _Driver:
         """`attribute` is the attribute of an item in which the plugin looks for a failed comparison."""
         self._attribute = attribute
 
-    def pytest_accel_merge(self, item: pytest.Item, rank_data: dict[int, dict[str, Any]]) -> None:
-        for _, data in sorted(rank_data.items()):
-            if KEY in data:
-                setattr(item, self._attribute, data[KEY])
-                return
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, Comparison]) -> None:
+        setattr(item, self._attribute, next(iter(sent.values())))
 
 
 def _shown(value: object) -> object:

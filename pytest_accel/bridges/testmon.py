@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.bridges.internals import require
 from pytest_accel.core.stash_keys import MARKED
-
-_KEY = "testmon_lines"
-_NEEDED = ("start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
-"""The attributes of `testmon.testmon_core.TestmonCollector` that this module uses."""
 
 
 def rank_plugin(config: pytest.Config) -> object | None:
@@ -36,14 +33,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
     if collect is None:
         return None
     collector = getattr(collect, "testmon", None)
-    missing = [name for name in _NEEDED if not hasattr(collector, name)]
-    if missing:
-        from importlib.metadata import version
-
-        raise pytest.UsageError(
-            f"pytest-testmon {version('pytest-testmon')} cannot record what tests execute in ranks: its collector has "
-            f"no {', '.join(missing)}; install pytest-testmon 2.2, or run without it (--no-testmon)"
-        )
+    require("pytest-testmon", collector, "start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
     return LinesOfRanks(collector, is_worker=hasattr(config, "workerinput"))
 
 
@@ -59,8 +49,8 @@ class LinesOfRank:
         self._take()  # Discard lines that were executed between tests.
         return (yield)
 
-    def pytest_accel_rank_data(self, report: pytest.TestReport) -> dict[str, Any] | None:
-        return {_KEY: self._take()} if report.when == "teardown" else None
+    def send(self, item: pytest.Item, report: pytest.TestReport) -> dict[str, list[int]] | None:
+        return self._take() if report.when == "teardown" else None
 
     def _take(self) -> dict[str, list[int]]:
         """Return the lines executed since the last call, by file.
@@ -107,15 +97,12 @@ class LinesOfRanks:
         self._failed = self._failed or report.failed
         return report
 
-    def pytest_accel_merge(self, report: pytest.TestReport, rank_data: dict[int, dict[str, Any]]) -> None:
-        if report.when != "teardown":
-            return
+    def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, list[int]]]) -> None:
+        self._ranks.update(sent)
         lines: dict[str, set[int]] = {}
-        for rank, sent in rank_data.items():
-            if _KEY in sent:
-                self._ranks.add(rank)
-                for file, executed in sent[_KEY].items():
-                    lines.setdefault(file, set()).update(executed)
+        for of_rank in sent.values():
+            for file, executed in of_rank.items():
+                lines.setdefault(file, set()).update(executed)
         self._collector.cov.get_data().add_lines(lines)
 
     def _get_batch_coverage_data(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Values of a rank are sent as plain data."""
+"""Conversion of values to plain data."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Level(enum.IntEnum):
         (np.arange(2), "[0 1]"),
     ],
 )
-def test_numbers_and_containers_stay_such(value: object, sent: object) -> None:
+def test_numbers_and_containers_keep_their_values(value: object, sent: object) -> None:
     found = to_plain(value)
     assert (found, type(found)) == (sent, type(sent))

@@ -1,4 +1,4 @@
-"""What bridges take of other plugins' internals is refused where it is absent."""
+"""Releases of other plugins that lack internals which a bridge needs are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from pytest_accel.bridges.internals import require, take
+from pytest_accel.bridges.internals import require, require_parameters, take
 
 
 def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
@@ -20,6 +20,18 @@ def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
         require("plugin", json.decoder, "JSONDecoder", "Lost")
     with pytest.raises(pytest.UsageError, match=text):
         take("plugin", "json.absent", "Lost")
+
+
+def _compare(new: object, old: object, limit: int = 3) -> None:
+    """Have two parameters that must be given, and one that may be omitted."""
+
+
+def test_a_release_whose_function_has_other_parameters_is_refused() -> None:
+    require_parameters("plugin", _compare, "new", "old")
+    require_parameters("plugin", _compare, "old", "new", "limit")
+    for names in (("new", "old", "first"), ("new",)):
+        with pytest.raises(pytest.UsageError, match=rf"which has no _compare\({', '.join(names)}\): install"):
+            require_parameters("plugin", _compare, *names)
 
 
 def test_the_refused_release_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What the doctor says: of facts, and of this machine."""
+"""Judgements of the doctor: on given facts, and on this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_kind(kind: Kind, **more: Any) -> MachineFacts:
     return replace(FINE, kinds=tuple(kind if one.name == kind.name else one for one in FINE.kinds), **more)
 
 
-def test_a_machine_that_is_fine() -> None:
+def test_a_machine_without_problems_passes_every_check() -> None:
     findings = check(FINE)
     assert [finding.check for finding in findings] == CHECKS
     assert {finding.state for finding in findings} == {"ok"}
@@ -169,7 +169,7 @@ CASES: list[tuple[MachineFacts, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("facts", "name", "state", "what", "advice"), CASES)
-def test_what_is_said_of_facts(facts: MachineFacts, name: str, state: str, what: str, advice: str) -> None:
+def test_each_problem_has_its_message(facts: MachineFacts, name: str, state: str, what: str, advice: str) -> None:
     findings = [finding for finding in told(facts, name) if finding.state != "ok"]
     assert [finding.state for finding in findings] == [state]
     assert what in findings[0].what
@@ -190,11 +190,11 @@ def test_what_is_said_of_facts(facts: MachineFacts, name: str, state: str, what:
         replace(FINE, torch=Torch("2.9", {"cuda": "12.9"})),
     ],
 )
-def test_nothing_is_said_without_need(facts: MachineFacts) -> None:
+def test_facts_without_a_problem_have_no_message(facts: MachineFacts) -> None:
     assert [finding for finding in check(facts) if finding.state != "ok"] == []
 
 
-def test_text_and_json() -> None:
+def test_findings_are_shown_as_text_and_json() -> None:
     findings = check(replace(FINE, torch=None, shared_memory=1))
     lines = text(findings).splitlines()
     at = lines.index("problem  torch     torch is not installed")
@@ -218,7 +218,9 @@ def test_text_and_json() -> None:
         ([], 1, None, Forks("ended", "pytest_accel", "exit status 1")),
     ],
 )
-def test_what_the_throw_away_process_told(lines: list[str], status: int, hung: float | None, forks: Forks) -> None:
+def test_the_output_of_the_probe_process_is_interpreted(
+    lines: list[str], status: int, hung: float | None, forks: Forks
+) -> None:
     assert conclude(lines, status, hung) == forks
 
 
@@ -234,14 +236,16 @@ def test_what_the_throw_away_process_told(lines: list[str], status: int, hung: f
         ("import os\nos.kill(os.getpid(), 6)", Forks("ended", "mine", "signal 6")),
     ],
 )
-def test_a_throw_away_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, forks: Forks) -> None:
+def test_the_probe_process_finds_modules_that_prevent_forking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, forks: Forks
+) -> None:
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(ROOT)
     assert try_forks(["mine"]) == forks
 
 
-def test_a_throw_away_process_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert try_forks([], timeout=0.5) == Forks("hung", "pytest_accel", "0.5 seconds")
@@ -332,7 +336,7 @@ def test_this_machine_with_pretended_devices() -> None:
     assert done.stderr == ""
 
 
-def test_what_is_wrong_is_told_and_is_the_exit_status(tmp_path: Path) -> None:
+def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("in the way")
     (tmp_path / "starts.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
@@ -365,7 +369,7 @@ def test_what_is_wrong_is_told_and_is_the_exit_status(tmp_path: Path) -> None:
     assert re.match(r"kind 'twin' of (one 1.0 and of other|other 1.0 and of one) 1.0: it can be", broken[1]["what"])
 
 
-def test_it_says_what_it_is_asked_wrongly() -> None:
+def test_wrong_arguments_are_explained() -> None:
     for done, word in (
         (run("--accel", "sim:0"), "sim:0"),
         (run("--accel", "sim:2", "--accel-devices", "5"), "'5' names no device"),

@@ -179,7 +179,7 @@ def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["info", "doctor"])
-def test_it_only_looks(folder: Path, holder: int, command: str) -> None:
+def test_it_changes_nothing(folder: Path, holder: int, command: str) -> None:
     done = watched(folder, command, "--accel", "sim:2,shared")
     assert done.returncode == 0, done.stderr
     assert command == "doctor" or f"looked at {folder}/pytest-accel-sim-1.lock" in done.stderr
@@ -188,7 +188,7 @@ def test_it_only_looks(folder: Path, holder: int, command: str) -> None:
     assert not missing.exists()
 
 
-def test_a_lock_folder_that_is_none(folder: Path) -> None:
+def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
     folder.write_text("in the way")
     done = run("--accel", "sim:1,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)})
     assert done.returncode == 0, done.stderr
@@ -199,7 +199,7 @@ def test_a_lock_folder_that_is_none(folder: Path) -> None:
     assert f"{folder}/pytest-accel-sim-0.lock: Not a directory" in note
 
 
-def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
+def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> None:
     assert who_holds(folder, "sim-0") is None
     locks = DeviceLocks(folder)
     try:
@@ -239,7 +239,7 @@ def test_onlookers_see_the_holder_and_not_each_other(folder: Path) -> None:
         ),
     ],
 )
-def test_it_says_what_it_is_asked_wrongly(arguments: list[str], environ: dict[str, str], words: str) -> None:
+def test_wrong_arguments_are_explained(arguments: list[str], environ: dict[str, str], words: str) -> None:
     done = run(*arguments, environ=environ)
     assert done.returncode == 2
     assert words in done.stderr
@@ -247,7 +247,7 @@ def test_it_says_what_it_is_asked_wrongly(arguments: list[str], environ: dict[st
     assert done.stdout == ""
 
 
-def test_a_kind_whose_package_is_broken(tmp_path: Path) -> None:
+def test_a_kind_whose_package_cannot_be_imported_is_reported(tmp_path: Path) -> None:
     info = tmp_path / "toys-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
@@ -258,7 +258,7 @@ def test_a_kind_whose_package_is_broken(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_shown_of_facts() -> None:
+def test_each_fact_is_shown() -> None:
     links = (Link("b", "nvlink"), Link("b", "nvlink"), Link("gone", "nvlink"), Link("c", "nvlink"), Link("c", "numa"))
     devices = tuple(Device("toy", name, at, "Toy", links=links if name == "a" else ()) for at, name in enumerate("abc"))
     shares = {"a": Holder(0, "unknown", "unknown", 0.0)}
@@ -283,7 +283,7 @@ def test_what_is_shown_of_facts() -> None:
     ]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "pytest_accel", "--accel", "sim:64", "--json"]

@@ -74,11 +74,11 @@ def start() -> Iterator[Start]:
         (RankExit(ExitCause.NODE_LOST), "lost with its node, which does not answer any more"),
     ],
 )
-def test_the_end_of_a_rank_in_words(end: RankExit, text: str) -> None:
+def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> None:
     assert describe_exit(end) == text
 
 
-def test_each_cause_has_words_of_its_own() -> None:
+def test_each_cause_has_its_own_text() -> None:
     assert len({describe_exit(RankExit(cause, -signal.SIGKILL)) for cause in ExitCause}) == len(ExitCause)
 
 
@@ -126,7 +126,7 @@ def test_a_process_that_does_not_answer_or_is_gone_has_no_stack(start: Start, tm
     assert stacks[1] == stacks[2] == ""
 
 
-def test_the_frame_that_is_the_users() -> None:
+def test_the_users_frame_is_found() -> None:
     stack = """Thread 0x00007f1 (most recent call first):
   File "/opt/lib/python3.12/threading.py", line 655 in wait
   File "/venv/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
@@ -136,12 +136,12 @@ def test_the_frame_that_is_the_users() -> None:
     assert where(stack) == "/home/me/helpers.py:40 in meet"
 
 
-def test_a_stack_without_any_names_nothing() -> None:
+def test_a_stack_without_frames_of_the_user_names_no_place() -> None:
     assert where("") == ""
     assert where('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') == ""
 
 
-def test_other_threads_do_not_say_where_a_rank_is() -> None:
+def test_the_place_of_a_rank_is_that_of_its_main_thread() -> None:
     stack = """Thread 0x00007f2 (most recent call first):
   File "/home/me/helpers.py", line 3 in work
 
@@ -151,7 +151,7 @@ Current thread 0x00007f1 (most recent call first):
     assert where(stack) == "/home/me/test_it.py:12 in test_it"
 
 
-def test_what_is_frozen_or_of_the_command_line_is_no_place_of_the_tests() -> None:
+def test_frozen_modules_and_the_command_line_are_no_frames_of_the_user() -> None:
     stack = """Current thread 0x00007f1 (most recent call first):
   File "<frozen os>", line 692 in __len__
   File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main

@@ -33,11 +33,13 @@ def machine(root: Path, groups: str, **files: str) -> Path:
         ("4:cpu:/job\n", {"memory/job/memory.oom_control": V1}, None),
     ],
 )
-def test_the_kernels_counter(tmp_path: Path, groups: str, files: dict[str, str], count: int | None) -> None:
+def test_the_counter_of_the_kernel_is_read(
+    tmp_path: Path, groups: str, files: dict[str, str], count: int | None
+) -> None:
     assert oom_kills(machine(tmp_path, groups, **files)) == count
 
 
-def test_no_control_groups(tmp_path: Path) -> None:
+def test_without_control_groups_there_is_no_counter(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) is None
 
 
@@ -53,7 +55,7 @@ def test_no_control_groups(tmp_path: Path) -> None:
         (RankExit(ExitCause.SERVER_ENDED), 3, 4, False),
     ],
 )
-def test_a_kill_counts_only_where_the_counter_went_up(
+def test_a_kill_is_out_of_memory_only_if_the_counter_has_risen(
     end: RankExit, before: int | None, after: int | None, is_for_memory: bool
 ) -> None:
     expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if is_for_memory else end

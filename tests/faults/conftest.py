@@ -1,4 +1,4 @@
-"""Whole pytest sessions, as processes of their own, of tests that misbehave; nothing of them may stay behind."""
+"""Sessions of misbehaving tests, each a process of its own. Nothing of them may be left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LINES = (
 _OUTER = re.compile(
     r"PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|\w+_VISIBLE_DEVICES$|(LOCAL_)?RANK$|WORLD_SIZE$|OMP_NUM_THREADS$"
 )
-"""What an outer session, or a launcher around it, may have set."""
+"""Variables that an outer session or launcher may have set."""
 
 PYTEST = (sys.executable, "-m", "pytest")
 
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def words(self) -> dict[str, str]:
-        """What ``-v`` said of each test, by the test's name."""
+        """The result that ``-v`` has shown for each test, by the test's name."""
         words: dict[str, str] = {}
         for pattern in _LINES:
             for match in pattern.finditer(self.text):
@@ -182,7 +182,7 @@ class Suite:
         return self.start(*args).finish()
 
     def read(self, name: str) -> str:
-        """What a test writes into the file `name`, waited for; the first line, whole."""
+        """Wait until a test has written the file `name`, and return its text without whitespace at both ends."""
         path = self.path / name
         eventually(f"{name} to be written", lambda: path.exists() and path.read_text().endswith("\n"))
         return path.read_text().strip()
@@ -214,7 +214,7 @@ class Suite:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def end(self) -> None:
-        """Whatever still runs, because a test of this project has failed."""
+        """Kill the sessions that still run after a test of this project has failed."""
         for session in self._sessions:
             session.process.kill()
             session.process.wait()

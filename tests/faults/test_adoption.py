@@ -56,7 +56,7 @@ def adopting(suite: Suite, tests: str, more: str = "") -> None:
 
 
 @pytest.mark.long
-def test_the_verdict_is_that_of_the_class_alone(suite: Suite) -> None:
+def test_an_adopted_class_has_the_same_verdicts_as_without_adoption(suite: Suite) -> None:
     adopting(
         suite,
         """
@@ -88,7 +88,7 @@ class TestBoth(Case):
     assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
 
 
-def test_groups_and_files_are_new_in_each_test_and_the_ranks_stay(suite: Suite) -> None:
+def test_each_test_has_new_groups_and_files_in_the_same_ranks(suite: Suite) -> None:
     adopting(
         suite,
         """
@@ -212,7 +212,7 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
 
 
 @pytest.mark.long
-def test_a_child_runs_as_torchs_child_does(suite: Suite) -> None:
+def test_a_rank_runs_a_test_as_a_child_of_torch_does(suite: Suite) -> None:
     adopting(
         suite,
         """
@@ -275,7 +275,7 @@ class TestBadSetUp(MultiProcessTestCase):
     assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
 
 
-def test_each_ranks_end_counts(suite: Suite) -> None:
+def test_the_exit_of_each_rank_counts(suite: Suite) -> None:
     adopting(
         suite,
         """
@@ -359,7 +359,7 @@ class TestDies(MultiProcessTestCase):
 
 
 @pytest.mark.long
-def test_what_is_left_to_torch(suite: Suite) -> None:
+def test_unsupported_classes_are_left_to_torch(suite: Suite) -> None:
     adopting(
         suite,
         """
@@ -398,7 +398,7 @@ class TestMarked(Case):
 
 
 @pytest.mark.long
-def test_a_harness_that_is_not_known(suite: Suite) -> None:
+def test_an_unknown_harness_is_reported(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 
     run = suite.run()
@@ -407,7 +407,7 @@ def test_a_harness_that_is_not_known(suite: Suite) -> None:
     assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
 
 
-def test_ranks_believe_no_stranger(suite: Suite) -> None:
+def test_ranks_reject_unsigned_values_in_the_store(suite: Suite) -> None:
     """Rank 0 says in the world's store what the test's file and environment are, where others can write, too."""
     adopting(
         suite,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_ranks_that_wait_for_one_that_did_not_pass(suite: Suite) -> None:
+def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -73,7 +73,7 @@ def test_ranks_that_wait_for_one_that_did_not_pass(suite: Suite) -> None:
     assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
 
 
-def test_a_teardown_that_fails_early_stops_no_timeout(suite: Suite) -> None:
+def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

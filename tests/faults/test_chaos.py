@@ -241,7 +241,7 @@ def test_each_test_has_one_verdict_whatever_is_killed(suite: Suite, request: pyt
 
 
 def check(suite: Suite, text: str, kills: list[Kill], count: int) -> None:
-    """What must hold of the session of `count` tests that has said `text`."""
+    """Check the output `text` of a session of `count` tests."""
     assert "INTERNALERROR" not in text
     reports: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for line in (suite.path / "verdicts").read_text().splitlines():

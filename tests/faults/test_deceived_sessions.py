@@ -15,7 +15,7 @@ SUBTESTS = hasattr(pytest, "Subtests")
 """pytest 9 has them."""
 
 
-def test_what_is_told_can_be_relied_on(suite: Suite) -> None:
+def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -160,7 +160,7 @@ def test_what_is_told_can_be_relied_on(suite: Suite) -> None:
     }, run.text
 
 
-def test_a_driver_without_file_descriptors_waits_for_nothing(suite: Suite) -> None:
+def test_a_driver_without_file_descriptors_does_not_hang(suite: Suite) -> None:
     suite.write(
         "test_poor.py",
         """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_death_is_told_where_it_happens(suite: Suite) -> None:
+def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite) -> None:
     suite.write(
         "test_deaths.py",
         """
@@ -229,7 +229,7 @@ def test_death_is_told_where_it_happens(suite: Suite) -> None:
     assert "test_deaths.py" in run.failure("test_segfault").partition("Segmentation fault")[2], "no stack of the crash"
 
 
-def test_death_after_a_test_has_passed_fails_the_session(suite: Suite) -> None:
+def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

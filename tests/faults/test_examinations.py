@@ -1,4 +1,4 @@
-"""What a report shows of living ranks: where they were when another died, and what they do natively when they hang."""
+"""Reports on living ranks: their stacks when another rank died, and their native stacks when they hang."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_a_death_shows_where_the_others_were(suite: Suite) -> None:
+def test_the_report_of_a_dead_rank_shows_the_places_of_the_others(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

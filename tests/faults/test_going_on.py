@@ -31,11 +31,11 @@ def begun(suite: Suite) -> Suite:
 
 
 def times(suite: Suite) -> Counter[str]:
-    """How often each test was begun on each rank."""
+    """Return how often each test was started on each rank."""
     return Counter((suite.path / "begun").read_text().splitlines())
 
 
-def test_ranks_that_never_meet_run_every_test_once(begun: Suite) -> None:
+def test_ranks_without_collectives_run_every_test_once(begun: Suite) -> None:
     """One rank is ahead of the other at the end of a test, sometimes this one, sometimes that."""
     begun.write(
         "test_it.py",
@@ -53,7 +53,7 @@ def test_ranks_that_never_meet_run_every_test_once(begun: Suite) -> None:
     assert times(begun) == Counter({f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)})
 
 
-def test_what_goes_wrong_is_told_of_the_test_in_which_it_did(begun: Suite) -> None:
+def test_a_failure_is_reported_in_the_test_in_which_it_happened(begun: Suite) -> None:
     begun.write(
         "test_it.py",
         """
@@ -108,7 +108,7 @@ def test_what_goes_wrong_is_told_of_the_test_in_which_it_did(begun: Suite) -> No
 
 
 @pytest.mark.long
-def test_after_a_mismatch_nobody_goes_on(begun: Suite) -> None:
+def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> None:
     begun.write(
         "test_it.py",
         """
@@ -138,7 +138,7 @@ def test_after_a_mismatch_nobody_goes_on(begun: Suite) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["alone", "xdist"])
-def test_after_the_first_failure_nothing_is_begun(begun: Suite, workers: tuple[str, ...]) -> None:
+def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tuple[str, ...]) -> None:
     begun.write(
         "test_it.py",
         """
@@ -165,7 +165,7 @@ def test_after_the_first_failure_nothing_is_begun(begun: Suite, workers: tuple[s
     assert "test_never 1" not in times(begun)
 
 
-def test_a_test_that_is_run_again_has_ranks_to_itself(begun: Suite) -> None:
+def test_a_rerun_does_not_overlap_with_the_next_test(begun: Suite) -> None:
     """The driver finds a failure where the ranks have found none, and they have gone on."""
     begun.write(
         "test_it.py",

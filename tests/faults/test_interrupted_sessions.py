@@ -77,7 +77,7 @@ def begin(suite: Suite, *args: str) -> Session:
 
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
-def test_interrupt(suite: Suite, workers: list[str]) -> None:
+def test_an_interrupt_leaves_nothing_behind(suite: Suite, workers: list[str]) -> None:
     session = begin(suite, *workers)
     # As a terminal does it.
     os.killpg(session.process.pid, signal.SIGINT)
@@ -86,14 +86,14 @@ def test_interrupt(suite: Suite, workers: list[str]) -> None:
     assert_places(run)
 
 
-def test_interrupt_of_the_controller_of_workers(suite: Suite) -> None:
+def test_an_interrupt_with_workers_leaves_nothing_behind(suite: Suite) -> None:
     session = begin(suite, "-n2")
     session.process.send_signal(signal.SIGINT)
     assert_places(session.finish())
 
 
 def assert_places(run: Run) -> None:
-    """It is shown, once, where the ranks are that wait for ever."""
+    """Check that the places of the waiting ranks are shown once."""
     text, _ = run.text.split("KeyboardInterrupt !", 1)
     # A test of the other worker may run as well.
     parts = text.split("- accel: the interrupted ranks")[1:]
@@ -103,7 +103,7 @@ def assert_places(run: Run) -> None:
     assert 'test_it.py", line' in told.partition("] stacks ---")[2]
 
 
-def test_second_interrupt(suite: Suite) -> None:
+def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -126,13 +126,13 @@ def test_second_interrupt(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_end_of_the_controller(suite: Suite, number: signal.Signals) -> None:
+def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.Signals) -> None:
     session = begin(suite)
     session.process.send_signal(number)
     assert session.finish().code == -number
 
 
-def test_end_of_the_controller_while_its_own_child_lives_on(suite: Suite) -> None:
+def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: Suite) -> None:
     """The child has the controller's end of every connection."""
     suite.write(
         "test_first.py",
@@ -157,7 +157,7 @@ def test_end_of_the_controller_while_its_own_child_lives_on(suite: Suite) -> Non
     suite.expect_nothing_left()
 
 
-def test_end_of_the_controller_while_the_server_starts(suite: Suite) -> None:
+def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS.replace("RUN-", f"{suite.run_id}-"))
     session = suite.start()
     session.fork_server()
@@ -165,7 +165,7 @@ def test_end_of_the_controller_while_the_server_starts(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.long), True])
-def test_end_of_the_fork_server(suite: Suite, preloaded: bool) -> None:
+def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
     session = begin(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
     run = session.finish()
@@ -174,7 +174,7 @@ def test_end_of_the_fork_server(suite: Suite, preloaded: bool) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
-def test_exit_from_a_rank(suite: Suite) -> None:
+def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -208,7 +208,7 @@ def test_exit_from_a_rank(suite: Suite) -> None:
     assert run.code == 7
 
 
-def test_end_of_a_worker_gives_its_devices_back(suite: Suite) -> None:
+def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
     suite.write(
         "conftest.py",
@@ -231,7 +231,7 @@ def test_end_of_a_worker_gives_its_devices_back(suite: Suite) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
-def test_end_of_the_controller_of_workers(suite: Suite) -> None:
+def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: Suite) -> None:
     session = begin(suite, "-n2")
     session.process.kill()
 
@@ -291,7 +291,7 @@ def test_sessions_that_contend_for_devices(suite: Suite) -> None:
         assert list(run.words.values()) == ["PASSED"] * 17
 
 
-def test_a_dead_session_holds_nothing(suite: Suite) -> None:
+def test_a_dead_session_holds_no_device(suite: Suite) -> None:
     """Another one waits for its devices, and gets them."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")
     first = begin(suite)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
+def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
     suite.write(
         "test_hangs.py",
@@ -181,7 +181,7 @@ def test_hangs_end_with_the_stacks_of_those_who_hang(suite: Suite) -> None:
     assert waiting.index("the cause") < waiting.index("was terminated") < waiting.index("in barrier")
 
 
-def test_a_hang_tells_which_collective_is_waited_for_and_who_has_not_come(suite: Suite) -> None:
+def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None:
     suite.write(
         "test_hangs.py",
         """
@@ -405,7 +405,7 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
     assert "rank 0: 1, rank 1: 0" in more
 
 
-def test_unlike_collectives_are_named(suite: Suite) -> None:
+def test_collectives_that_differ_between_ranks_are_named(suite: Suite) -> None:
     suite.write(
         "test_unlike.py",
         """

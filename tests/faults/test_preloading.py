@@ -23,7 +23,7 @@ print(json.dumps(unfit()))
 
 
 @pytest.mark.parametrize(("runtime", "why"), [("up", "initialises the fakeacc runtime"), ("down", None)])
-def test_a_runtime_that_only_its_package_knows_is_seen(runtime: str, why: str | None) -> None:
+def test_a_device_runtime_that_only_its_package_can_report_is_detected(runtime: str, why: str | None) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BACKEND, runtime],
         # As in the fork server: OpenBLAS starts threads when it is loaded.

@@ -99,7 +99,7 @@ _LOSES_THE_SERVER = """
 @pytest.mark.parametrize(
     "phase", [pytest.param("setup", marks=pytest.mark.long), "call", pytest.param("teardown", marks=pytest.mark.long)]
 )
-def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
+def test_a_test_is_retried_if_the_fork_server_dies(suite: Suite, phase: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("--accel-retry-dead", "-k", f"test_{phase}", "--junitxml=report.xml")
     run.expect({f"test_{phase}": "PASSED"})
@@ -111,7 +111,7 @@ def test_a_lost_fork_server_is_no_tests_fault(suite: Suite, phase: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("test", ["test_fails_the_second_time", "test_each_time", "test_own_fault"])
-def test_what_happens_the_second_time_counts(suite: Suite, test: str) -> None:
+def test_the_result_of_the_retry_counts(suite: Suite, test: str) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("--accel-retry-dead", "-k", test)
     run.expect({test: "FAILED"})
@@ -130,7 +130,7 @@ def _listed(run: Run) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_without_the_option_it_is_told_and_no_more(suite: Suite) -> None:
+def test_without_the_option_the_death_is_reported_and_not_retried(suite: Suite) -> None:
     suite.write("test_it.py", _LOSES_THE_SERVER)
     run = suite.run("-k", "test_call or test_own_fault")
     run.expect({"test_call": "FAILED", "test_own_fault": "FAILED"})
@@ -157,7 +157,7 @@ def little_memory() -> Iterator[Path]:
     pytest.skip("no control group can be made here: not root, or no memory controller")
 
 
-def test_a_kill_for_want_of_memory_is_told_and_retried(suite: Suite, little_memory: Path) -> None:
+def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, little_memory: Path) -> None:
     suite.write(
         "test_it.py",
         """

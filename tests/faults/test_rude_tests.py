@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
-def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
+def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
     suite.write(
         "test_rude.py",
         """
@@ -316,7 +316,7 @@ def test_rude_tests_do_no_harm_to_the_next(suite: Suite) -> None:
         assert text in run.failure(test)
 
 
-def test_copy_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
+def test_a_fork_of_the_driver_does_not_end_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -360,7 +360,7 @@ _REPLACED = (
 """Functions that ranks need of the standard library, and that pytest itself can do without."""
 
 
-def test_what_a_test_replaces_is_not_what_its_rank_uses(suite: Suite) -> None:
+def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> None:
     suite.write(
         "test_replaces.py",
         f"""

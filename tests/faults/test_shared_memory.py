@@ -1,4 +1,4 @@
-"""What ranks leave in shared memory is removed when their world ends, however it ends, and nothing else is."""
+"""Tests of shared memory: files that ranks leave are removed when their world ends, however it ends, and no others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def eventually(look):
 """
 
 
-def test_files_go_with_the_world_that_made_them(suite: Suite) -> None:
+def test_files_are_removed_with_the_world_that_created_them(suite: Suite) -> None:
     (suite.path / "test_it.py").write_text(
         HEAD.replace("RUN_ID", suite.run_id)
         + """
@@ -129,7 +129,7 @@ def test_orphans_have_been_removed():
 
 
 @pytest.mark.long
-def test_files_go_when_a_server_without_a_copy_is_killed(suite: Suite) -> None:
+def test_files_are_removed_if_a_fork_server_without_a_copy_is_killed(suite: Suite) -> None:
     """The first fork server that is killed is the copy of another, which removes them; the second is the only one."""
     (suite.path / "test_it.py").write_text(
         HEAD.replace("RUN_ID", suite.run_id)

@@ -65,7 +65,7 @@ _TEST = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the test looks at processes as Linux has them")
-def test_ranks_of_a_later_world_have_waited_and_those_that_have_died_are_not_missed(suite: Suite) -> None:
+def test_later_ranks_come_from_standby_processes_and_dead_ones_are_replaced(suite: Suite) -> None:
     suite.write("test_it.py", _TEST)
     run = suite.run("--accel-timeout", "90")
     run.expect({f"test_new[{number}]": "PASSED" for number in range(4)})
@@ -109,15 +109,15 @@ _STOPS = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no processes wait")
-def test_those_that_are_stopped_hold_nobody_up(suite: Suite) -> None:
-    """What they would be told is more than a socket takes."""
+def test_stopped_standby_processes_block_nothing(suite: Suite) -> None:
+    """The message to a standby process is larger than the buffer of a socket."""
     suite.write("test_it.py", _TEST.partition("    @pytest.mark")[0] + _STOPS)
     run = suite.run("--accel-timeout", "50")
     assert set(run.words.values()) == {"PASSED"}, run.text
     assert len(run.words) == 4
 
 
-def test_where_no_more_processes_may_be_made_nothing_depends_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_process_that_cannot_be_forked_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is asked for and cannot be made is an error; one that nobody has asked for is not."""
     tried = []
 

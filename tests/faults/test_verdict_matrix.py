@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Way:
-    """How a rank ends a test, and what must be said of it."""
+    """A way in which a rank ends a test, and the expected report."""
 
     code: str
     text: str
@@ -32,7 +32,7 @@ class Way:
     passes: bool = False
     skips: bool = False
     everywhere: bool = True
-    """Whether it is tried at every site, or only in a test's call."""
+    """True if it is tested at every site; False: only in the call phase."""
 
 
 WAYS = {
@@ -161,7 +161,7 @@ def files(size: int, who: frozenset[int], *, plain: bool) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What plain pytest says of each test in which nothing dies."""
+    """The results of plain pytest for the tests in which no process dies."""
     folder = tmp_path_factory.mktemp("plain")
     for name, text in files(1, frozenset({0}), plain=True).items():
         (folder / name).write_text(text)
@@ -199,7 +199,9 @@ def expected(test: str, size: int, who: frozenset[int], plain: dict[str, str]) -
         pytest.param(4, {0, 1, 2, 3}, id="all of 4", marks=pytest.mark.long),
     ],
 )
-def test_each_way_on_these_ranks(suite: Suite, plain: dict[str, str], size: int, who: set[int]) -> None:
+def test_each_way_to_end_on_some_ranks_has_its_verdict(
+    suite: Suite, plain: dict[str, str], size: int, who: set[int]
+) -> None:
     for name, text in files(size, frozenset(who), plain=False).items():
         suite.write(name, text)
     run = suite.run("--accel", "none")

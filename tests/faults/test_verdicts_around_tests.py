@@ -1,4 +1,4 @@
-"""What goes wrong in ranks outside of their tests: where a file is imported, and where a process ends."""
+"""Failures of ranks outside of tests: during the import of a file, and at the end of a process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_{SITE}_{WAY}():
 
 @pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.long)])
 @pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.long)])
-def test_what_ranks_meet_at_import_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
+def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
     for way, (code, _) in WAYS.items():
         bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
         test = TEST.replace("{SITE}", site).replace("{WAY}", way)
@@ -62,7 +62,7 @@ def test_what_ranks_meet_at_import_is_an_error_of_the_test(suite: Suite, site: s
     suite.expect_nothing_left()
 
 
-def test_what_ranks_do_at_their_end(suite: Suite) -> None:
+def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -126,7 +126,7 @@ def test_what_ranks_do_at_their_end(suite: Suite) -> None:
         ("os.abort()", r"SIGABRT"),
     ],
 )
-def test_a_rank_that_ends_badly_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
+def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
     suite.write(
         "test_it.py",
         f"""
@@ -150,7 +150,7 @@ def test_a_rank_that_ends_badly_after_its_last_test_fails_the_session(suite: Sui
     suite.expect_nothing_left()
 
 
-def test_expected_failures_are_judged_once_on_what_all_ranks_did(suite: Suite) -> None:
+def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -236,7 +236,9 @@ def test_expected_failures_are_judged_once_on_what_all_ranks_did(suite: Suite) -
     ],
 )
 @pytest.mark.parametrize("who", [{1}, pytest.param({0, 1}, marks=pytest.mark.long)], ids=["one", "all"])
-def test_a_rank_that_ends_the_session(suite: Suite, code: str, status: int, text: str, who: set[int]) -> None:
+def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
+    suite: Suite, code: str, status: int, text: str, who: set[int]
+) -> None:
     suite.write(
         "test_it.py",
         f"""

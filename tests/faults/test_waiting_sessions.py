@@ -1,4 +1,4 @@
-"""What sessions say while tests wait, and what becomes of one whose lock or whose thread is gone."""
+"""Messages of sessions whose tests wait, and failures of sessions whose lock file or thread is gone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def line(session: Session, pattern: str) -> re.Match[str]:
     pytest.fail("".join(["no such line in\n", *said]), pytrace=False)
 
 
-def test_a_session_says_who_in_another_session_has_what_it_waits_for(suite: Suite) -> None:
+def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: Suite) -> None:
     suite.write("conftest.py", SHOWN_AT_ONCE)
     suite.write(
         "test_hold.py",
@@ -109,7 +109,7 @@ def test_a_session_says_who_in_another_session_has_what_it_waits_for(suite: Suit
         pytest.param("none", "1 CPU slot: 1 of 1 is held", marks=pytest.mark.long),
     ],
 )
-def test_under_xdist_the_controller_says_what_tests_wait_for(suite: Suite, accel: str, waits: str) -> None:
+def test_the_controller_of_xdist_says_for_which_devices_tests_wait(suite: Suite, accel: str, waits: str) -> None:
     suite.write("conftest.py", SHOWN_AT_ONCE)
     mark = "devices(3)" if accel == "sim:4" else "distributed(1)"
     suite.write(
@@ -142,7 +142,7 @@ def test_under_xdist_the_controller_says_what_tests_wait_for(suite: Suite, accel
     assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
 
 
-def test_a_lock_file_that_is_deleted_is_made_again_and_one_that_is_lost_ends_the_test(suite: Suite) -> None:
+def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_ends_the_test(suite: Suite) -> None:
     suite.write(
         "test_locks.py",
         """

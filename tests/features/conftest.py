@@ -1,4 +1,4 @@
-"""Whole pytest sessions, each a process of its own with suites of its own, and what they said of each test."""
+"""Sessions of small suites, each a process of its own, and their results by test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ filterwarnings = error
 _FOREIGN = re.compile(
     "PYTEST_(?!DEBUG_TEMPROOT)|COV_CORE|COVERAGE_|[A-Z]+_VISIBLE_DEVICES$|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_[A-Z]+|OMP_NUM_THREADS)$"
 )
-"""What an outer session, or a launcher around it, may have set."""
+"""Variables that an outer session or launcher may have set."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Run:
     text: str
     errors: str
     words: dict[str, list[str]]
-    """What ``-v`` said of each test, in the order in which it was said."""
+    """The results that ``-v`` has shown for each test, in their order."""
 
     def word(self, test: str) -> str:
         """The one word for `test`, which may be given by the end of its id."""
@@ -57,7 +57,7 @@ class Run:
         return {name.rpartition("::")[2]: " ".join(words) for name, words in self.words.items()}
 
     def count(self) -> dict[str, int]:
-        """How many tests were given each word."""
+        """Return the number of tests by result."""
         counts: dict[str, int] = {}
         for words in self.words.values():
             for word in words:

@@ -93,7 +93,7 @@ def test_choosing_tests(suite: Suite) -> None:
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
-def test_what_shows_but_does_not_run(suite: Suite) -> None:
+def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
     """None of these starts a process: not even the one that ranks come from."""
     _five(suite)
     suite.write("told.py", "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n")

@@ -57,7 +57,7 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
         ("glooo", "import the package that registers it"),
     ],
 )
-def test_backends_that_are_not_there(suite: Suite, backend: str, remedy: str) -> None:
+def test_missing_backends_are_reported(suite: Suite, backend: str, remedy: str) -> None:
     if importlib.util.find_spec("oneccl_bindings_for_pytorch") is not None:
         pytest.skip("oneCCL's bindings are installed")
     suite.write(

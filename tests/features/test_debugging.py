@@ -99,7 +99,7 @@ class Terminal:
         return str(self.child.before)
 
 
-def test_the_first_rank_that_fails(suite: Suite) -> None:
+def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
     assert "assert 'value of 1' == 'wrong'" in terminal.see("(Pdb) ")
     terminal.type("p value.upper()")
@@ -111,7 +111,7 @@ def test_the_first_rank_that_fails(suite: Suite) -> None:
     assert terminal.child.exitstatus == 1
 
 
-def test_another_debugger(suite: Suite) -> None:
+def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     suite.write(
         "mine.py",
         """
@@ -135,7 +135,7 @@ def test_another_debugger(suite: Suite) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_chosen_rank_only(suite: Suite, rank: int) -> None:
+def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
     assert "printed before" in terminal.see("(Pdb) ")
     terminal.type("p 'rank', rank")
@@ -195,7 +195,7 @@ def test_breakpoints_of_the_debugger(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_other_ranks_pass_over_their_breakpoints(suite: Suite) -> None:
+def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
     terminal.see("(Pdb) ")
     terminal.type("p value")
@@ -207,7 +207,7 @@ def test_other_ranks_pass_over_their_breakpoints(suite: Suite) -> None:
     assert "1 passed" in rest
 
 
-def test_clocks_stop_while_a_person_thinks(suite: Suite) -> None:
+def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "impatient")
     terminal.see("(Pdb) ")
     terminal.type("import time; time.sleep(2.5); print('th' 'ought')")
@@ -217,7 +217,7 @@ def test_clocks_stop_while_a_person_thinks(suite: Suite) -> None:
     assert "1 passed" in terminal.end()
 
 
-def test_trace(suite: Suite) -> None:
+def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None:
     terminal = Terminal(suite, "--trace", "-k", "test_short")
     terminal.see("PDB runcall")
     terminal.see("(Pdb) ")
@@ -257,7 +257,7 @@ def test_under_a_launcher(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["plain", "xdist"])
-def test_a_line_says_what_a_long_test_is_doing(suite: Suite, workers: tuple[str, ...]) -> None:
+def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")
     terminal = Terminal(suite, "-k", "test_waits", *workers)
     terminal.see("\naccel: test_x.py::test_waits has been in its call phase for ")

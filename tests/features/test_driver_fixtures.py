@@ -144,7 +144,7 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
-def test_nor_in_a_rerun(suite: Suite) -> None:
+def test_no_fixture_of_a_marked_test_runs_in_the_driver_in_a_rerun(suite: Suite) -> None:
     suite.all_plugins()
     suite.write("conftest.py", _CONFTEST)
     suite.write(
@@ -162,7 +162,7 @@ def test_nor_in_a_rerun(suite: Suite) -> None:
     assert len(suite.read("items.log")) == 6
 
 
-def test_what_the_fixtures_of_a_test_are_is_still_told(suite: Suite) -> None:
+def test_the_names_of_a_tests_fixtures_are_still_known_in_the_driver(suite: Suite) -> None:
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_fixtures.py", _TESTS)
     run = suite.run("--fixtures-per-test", quiet=True)

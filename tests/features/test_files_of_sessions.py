@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 
-def test_the_drivers_files_stay_the_drivers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_not_write_files_of_the_driver(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.write(
         "test_it.py",
         """

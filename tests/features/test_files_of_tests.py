@@ -19,8 +19,8 @@ _NAMED = """
     """
 
 
-def test_asserts_of_files_that_the_command_line_names_are_explained(suite: Suite) -> None:
-    """Whatever their names; also of one that another imports before its own tests come."""
+def test_asserts_are_rewritten_in_files_that_the_command_line_names(suite: Suite) -> None:
+    """The names do not matter, nor whether another file imports the file before its own tests run."""
     suite.write("cmp_first.py", _NAMED.format(other="import cmp_second", name="first", number=3))
     suite.write("cmp_second.py", _NAMED.format(other="", name="second", number=5))
     run = suite.run("cmp_first.py", "cmp_second.py::test_second")
@@ -63,7 +63,7 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
         assert len([name for name in run.words if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
 
 
-def test_tests_with_one_id(suite: Suite) -> None:
+def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None:
     """Plugins rewrite ids, which need not tell tests apart: a rank runs the one that the driver reports."""
     suite.write(
         "conftest.py",

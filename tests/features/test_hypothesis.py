@@ -46,7 +46,7 @@ def _write(suite: Suite, text: str) -> None:
 
 
 def _told(run: Run, test: str) -> str:
-    """What the report says of `test`, where there is one failing example in it."""
+    """Return the report of `test`; fail unless it has exactly one failing example."""
     text = run.failure(test)
     assert len(re.findall("Failing (?:test case|explicit example)|Falsifying", text)) == 1, text
     return text
@@ -164,7 +164,7 @@ def test_passes_afterwards(x, rank):
     assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
 
 
-def test_the_steps_of_a_state_machine(suite: Suite) -> None:
+def test_the_steps_of_a_state_machine_are_the_same_on_all_ranks(suite: Suite) -> None:
     _write(
         suite,
         """
@@ -202,7 +202,7 @@ def test_machine_in_the_body():
         assert len(re.findall(r"state\.add\(x=", text)) == 2
 
 
-def test_ranks_that_part(suite: Suite) -> None:
+def test_ranks_that_draw_or_end_differently_are_reported(suite: Suite) -> None:
     _write(
         suite,
         """
@@ -389,7 +389,7 @@ def test_found(x, y, rank):
 """
 
 
-def test_seeds_and_the_database(suite: Suite) -> None:
+def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
     """One database for all ranks; and what fixes the examples of a test fixes those of all ranks."""
     _write(suite, _DRAWN)
     names = ("drawn", "seed", "derandomized", "found")
@@ -466,7 +466,7 @@ class TestCase(unittest.TestCase):
         assert "x=100," in _told(run, name)
 
 
-def test_one_process_with_devices_is_left_alone(suite: Suite) -> None:
+def test_a_test_with_one_rank_runs_hypothesis_unchanged(suite: Suite) -> None:
     _write(
         suite,
         """

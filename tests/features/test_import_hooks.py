@@ -91,7 +91,7 @@ def _nothing_ahead(run: Run) -> bool:
         pytest.param("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.long),
     ],
 )
-def test_a_type_checker_of_packages_finds_what_it_finds_in_a_plain_session(
+def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
     installed: Suite, plugin: str, checker: str, workers: tuple[str, ...], error: str
 ) -> None:
     module = "pytest_beartype" if plugin == "beartype" else plugin
@@ -107,7 +107,7 @@ def test_a_type_checker_of_packages_finds_what_it_finds_in_a_plain_session(
 
 
 @pytest.mark.parametrize("by", ["conftest", "sitecustomize"])
-def test_a_finder_that_is_there_before_the_tests(installed: Suite, by: str) -> None:
+def test_a_finder_installed_before_the_tests_sees_all_imports(installed: Suite, by: str) -> None:
     """That of `sitecustomize` is in every interpreter, and is told by the conftest what to change."""
     installed.write("conftest.py", "import hook\nhook.CHANGED.add('typed')\n")
     where = "conftest.py" if by == "conftest" else "site-packages/sitecustomize.py"
@@ -119,7 +119,7 @@ def test_a_finder_that_is_there_before_the_tests(installed: Suite, by: str) -> N
     assert "nothing but torch and pytest, since hook.Finder is on sys.meta_path" in run.text
 
 
-def test_a_hook_that_is_there_for_one_import_only(installed: Suite) -> None:
+def test_a_hook_installed_for_one_import_sees_it(installed: Suite) -> None:
     """The server has been told of `typed`, and has imported it, before the driver imports the test file."""
     installed.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
     _write(installed, "from helper import typed\n\n\n    def late():\n        import typed", "assert typed.changed")
@@ -128,7 +128,7 @@ def test_a_hook_that_is_there_for_one_import_only(installed: Suite) -> None:
     assert "since the session does not import typed as a plain Python does" in run.text
 
 
-def test_a_hook_that_a_test_installs(installed: Suite) -> None:
+def test_a_hook_that_a_test_installs_sees_its_imports(installed: Suite) -> None:
     body = "\n        ".join(
         [
             "with import_hook('typed'):",
@@ -156,8 +156,8 @@ def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
     assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
 
 
-def test_finders_that_change_nothing_cost_nothing(installed: Suite) -> None:
-    """Those of installs in place, and those that have no say before the interpreter's own."""
+def test_finders_that_change_no_module_do_not_prevent_preloading(installed: Suite) -> None:
+    """Examples are finders of editable installs, and finders behind those of the interpreter."""
     installed.write(
         "site-packages/__editable___some_finder.py",
         "import hook, sys\nclass Finder(hook.Finder): ...\n"

@@ -45,7 +45,7 @@ _LEAVES = """
 @pytest.mark.parametrize(
     "what", ["warn", pytest.param("fail", marks=pytest.mark.long), pytest.param("off", marks=pytest.mark.long)]
 )
-def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) -> None:
+def test_leaks_are_undone_and_reported_as_configured(suite: Suite, what: str) -> None:
     suite.write("test_leaves.py", _LEAVES)
     run = suite.run("-W", "default", "--accel-leaks", what)
     assert run.count() == ({"PASSED": 3, "ERROR": 2} if what == "fail" else {"PASSED": 3}), run.text
@@ -56,7 +56,7 @@ def test_what_is_left_is_put_back_and_told_as_wanted(suite: Suite, what: str) ->
 
 
 @pytest.mark.long
-def test_the_sessions_filters_make_it_an_error_or_nothing(suite: Suite) -> None:
+def test_warning_filters_make_a_leak_an_error_or_hide_it(suite: Suite) -> None:
     suite.write("test_leaves.py", _LEAVES)
     assert suite.run("-W", "error").count() == {"PASSED": 3, "ERROR": 2}
     run = suite.run("-W", "error", "-W", "ignore::pytest_accel.LeftoverWarning")
@@ -153,7 +153,7 @@ def test_processes_and_threads_that_outlive_their_test(suite: Suite) -> None:
     assert "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced" in run.text
 
 
-def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
+def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
     suite.write(
         "test_groups.py",
         """
@@ -214,7 +214,7 @@ def test_groups_that_a_test_leaves_end_with_it(suite: Suite) -> None:
     assert "ranks 0-1 left process group " in run.text
 
 
-def test_rpc_that_a_test_leaves_and_rpc_after_rpc(suite: Suite) -> None:
+def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> None:
     suite.write(
         "test_rpc.py",
         """
@@ -293,7 +293,7 @@ def test_rpc_that_a_test_leaves_and_rpc_after_rpc(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) -> None:
+def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
     suite.write(
         "test_wider.py",
         """
@@ -325,7 +325,7 @@ def test_what_wider_fixtures_set_and_put_back_is_nobodys_leftover(suite: Suite) 
     assert run.count() == {"PASSED": 2}, run.text
 
 
-def test_what_a_file_sets_when_it_is_imported_is_nobodys_leftover(suite: Suite) -> None:
+def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> None:
     """Between two tests that leave nothing, other code has run."""
     suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
     suite.write(
@@ -347,8 +347,8 @@ def test_what_a_file_sets_when_it_is_imported_is_nobodys_leftover(suite: Suite) 
     assert run.count() == {"PASSED": 3}, run.text
 
 
-def test_what_a_fixture_sets_that_is_torn_down_out_of_turn_is_nobodys_leftover(suite: Suite) -> None:
-    """It was kept for a test that never came to the ranks."""
+def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -> None:
+    """The fixture was kept for a test that was never sent to the ranks."""
     suite.write(
         "test_a.py",
         """

@@ -43,7 +43,7 @@ def numbers(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Suite:
     return suite
 
 
-def test_long_failures_are_cut(numbers: Suite) -> None:
+def test_long_failures_are_truncated(numbers: Suite) -> None:
     run = numbers.run("--junitxml=report.xml")
     assert run.count() == {"FAILED": 3}
     close, lists, message = (run.failure(f"test_{name}") for name in ("close", "lists", "message"))
@@ -60,7 +60,7 @@ def test_long_failures_are_cut(numbers: Suite) -> None:
 
 
 @pytest.mark.long
-def test_all_of_it_on_demand(numbers: Suite) -> None:
+def test_long_failures_are_complete_on_request(numbers: Suite) -> None:
     run = numbers.run("-vv", "-k", "message")
     assert "left out" not in run.text
     assert "4498, 4499, 4500, 4501" in run.failure("test_message")

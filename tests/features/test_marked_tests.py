@@ -294,7 +294,7 @@ def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("how", [(), ("-n1",)], ids=["plain", "xdist"])
-def test_a_wrong_mark_that_comes_after_collection_never_passes(suite: Suite, how: tuple[str, ...]) -> None:
+def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite, how: tuple[str, ...]) -> None:
     suite.write("conftest.py", _MARKS_LATE)
     suite.write("test_late.py", "def test_late():\n    pass\n\n\ndef test_right():\n    pass\n")
     run = suite.run(*how)

@@ -14,7 +14,9 @@ _xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="n
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_xdist)])
-def test_a_mark_of_the_projects_own_is_told_once(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
+def test_a_clash_with_a_mark_of_the_project_is_reported_once(
+    pytester: pytest.Pytester, options: tuple[str, ...]
+) -> None:
     pytester.makeini("[pytest]\nmarkers =\n    distributed: needs a cluster\n    slow: takes long")
     pytester.makeconftest("def pytest_configure(config): config.addinivalue_line('markers', 'devices(n): needs some')")
     pytester.makepyfile("def test_plain(): pass")
@@ -28,12 +30,12 @@ def test_a_mark_of_the_projects_own_is_told_once(pytester: pytest.Pytester, opti
     ]
 
 
-def test_the_plugins_own_marks_are_not_told_of(pytester: pytest.Pytester) -> None:
+def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
     pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
 
 
-def test_without_plugins_of_pytests_own(suite: Suite) -> None:
+def test_sessions_without_some_builtin_plugins_of_pytest_work(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

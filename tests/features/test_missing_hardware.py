@@ -68,7 +68,7 @@ def test_skips_are_counted_by_what_is_missing_and_start_no_process(told: Suite) 
     assert not _started(told)
 
 
-def test_under_xdist_too(told: Suite) -> None:
+def test_skips_are_counted_under_xdist(told: Suite) -> None:
     run = told.run("--accel=none", "-n2")
     assert run.count() == {"SKIPPED": 4, "PASSED": 1}
     assert "accel: 3 skipped for missing hardware" in run.text
@@ -133,7 +133,7 @@ def test_options_that_do_not_fit_are_usage_errors(told: Suite) -> None:
         assert "Traceback" not in said
 
 
-def test_what_is_there_runs_and_what_is_not_does_not(suite: Suite) -> None:
+def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:
     suite.write(
         "test_mixed.py",
         """

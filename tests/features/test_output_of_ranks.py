@@ -1,4 +1,4 @@
-"""Where the output of ranks goes: to the terminal while they run, and into files that are kept."""
+"""Output of ranks: at the terminal while they run, and in files that are kept."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
     assert process.returncode == 0
 
 
-def test_a_flood_is_cut(suite: Suite) -> None:
+def test_very_long_output_is_truncated(suite: Suite) -> None:
     suite.write(
         "test_x.py",
         """
@@ -142,7 +142,7 @@ def test_logs_are_kept(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_logs_beside_streams(suite: Suite) -> None:
+def test_logs_are_kept_next_to_shown_output(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")
     assert "[rank 1] from write, unfinished\n" in run.text
@@ -152,7 +152,7 @@ def test_logs_beside_streams(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
-def test_captured_output_of_ranks_that_end(suite: Suite, capture: str) -> None:
+def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: str) -> None:
     suite.write(
         "test_x.py",
         """

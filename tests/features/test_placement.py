@@ -37,7 +37,7 @@ MACHINE = """
         "test_more_than_are_linked",
     ],
 )
-def test_sets_of_devices(suite: Suite, test: str) -> None:
+def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> None:
     """Each in a session of its own: all devices are free."""
     suite.write("machine.toml", MACHINE)
     suite.write(

@@ -80,7 +80,7 @@ def _rows(text: str) -> list[str]:
     return re.findall(r"^ +(\d+) +[\d.]+ s +\d+%(?:   best)?$", text, re.MULTILINE)
 
 
-def test_this_machine(planned: Suite) -> None:
+def test_the_plan_for_this_machine(planned: Suite) -> None:
     run = planned.run("--accel-plan", "--accel=sim:4")
     assert run.ret == 0
     assert "9 tests to run, 2 skipped:" in run.text
@@ -100,7 +100,7 @@ def test_this_machine(planned: Suite) -> None:
     assert not (planned.path.parent / "locks").exists()
 
 
-def test_another_machine(planned: Suite) -> None:
+def test_the_plan_for_another_machine(planned: Suite) -> None:
     run = planned.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
     assert run.ret == 0
     assert "accel: cuda, 3 devices: 3 x pretended" in run.text
@@ -148,7 +148,7 @@ def test_values_that_are_not_allowed(planned: Suite, value: str) -> None:
     assert f"got {value!r}" in run.errors
 
 
-def test_times_are_those_of_sessions_without_xdist_too(suite: Suite) -> None:
+def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     suite.write("test_suite.py", _TESTS.replace("(4)", "(2)"))
     assert suite.run("-k", "one or four").ret == 0
     remembered = suite.path / ".pytest_cache" / "v" / "accel" / "durations"

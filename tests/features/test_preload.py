@@ -1,4 +1,4 @@
-"""What the fork server imports ahead of the ranks, told by modules that note which process imports them."""
+"""Modules that the fork server preloads. The tests' modules record the processes that import them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _importers(suite: Suite, name: str) -> tuple[set[str], set[str]]:
     return importers & ranks, importers - ranks
 
 
-def test_auto_imports_what_tests_import(package: Suite) -> None:
+def test_auto_preloads_what_tests_import(package: Suite) -> None:
     package.write("test_heavy.py", _TEST.format(name="heavy"))
     run = package.run()
     assert run.count() == {"PASSED": 2}
@@ -68,7 +68,7 @@ def test_auto_imports_what_tests_import(package: Suite) -> None:
     assert len(others) == 2  # The driver and the server.
 
 
-def test_auto_imports_what_conftests_have_imported(package: Suite) -> None:
+def test_auto_preloads_what_conftests_have_imported(package: Suite) -> None:
     package.write("helper.py", "import heavy\n")
     package.write("conftest.py", "import helper\n")
     package.write("test_heavy.py", _TEST.format(name="helper"))
@@ -80,7 +80,7 @@ def test_auto_imports_what_conftests_have_imported(package: Suite) -> None:
 
 
 @pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.long)])
-def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str) -> None:
+def test_modules_that_are_not_preloaded_are_imported_by_each_rank(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
     package.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))
     run = package.run("--accel-fresh")
@@ -90,7 +90,7 @@ def test_what_is_not_named_each_rank_imports_itself(package: Suite, setting: str
     assert len(others) == 1
 
 
-def test_what_is_named_is_imported(package: Suite) -> None:
+def test_modules_that_the_setting_names_are_preloaded(package: Suite) -> None:
     package.ini("accel_preload = heavy, no_such_module")
     package.write("test_heavy.py", _TEST.format(name="heavy"))
     run = package.run()
@@ -101,7 +101,7 @@ def test_what_is_named_is_imported(package: Suite) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
-def test_what_starts_threads_is_not_kept(package: Suite) -> None:
+def test_modules_that_start_threads_are_not_preloaded(package: Suite) -> None:
     package.write("test_unfit.py", _TEST.format(name="unfit"))
     run = package.run()
     assert run.count() == {"PASSED": 2}
@@ -109,8 +109,8 @@ def test_what_starts_threads_is_not_kept(package: Suite) -> None:
     assert len(_importers(package, "unfit")[0]) == 4
 
 
-def test_an_installed_plugin_that_is_named_is_imported_once(package: Suite) -> None:
-    """As those are that pytest finds by itself; one of the project's own is for each rank to import."""
+def test_an_installed_plugin_on_the_command_line_is_imported_once(package: Suite) -> None:
+    """The same holds for plugins that pytest finds by itself. Each rank imports the project's own plugins."""
     package.ini("accel_preload = none")
     package.write("mine.py", _NOTES.format(name=str(package.path / "mine")))
     package.write("test_plugins.py", _TEST.format(name="os"))
@@ -122,8 +122,8 @@ def test_an_installed_plugin_that_is_named_is_imported_once(package: Suite) -> N
     assert (len(ranks), len(others)) == (4, 1)
 
 
-def test_a_test_finds_what_has_been_installed_since_the_session_began(package: Suite) -> None:
-    """What the ranks know of installed packages from the server is for the start of their sessions only."""
+def test_a_test_finds_packages_installed_during_the_session(package: Suite) -> None:
+    """The server's cache of installed packages is used only while a rank's session starts."""
     package.write(
         "test_finds.py",
         """
@@ -146,7 +146,7 @@ def test_a_test_finds_what_has_been_installed_since_the_session_began(package: S
     assert package.run().count() == {"PASSED": 1}
 
 
-def test_a_package_within_another_is_left_to_that_one(package: Suite) -> None:
+def test_a_vendored_package_is_not_preloaded(package: Suite) -> None:
     """setuptools, once imported, has copies of other packages on `sys.path`, where the server does not find them."""
     package.write(
         "site-packages/zoo/__init__.py",
@@ -160,7 +160,7 @@ def test_a_package_within_another_is_left_to_that_one(package: Suite) -> None:
     assert "accel: preload" not in run.text
 
 
-def test_what_cannot_be_imported_ahead_is_told_to_who_asks_only(package: Suite) -> None:
+def test_a_failed_preload_is_reported_only_if_the_setting_names_the_module(package: Suite) -> None:
     package.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # As only the server is started.
     package.write("test_own.py", _TEST.format(name="own"))
     quiet = package.run(quiet=True)

@@ -139,7 +139,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         assert text in run.failure(name)
 
 
-def test_groups_that_tests_make_themselves(suite: Suite) -> None:
+def test_tests_can_create_their_own_groups(suite: Suite) -> None:
     suite.write(
         "test_own.py",
         """
@@ -318,7 +318,7 @@ _OWN_ADDRESSES = """
 """
 
 
-def test_groups_at_addresses_of_their_own(suite: Suite) -> None:
+def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
     suite.write("harness.py", _OWN_ADDRESSES)
     suite.write(
         "test_addresses.py",
@@ -473,7 +473,7 @@ def test_groups_at_addresses_of_their_own(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
-def test_a_pool_of_the_sessions_own(suite: Suite, method: str) -> None:
+def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method: str) -> None:
     suite.write("harness.py", _OWN_ADDRESSES)
     suite.write(
         "test_pool.py",

@@ -77,7 +77,9 @@ def test_the_kind_of_the_documentation(suite: Suite, acme: Packages, options: tu
         assert "accel: acme, 3 devices: 3 x Acme One" in run.text
 
 
-def test_auto_finds_it_and_its_mask(suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_finds_a_published_kind_and_its_mask(
+    suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "2,0")
     suite.write("test_it.py", ONE.format("acme-2"))
     run = suite.run("--accel=auto", "--accel-order=2")
@@ -90,14 +92,14 @@ def test_auto_finds_it_and_its_mask(suite: Suite, acme: Packages, monkeypatch: p
     assert "ACME_VISIBLE_DEVICES=2,0 leaves 2 of 3" in run.text
 
 
-def test_too_few_of_it(suite: Suite, acme: Packages) -> None:
+def test_too_few_devices_of_a_published_kind_skip_the_test(suite: Suite, acme: Packages) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_it(): ...")
     run = suite.run("-rs")
     assert run.count() == {"SKIPPED": 1}, run.text
     assert "needs 4 acme devices; there are 3: 3 x Acme One" in run.text
 
 
-def test_an_unknown_kind_lists_it(suite: Suite, acme: Packages) -> None:
+def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme: Packages) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(kind='acne')\ndef test_it(): ...")
     run = suite.run()
     assert run.ret == pytest.ExitCode.USAGE_ERROR
@@ -128,7 +130,9 @@ def test_an_unknown_kind_lists_it(suite: Suite, acme: Packages) -> None:
         ),
     ],
 )
-def test_a_package_that_is_broken(suite: Suite, packages: Packages, point: str, code: str, text: str) -> None:
+def test_a_published_kind_that_cannot_be_imported_is_reported(
+    suite: Suite, packages: Packages, point: str, code: str, text: str
+) -> None:
     packages.install("acme-accel", point, "acme_accel", code)
     kind = point.partition(" ")[0]
     suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
@@ -145,7 +149,7 @@ def test_a_package_that_is_broken(suite: Suite, packages: Packages, point: str, 
     assert re.search(f"^accel: .*{message}", run.text, re.MULTILINE)
 
 
-def test_a_kind_is_published_once(suite: Suite, acme: Packages) -> None:
+def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Packages) -> None:
     acme.install("better-acme", "acme = acme_accel:make")
     suite.write("test_it.py", TESTS)
     run = suite.run("--accel=acme")
@@ -154,7 +158,7 @@ def test_a_kind_is_published_once(suite: Suite, acme: Packages) -> None:
     assert re.search(f"kind 'acme' of {two}: it can be published once; uninstall the others", run.errors)
 
 
-def test_an_own_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
+def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
     packages.install("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
     suite.write("test_it.py", ONE.format("sim-0"))
     run = suite.run("--accel=sim:1")

@@ -1,4 +1,4 @@
-"""What a conftest sends from ranks to the driver with the report of a phase."""
+"""Data that a conftest sends from ranks to the driver with the report of a phase."""
 
 from __future__ import annotations
 

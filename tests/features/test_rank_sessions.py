@@ -220,7 +220,9 @@ def _scopes(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.long), "importlib"])
-def test_fixtures_come_and_go_as_in_a_plain_session(suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     _scopes(suite)
     plain = suite.run(f"--import-mode={mode}")
     expected = suite.read("rank.log")
@@ -233,7 +235,7 @@ def test_fixtures_come_and_go_as_in_a_plain_session(suite: Suite, monkeypatch: p
     assert suite.read("rank1.log") == expected
 
 
-def test_fixtures_end_when_another_world_comes_in_between(suite: Suite) -> None:
+def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -> None:
     suite.write(
         "test_two_worlds.py",
         """
@@ -317,7 +319,7 @@ _LATE_ERRORS = """
     """
 
 
-def test_errors_at_the_end_of_wide_fixtures_are_the_last_tests_own(suite: Suite) -> None:
+def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
     suite.write(
         "test_b.py",
@@ -340,7 +342,7 @@ def test_errors_at_the_end_of_wide_fixtures_are_the_last_tests_own(suite: Suite)
     assert "ERROR test_b.py::test_last - rank 1: RuntimeError: the session's end" in run.text
 
 
-def test_errors_at_a_rank_sessions_end_fail_the_session_where_no_test_is_left(suite: Suite) -> None:
+def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
     run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that a test is the last.
     assert run.ret == pytest.ExitCode.TESTS_FAILED
@@ -349,7 +351,7 @@ def test_errors_at_a_rank_sessions_end_fail_the_session_where_no_test_is_left(su
 
 
 @pytest.mark.long
-def test_a_rank_session_that_does_not_end_is_killed_and_told_with_its_stack(suite: Suite) -> None:
+def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -580,7 +582,7 @@ def test_ini_and_arguments_hold_in_ranks(suite: Suite, monkeypatch: pytest.Monke
     assert run.count() == {"PASSED": 1}
 
 
-def test_a_file_that_breaks_only_in_ranks_is_an_error(suite: Suite) -> None:
+def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> None:
     suite.write(
         "test_imports.py",
         """
@@ -714,7 +716,7 @@ def test_async_tests_and_hypothesis(suite: Suite) -> None:
     assert drawn == suite.read("drawn1.log")
 
 
-def test_a_rank_knows_where_its_test_stands(suite: Suite) -> None:
+def test_a_rank_knows_the_file_and_line_of_its_test(suite: Suite) -> None:
     suite.write(
         "inner/test_places.py",
         """
@@ -747,7 +749,7 @@ def test_a_rank_knows_where_its_test_stands(suite: Suite) -> None:
     assert suite.run().count() == {"PASSED": 4}
 
 
-def test_the_options_of_a_rank_stand_before_what_ends_the_options(suite: Suite) -> None:
+def test_the_options_of_a_rank_are_inserted_before_a_double_dash(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

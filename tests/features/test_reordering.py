@@ -88,7 +88,7 @@ def _tests(suite: Suite) -> list[str]:
     return [name for name in names if name.split()[0] not in ("begin", "end")]
 
 
-def test_each_world_has_its_tests_in_a_row(logged: Suite) -> None:
+def test_tests_of_one_world_run_one_after_the_other(logged: Suite) -> None:
     run = logged.run("--accel-reorder")
     assert run.count() == {"PASSED": 12, "SKIPPED": 2}
     assert _tests(logged) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
@@ -109,14 +109,14 @@ def test_each_world_has_its_tests_in_a_row(logged: Suite) -> None:
 
 
 @pytest.mark.long
-def test_by_the_ini_file(logged: Suite) -> None:
+def test_the_ini_file_can_enable_reordering(logged: Suite) -> None:
     logged.ini("accel_reorder = true")
     assert logged.run("--collect-only", "-q").text.count("test_all") == 4
     assert logged.run("-k", "all or one").ret == 0
     assert _tests(logged) == [*_ALL * 2, *_ONE * 2]
 
 
-def test_the_order_is_the_users_without_it(logged: Suite) -> None:
+def test_without_the_option_the_order_is_unchanged(logged: Suite) -> None:
     assert logged.run("test_a.py").ret == 0
     assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]
 

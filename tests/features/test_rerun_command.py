@@ -59,7 +59,7 @@ def _commands(text: str) -> list[str]:
     "style",
     ["auto", *(pytest.param(style, marks=pytest.mark.long) for style in ("long", "short", "native", "line", "no"))],
 )
-def test_where_it_stands(suite: Suite, style: str) -> None:
+def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
     run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
     commands = _commands(run.text)
@@ -78,7 +78,7 @@ def test_where_it_stands(suite: Suite, style: str) -> None:
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
-def test_it_runs_that_test_on_those_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.write("test_x.py", _TESTS)
     monkeypatch.setenv("PYTEST_ACCEL", "sim:4")
     run = suite.run("-k", "test_of", "--accel-order", "free")
@@ -94,7 +94,7 @@ def test_it_runs_that_test_on_those_devices(suite: Suite, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
-def test_in_a_junit_file_it_stands_once(suite: Suite) -> None:
+def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "test_die", "--junitxml=x.xml")
     assert len(_commands(run.text)) == 1
@@ -102,7 +102,7 @@ def test_in_a_junit_file_it_stands_once(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_without_captured_output_and_in_workers(suite: Suite) -> None:
+def test_the_command_is_shown_without_capturing_and_under_xdist(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1
     assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1

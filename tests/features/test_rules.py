@@ -51,7 +51,7 @@ class TestMore:
         ("TESTS/*", False),
     ],
 )
-def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
+def test_a_pattern_matches_the_documented_tests(pattern: str, matched: bool) -> None:
     (rule,) = marker_rules.parse([f"{pattern}: devices"])
     assert rule.matches("tests/gpu/test_x.py::TestY::test_z[a::b/c]") is matched
 
@@ -72,7 +72,7 @@ def test_what_a_pattern_names(pattern: str, matched: bool) -> None:
         ("tests/*: devices(size=2)", "there is no argument size, allowed are n, kind"),
     ],
 )
-def test_a_line_that_is_no_rule(line: str, said: str) -> None:
+def test_a_line_that_is_no_rule_is_an_error(line: str, said: str) -> None:
     with pytest.raises(marker_rules.RuleError) as raised:
         marker_rules.parse(["ok.py: devices", line])
     assert repr(line) in str(raised.value)
@@ -91,7 +91,7 @@ def test_a_wrong_line_ends_the_session_at_once(suite: Suite) -> None:
     assert "collected" not in run.text
 
 
-def test_rules_give_what_the_files_do_not_say(suite: Suite) -> None:
+def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
     suite.write("sums/test_sums.py", ADDS_UP)
     suite.write(
         "test_sizes.py",
@@ -158,7 +158,7 @@ def test_rules_give_what_the_files_do_not_say(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_marks_by_rule_can_be_chosen(suite: Suite) -> None:
+def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
     suite.write("test_sums.py", ADDS_UP)
     suite.write("test_plain.py", "def test_plain(): pass")
     suite.ini("accel_rules = test_sums.py: distributed(timeout=30)")
@@ -168,7 +168,7 @@ def test_marks_by_rule_can_be_chosen(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_rule_without_tests_is_told_of_where_the_whole_suite_was_collected(suite: Suite) -> None:
+def test_a_rule_without_tests_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
     suite.write("more/test_more.py", "def test_more(): pass")
     suite.ini("accel_rules =\n    **/test_typo.py: devices(1)\n    more/*: distributed(1)")

@@ -66,7 +66,7 @@ def _order(suite: Suite) -> list[str]:
 
 
 @pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.long)])
-def test_large_gangs_go_first(suite: Suite, dist: str) -> None:
+def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n3", f"--dist={dist}")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
@@ -79,7 +79,7 @@ def test_large_gangs_go_first(suite: Suite, dist: str) -> None:
 
 
 @pytest.mark.long
-def test_off(suite: Suite) -> None:
+def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n2", "--accel-schedule=off")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
@@ -109,7 +109,7 @@ def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
     assert sorted(numbers[:2] for numbers in workers.values()) == [[0, 1], [2, 3]]
 
 
-def test_each_test_once_when_a_worker_crashes(suite: Suite) -> None:
+def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     _suite(
         suite,
         """
@@ -198,7 +198,7 @@ def test_the_first_failure_ends_the_session(suite: Suite) -> None:
     assert len(_order(suite)) < 10
 
 
-def test_fixtures_of_modules_come_and_go_once_a_worker_and_module(suite: Suite) -> None:
+def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
     """Also around tests that a worker was sent and did not get to run."""
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")
@@ -244,7 +244,7 @@ def test_fixtures_of_modules_come_and_go_once_a_worker_and_module(suite: Suite) 
 
 
 @pytest.mark.long
-def test_times_are_remembered_and_used(suite: Suite) -> None:
+def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _suite(
         suite,
         """
@@ -285,12 +285,12 @@ def test_times_are_remembered_and_used(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_without_a_cache(suite: Suite) -> None:
+def test_scheduling_works_without_a_cache(suite: Suite) -> None:
     _suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}
 
 
-def test_other_plugins_hear_of_each_test_once(suite: Suite) -> None:
+def test_other_plugins_see_each_test_once(suite: Suite) -> None:
     _suite(suite, _MIXED)
     suite.write(
         "conftest.py",

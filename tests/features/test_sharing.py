@@ -56,7 +56,7 @@ def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, opti
     assert run.count() == {"PASSED": 2}, run.text
 
 
-def test_what_does_not_fit_goes_on_another_device_or_waits(suite: Suite) -> None:
+def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
     """Intervals of all tests on a device: their shares never come to more than the device."""
     suite.write(
         "test_it.py",
@@ -179,7 +179,7 @@ def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None
 
 
 @pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "--accel-share=2")])
-def test_a_share_of_a_cpu_slot_is_all_of_it(suite: Suite, options: tuple[str, ...]) -> None:
+def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write(
         "test_it.py",
         """

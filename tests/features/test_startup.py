@@ -38,7 +38,7 @@ def test_a_session_without_marks_imports_little(suite: Suite, how: tuple[str, ..
 
 
 def test_pytest_does_not_rewrite_the_modules(suite: Suite) -> None:
-    """As where the package is installed by a wheel: pytest marks all packages of a plugin for rewriting."""
+    """If the package was installed from a wheel, pytest marks all packages of a plugin for rewriting."""
     suite.write("rewrites.py", "import pytest\n\npytest.register_assert_rewrite('pytest_accel')\n")
     suite.ini("addopts = -p rewrites")
     suite.write(

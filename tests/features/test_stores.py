@@ -1,4 +1,4 @@
-"""What ranks tell each other over their world's store: from any fixture, and from nobody but the ranks."""
+"""Exchange of data over the world's store: from any fixture, and by ranks only."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _ATTACKS = """
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can act as another user")
-def test_what_another_user_has_written_is_an_error_and_never_runs(suite: Suite) -> None:
+def test_values_that_a_stranger_has_written_to_the_store_are_an_error(suite: Suite) -> None:
     suite.write("stranger.py", _STRANGER)
     suite.write("test_attacks.py", _ATTACKS)
     run = suite.run("--accel-timeout=60")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 
-def test_what_is_idle_in_one_session_is_the_others(suite: Suite) -> None:
+def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
     suite.write(
         "test_suite.py",
         """

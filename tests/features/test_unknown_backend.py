@@ -96,7 +96,7 @@ def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fakeacc")
-def test_an_error_of_a_device_is_the_error_of_the_test_that_made_it(suite: Suite) -> None:
+def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> None:
     suite.write("test_suite.py", BROKEN)
     run = suite.run("--accel", "privateuse1")
     assert run.count() == {"PASSED": 3, "FAILED": 2}, run.text
@@ -108,7 +108,7 @@ def test_an_error_of_a_device_is_the_error_of_the_test_that_made_it(suite: Suite
 
 
 @pytest.mark.usefixtures("fakeacc")
-def test_devices_that_only_torch_knows_are_handed_out(suite: Suite) -> None:
+def test_devices_that_only_torch_knows_are_leased(suite: Suite) -> None:
     suite.write("test_suite.py", TESTS)
     run = suite.run("--accel", "privateuse1")
     assert "accel: privateuse1, 3 devices: Fake 0, Fake 1, Fake 2" in run.text

@@ -1,4 +1,4 @@
-"""What becomes of a test when its ranks pass, fail, skip or disagree, as a person reads it."""
+"""Results of tests whose ranks pass, fail, skip or disagree, as the terminal shows them."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
     assert found["test_unmarked"] == {}
 
 
-def test_warnings_of_ranks_are_told_once(suite: Suite) -> None:
+def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
     suite.write(
         "test_warnings.py",
         """

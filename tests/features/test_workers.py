@@ -114,7 +114,9 @@ _SHORT = (("-n2",), ("-n4", "--dist=worksteal"))
         for how in _HOW
     ],
 )
-def test_distributions(suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_distribution_mode_of_xdist_works(
+    suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if "-n2" in how:
         suite.all_plugins()
     suite.write("log.py", _LOG)
@@ -161,7 +163,7 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
     assert run.count() == {"PASSED": 10}, run.text
 
 
-def test_groups_of_xdist(suite: Suite) -> None:
+def test_xdist_groups_stay_together(suite: Suite) -> None:
     """Some versions of pytest and xdist add the group to the ids of tests, in workers alone."""
     suite.write(
         "test_groups.py",
@@ -282,7 +284,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_ranks_on_the_cpu_are_bounded(suite: Suite, size: int) -> None:
+def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> None:
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")
     suite.write(

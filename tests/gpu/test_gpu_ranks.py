@@ -1,4 +1,4 @@
-"""What a rank finds on its GPU, against what NVIDIA's own tools and torch say."""
+"""The GPU that a rank sees, compared with the information of NVIDIA's tools and torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_machine_is_what_nvidia_smi_shows(card: Device) -> None:
     assert addresses == sorted(addresses)
 
 
-def test_the_driver_counts_what_is_found(card: Device) -> None:
+def test_the_inventory_has_as_many_gpus_as_the_driver(card: Device) -> None:
     order = ask_driver()
     assert order is not None
     assert card.id.removeprefix("GPU-") in order
@@ -108,7 +108,7 @@ def test_gloo_beside_a_gpu(device: torch.device, process_group: ProcessGroup) ->
 
 
 @pytest.mark.devices(kind="cuda", share="2GiB")
-def test_a_share_of_the_memory_is_all_there_is(device: torch.device) -> None:
+def test_a_share_limits_the_memory_of_a_test(device: torch.device) -> None:
     import torch
 
     assert torch.ones(2**28, dtype=torch.uint8, device=device).sum().item() == 2**28

@@ -1,4 +1,4 @@
-"""Whole sessions on a GPU: what is done to it, and when."""
+"""Sessions on a GPU, and their use of it over time."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_two_workers_on_one_gpu_take_turns(inner: Inner) -> None:
     assert [test for _, test in starts] == [test for _, test in ends]
 
 
-def test_the_peak_of_memory_is_each_tests_own(inner: Inner) -> None:
+def test_each_test_has_its_own_memory_peak(inner: Inner) -> None:
     inner.write(
         test_it=f"""
             import pytest
@@ -197,7 +197,7 @@ def test_the_peak_of_memory_is_each_tests_own(inner: Inner) -> None:
     assert MIB <= peaks["test_little"] < 256 * MIB
 
 
-def test_memory_that_stays_is_told_and_given_back(inner: Inner) -> None:
+def test_leaked_memory_is_reported_and_freed(inner: Inner) -> None:
     inner.write(
         test_it=f"""
             import pytest
@@ -249,7 +249,7 @@ def _milliseconds(inner: Inner) -> float:
     return 1000 * statistics.median(after - before for before, after in itertools.pairwise(late))
 
 
-def test_what_a_warm_test_costs(inner: Inner, record_property: Any) -> None:
+def test_a_warm_test_is_fast(inner: Inner, record_property: Any) -> None:
     inner.write(
         conftest=TIMES,
         test_plain=f"""
@@ -278,7 +278,7 @@ def test_what_a_warm_test_costs(inner: Inner, record_property: Any) -> None:
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})
 
 
-def test_an_assertion_on_the_gpu_fails_its_test_and_harms_no_other(inner: Inner) -> None:
+def test_an_assertion_on_the_gpu_fails_its_test_and_no_other(inner: Inner) -> None:
     inner.write(
         test_it="""
         import pytest

@@ -25,7 +25,7 @@ def run(inner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return inner.runpytest_subprocess("-p", "no:randomly", "-p", "no:asyncio", *arguments)
 
 
-def test_tidy_tests_pass(inner: pytest.Pytester) -> None:
+def test_tests_that_leave_nothing_behind_pass(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         """
         import os
@@ -50,7 +50,7 @@ def test_tidy_tests_pass(inner: pytest.Pytester) -> None:
     run(inner).assert_outcomes(passed=1)
 
 
-def test_what_a_test_changes_is_its_own_error(inner: pytest.Pytester) -> None:
+def test_changes_of_a_test_are_an_error_of_that_test(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         """
         import os
@@ -84,7 +84,7 @@ def test_what_a_test_changes_is_its_own_error(inner: pytest.Pytester) -> None:
         result.stdout.fnmatch_lines([f"*ERROR at teardown of test_{test}*", "the test has left behind", text])
 
 
-def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester) -> None:
+def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         """
         import os
@@ -152,7 +152,7 @@ def test_what_all_tests_leave_is_told_at_the_end(inner: pytest.Pytester) -> None
     assert len({line for line in result.outlines if line.startswith("process ")}) == 3
 
 
-def test_workers_look_each_after_their_own(inner: pytest.Pytester) -> None:
+def test_each_worker_checks_only_its_own_leaks(inner: pytest.Pytester) -> None:
     inner.makepyfile(
         """
         import os

@@ -14,7 +14,7 @@ from pytest_accel.launch.launch_api import missing
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _FOREIGN = re.compile("PYTEST_(?!DEBUG_TEMPROOT)|COV|[A-Z]+_VISIBLE_DEVICES$|OMP_NUM_THREADS$|GLOO_SOCKET_IFNAME$")
-"""What an outer session, or a person, may have set, that a launch passes on."""
+"""Variables that an outer session or a person may have set, and that `launch` passes on."""
 
 
 @pytest.fixture(autouse=True)

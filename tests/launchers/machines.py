@@ -21,7 +21,7 @@ _CAN_SHIFT_CLOCKS = Path("/proc/self/ns/time").exists()
 
 
 class Machines:
-    """What there is of them."""
+    """Network namespaces that stand for machines."""
 
     def __init__(self, mark: str, folder: Path) -> None:
         self._hosts = folder / f"hosts-{mark}"

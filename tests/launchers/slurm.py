@@ -48,7 +48,7 @@ class Node(NamedTuple):
     name: str
     address: str
     enter: tuple[str, ...]
-    """What stands before a command that is to run there."""
+    """The prefix of a command that runs on the node."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Slurm:
     """Slurm's daemons, at work."""
 
     enter: tuple[str, ...]
-    """What stands before a command that is to reach them."""
+    """The prefix of a command that can reach the daemons."""
     environment: dict[str, str]
 
     def put_on_path(self, folder: Path) -> None:

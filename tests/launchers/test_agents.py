@@ -36,7 +36,7 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
-def test_a_message_that_cannot_be_handled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_cannot_be_handled_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     ours, theirs = socket.socketpair()

@@ -147,7 +147,7 @@ def test_a_timeout_shows_the_stacks_of_mpirun(
     assert ["in wait_for_ever" in stack for _, stack in sorted(caught.value.stacks.items())] == [True, True]
 
 
-def test_what_a_script_leaves_behind_is_ended(launch: Launch, script: Script, mark: str) -> None:
+def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, mark: str) -> None:
     result = launch(script(FAMILY), launcher="python", timeout=60)
     assert result.stdout == "all are there\n"
     assert marked(mark) == []
@@ -173,7 +173,7 @@ def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, ma
     assert marked(mark) == []
 
 
-def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Script, mark: str) -> None:
+def test_a_killed_supervisor_ends_the_launch(launch: Launch, script: Script, mark: str) -> None:
     path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
     with pytest.raises(LaunchError, match="python: the process that supervises the launch was killed") as caught:
         launch(path, launcher="python")
@@ -182,7 +182,7 @@ def test_the_death_of_what_watches_over_the_launch(launch: Launch, script: Scrip
     assert marked(mark) == []
 
 
-def test_no_output_where_some_was_asked_for(launch: Launch, script: Script) -> None:
+def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: Script) -> None:
     path = script("pass")
     assert launch(path, launcher="python").stdout == ""
     with pytest.raises(NoOutput, match=r"^python succeeded, but no rank wrote anything \(output=True\)\n"):

@@ -99,7 +99,9 @@ def test_one_process_for_each_leased_device(
 
 
 @pytest.mark.long
-def test_cpu_slots_keep_to_their_cores(session: Callable[..., pytest.RunResult], pytester: pytest.Pytester) -> None:
+def test_scripts_on_cpu_slots_run_on_the_slots_cores(
+    session: Callable[..., pytest.RunResult], pytester: pytest.Pytester
+) -> None:
     pytester.path.joinpath("cores.py").write_text(
         "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
     )
@@ -194,7 +196,7 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
 @pytest.mark.parametrize("marked", [True, pytest.param(False, marks=pytest.mark.long)], ids=["marked", "unmarked"])
-def test_a_killed_test_process_leaves_no_trainer(
+def test_a_killed_test_process_leaves_no_launched_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:
     from pytest_accel.launch.launch_api import missing
@@ -234,7 +236,7 @@ def await_number(path: Path) -> int:
 
 
 @pytest.mark.long
-def test_coverage_of_what_is_launched(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launched_scripts_are_measured_for_coverage(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pytest_cov")
     for name in [name for name in os.environ if name.startswith("COV")]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""How a process finds out that a launcher has started it, and how it meets the others of its kind."""
+"""Detection of launchers, and the rendezvous of launched processes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ SRUN = {
         ),
     ],
 )
-def test_each_launcher_is_known_by_its_own_variables(environ: dict[str, str], expected: LaunchedProcess) -> None:
+def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], expected: LaunchedProcess) -> None:
     assert find({**environ, "PATH": "/bin"}, "7-1.5") == expected
 
 
@@ -105,11 +105,11 @@ def test_each_launcher_is_known_by_its_own_variables(environ: dict[str, str], ex
         pytest.param({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="in sbatch, without srun"),
     ],
 )
-def test_what_is_no_launcher(environ: dict[str, str]) -> None:
+def test_other_environments_are_no_launcher(environ: dict[str, str]) -> None:
     assert find(environ, "7-1.5") is None
 
 
-def test_a_launcher_that_a_rank_of_ours_starts_is_one() -> None:
+def test_a_launcher_started_in_a_rank_is_recognized() -> None:
     assert find({**TORCHRUN, "TORCHELASTIC_RUN_ID": "accel-3", **OPEN_MPI}, "") == find(OPEN_MPI, "")
 
 
@@ -119,20 +119,20 @@ def key(environ: dict[str, str]) -> str:
     return found.key
 
 
-def test_the_processes_of_a_job_have_a_key_and_those_of_another_one_another() -> None:
+def test_all_processes_of_a_job_have_one_key_and_jobs_have_different_keys() -> None:
     restarted = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}
     keys = {key(environ) for environ in (TORCHRUN, restarted, DEEPSPEED, OPEN_MPI, MPICH, SRUN)}
     assert len(keys) == 6
     assert key({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == key(TORCHRUN)
 
 
-def test_what_makes_a_process_a_rank() -> None:
+def test_variables_that_make_a_process_a_rank_are_removed() -> None:
     environ = {**TORCHRUN, **DEEPSPEED, **OPEN_MPI, **MPICH, **SRUN}
     kept = environ.keys() - set(of_a_rank({**environ, "OMPI_MCA_btl": "tcp", "OMP_NUM_THREADS": "1"}))
     assert kept == {"SLURM_JOB_ID"}
 
 
-def test_deepspeeds_argument_for_old_scripts_is_no_argument_of_pytest() -> None:
+def test_the_argument_local_rank_of_deepspeed_is_not_given_to_pytest() -> None:
     assert without_local_rank(["--local_rank=1", "-k", "local_rank", "--local-rank=0"]) == ["-k", "local_rank"]
 
 
@@ -141,7 +141,7 @@ def hello(rank: int, **other: object) -> Hello:
     return Hello(rank, os.getpid(), **values)  # type: ignore[arg-type]
 
 
-def test_machines_may_number_their_devices_each_in_its_own_way() -> None:
+def test_machines_may_have_different_masks() -> None:
     here, there = hello(0, masks={"A": "0,1"}), {"node": "there", "masks": {"A": "2,3"}}
     assert differences("torchrun", [here, hello(1, **there)]) is None
     told = differences("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
@@ -149,7 +149,7 @@ def test_machines_may_number_their_devices_each_in_its_own_way() -> None:
     assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in told
 
 
-def test_processes_that_agree() -> None:
+def test_equal_processes_agree() -> None:
     assert differences("torchrun", [hello(0), hello(1), hello(2)]) is None
 
 
@@ -180,7 +180,7 @@ def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def test_the_others_are_found_whoever_comes_first() -> None:
+def test_processes_meet_in_any_order_of_arrival() -> None:
     # What a process that was killed has left.
     Path(rendezvous_path(world(0))).touch()
     found: dict[str, Connection] = {}
@@ -201,7 +201,7 @@ def test_the_others_are_found_whoever_comes_first() -> None:
     assert not os.path.exists(rendezvous_path(world(0)))
 
 
-def test_who_did_not_come_is_named() -> None:
+def test_missing_processes_are_named() -> None:
     thread = threading.Thread(target=lambda: join(world(2), hello(2), 30).close())
     thread.start()
 
@@ -280,7 +280,7 @@ def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendez
     return thread
 
 
-def test_processes_of_other_machines_are_told_from_those_of_this_one_and_from_strangers(meeting: Rendezvous) -> None:
+def test_remote_processes_are_accepted_and_strangers_are_not(meeting: Rendezvous) -> None:
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, node="there", host="there", args=("-k", "\udcff"))
@@ -331,7 +331,7 @@ def reach(where: Rendezvous) -> socket.socket:
 
 
 def all_of(end: socket.socket) -> bytes:
-    """What comes until the other end closes the connection."""
+    """Return all bytes until the other end closes the connection."""
     found = b""
     with contextlib.suppress(ConnectionResetError):  # It has not read all that it was sent.
         while data := end.recv(1 << 16):
@@ -339,7 +339,7 @@ def all_of(end: socket.socket) -> bytes:
     return found
 
 
-def test_another_secret_is_told_at_both_ends(
+def test_different_secrets_are_reported_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
@@ -410,7 +410,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
 
 
 class Deadly:
-    """What unpickles it leaves a mark."""
+    """Creates the file `mark` when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -420,7 +420,7 @@ class Deadly:
 
 
 @pytest.mark.parametrize("whose", ["its own", "the other's"])
-def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
+def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
@@ -465,7 +465,7 @@ def test_who_listens_in_the_place_of_rank_0_cannot_have_the_others_prove_for_it(
 
 
 @pytest.mark.parametrize("to", ["the same", "another"])
-def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str) -> None:
+def test_rank_0_rejects_its_own_messages_as_proof(meeting: Rendezvous, to: str) -> None:
     """A stranger gives back to rank 0 what that says, on the same connection and on another one."""
     process = LaunchedProcess("mpirun", 0, 2, 0, 1, ("a",))
     heard: list[bytes] = []
@@ -489,7 +489,7 @@ def test_what_rank_0_says_proves_nothing_to_rank_0(meeting: Rendezvous, to: str)
     assert heard == [b""]
 
 
-def test_a_stranger_that_sends_a_byte_now_and_then_holds_up_nobody(meeting: Rendezvous) -> None:
+def test_a_slow_stranger_does_not_delay_the_others(meeting: Rendezvous) -> None:
     process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     over = threading.Event()

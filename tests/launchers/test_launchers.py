@@ -50,14 +50,14 @@ if __name__ == "__main__":
 
 
 def told(text: str) -> dict[str, Any]:
-    """What a rank of `all_reduce.py` has printed."""
+    """Return the data that a rank of `all_reduce.py` has printed."""
     (line,) = (line for line in text.splitlines() if line.startswith('{"total"'))
     found: dict[str, Any] = json.loads(line)
     return found
 
 
 def examine(launch: Launch, launcher: str, *, streams_apart: bool = True) -> dict[int, dict[str, Any]]:
-    """What must hold of each launcher; what the ranks have told."""
+    """Check what holds for each launcher, and return the data of the ranks."""
     result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
     assert result.returncode == 0
     ranks = {rank: told(text) for rank, text in result.rank_stdout.items()}
@@ -135,7 +135,7 @@ def test_python(launch: Launch) -> None:
     assert "rank 0 is done" in result.rank_stderr[0]
 
 
-def test_a_very_long_line_is_shown_whole_and_while_it_grows(
+def test_a_very_long_line_is_shown_completely_and_as_it_grows(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"
@@ -152,7 +152,7 @@ def test_a_very_long_line_is_shown_whole_and_while_it_grows(
     assert shown.getvalue() == f"{written}\n"
 
 
-def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_can_spawn_its_own_ranks(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     assert sorted(launch(tmp_path / "spawns.py", launcher="python").stdout.split()) == [
         "rank-0-of-2:3.0",
@@ -160,7 +160,9 @@ def test_ranks_that_a_test_spawns_itself(launch: Launch, tmp_path: Path) -> None
     ]
 
 
-def test_a_module_that_only_the_tests_path_has(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_on_the_path_of_the_test_is_found(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work_of_a_test.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     result = launch("work_of_a_test", 7, launcher="python", module=True)

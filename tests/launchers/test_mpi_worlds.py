@@ -138,7 +138,7 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
 
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.long)], indirect=True)
-def test_a_job_that_ends_takes_its_own_world_with_it(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDS)
     run = suite.start(environment=mpi).finish(2 * PATIENCE)  # Three jobs, one after the other.
     run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
@@ -200,7 +200,7 @@ def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping
     assert any(2 in (one.lines(str(suite.path / "product.py")) or ()) for one in data)
 
 
-def test_without_mpirun_it_is_skipped(suite: Suite, tmp_path: Path) -> None:
+def test_a_test_is_skipped_without_mpirun(suite: Suite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
     run.expect({"test_it_stays": "SKIPPED"})
@@ -209,7 +209,7 @@ def test_without_mpirun_it_is_skipped(suite: Suite, tmp_path: Path) -> None:
     assert strict.code == 1
 
 
-def test_what_does_not_start_the_processes_is_shown(suite: Suite, tmp_path: Path) -> None:
+def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Path) -> None:
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho there are no slots\nexit 7\n")
     (tmp_path / "mpirun").chmod(0o755)
     suite.write("test_world.py", _WORLD)
@@ -220,7 +220,7 @@ def test_what_does_not_start_the_processes_is_shown(suite: Suite, tmp_path: Path
 
 
 @pytest.mark.long
-def test_under_a_launcher_it_is_skipped(suite: Suite) -> None:
+def test_a_test_is_skipped_under_a_launcher(suite: Suite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)
     suite.write("test_world.py", _WORLD)

@@ -43,12 +43,12 @@ def test_any_server_can_listen(held: socket.socket, options: tuple[int, ...]) ->
     serve(number, *options)
 
 
-def test_the_kernel_gives_it_to_nobody(held: socket.socket) -> None:
+def test_the_kernel_assigns_a_reserved_port_to_nobody(held: socket.socket) -> None:
     first, last = reserved_port._kernels_range()
     assert not first <= held.getsockname()[1] <= last
 
 
-def test_no_other_session_is_given_it(held: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_session_gets_a_reserved_port(held: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     number = held.getsockname()[1]
     with reserved_port.hold() as another, socket.create_server(("", 0)) as taken:
         free = another.getsockname()[1]
@@ -58,7 +58,7 @@ def test_no_other_session_is_given_it(held: socket.socket, monkeypatch: pytest.M
             assert next_one.getsockname()[1] == free
 
 
-def test_where_the_kernel_gives_away_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_held_although_the_kernel_may_assign_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserved_port, "_kernels_range", lambda: (1024, 65535))
     with reserved_port.hold() as held:
         number = held.getsockname()[1]

@@ -65,7 +65,7 @@ def need(package: str) -> None:
 
 
 def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
-    """What must hold of each launcher."""
+    """Check what holds for each launcher."""
     suite.write("test_it.py", RANKS)
     run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
     expect_one_session(suite, run, launcher)

@@ -22,7 +22,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield made
 
 
-def test_one_session(suite: Suite) -> None:
+def test_the_processes_of_torchrun_are_one_session(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 
     run = suite.start("--junitxml=report.xml", program=PROGRAM).finish()
@@ -30,7 +30,7 @@ def test_one_session(suite: Suite) -> None:
     expect_one_session(suite, run, "torchrun")
 
 
-def test_what_goes_wrong_in_a_rank_is_told_once_and_the_session_goes_on(suite: Suite) -> None:
+def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -128,7 +128,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
 
 
 @pytest.mark.long
-def test_nothing_is_left_where_the_process_of_rank_0_is_killed(suite: Suite) -> None:
+def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=PROGRAM)
     suite.read("rank-0")
@@ -151,7 +151,7 @@ def test_xdist_is_refused(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_launchers_need_not_be_seen(suite: Suite) -> None:
+def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -173,7 +173,7 @@ def test_launchers_need_not_be_seen(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
+def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: Suite) -> None:
     """A launched process that does not answer any more: its ranks go on, and the end does not wait for it for ever."""
     suite.write(
         "test_it.py",
@@ -208,7 +208,7 @@ def test_a_rank_that_is_stopped_does_not_keep_the_session(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_launched_processes_take_tests_for_devices_in_turn_where_they_are_told_to(suite: Suite) -> None:
+def test_spread_runs_device_tests_on_all_launched_processes_in_turn(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

@@ -209,7 +209,7 @@ def test_one_session_under_torchrun(suite: Suite, two: Machines) -> None:
     expect_together(suite, run, "torchrun")
 
 
-def test_what_goes_wrong_on_the_far_machine_is_told_as_on_the_near_one(suite: Suite, two: Machines) -> None:
+def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -416,7 +416,7 @@ ENDLESS = """
 """
 
 
-def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
+def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
     suite.read("rank-0")
@@ -433,7 +433,7 @@ def test_a_machine_that_is_cut_off_is_named_and_ends_the_session(suite: Suite, t
 
 
 @pytest.mark.long
-def test_a_launched_process_of_the_far_machine_that_is_killed_is_named(suite: Suite, two: Machines) -> None:
+def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
     suite.read("rank-0")
@@ -449,7 +449,7 @@ def test_a_launched_process_of_the_far_machine_that_is_killed_is_named(suite: Su
 
 
 @pytest.mark.long
-def test_nothing_is_left_on_the_far_machine_where_the_process_of_rank_0_is_killed(suite: Suite, two: Machines) -> None:
+def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
     suite.read("rank-0")
@@ -475,7 +475,7 @@ def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
 
 
 @pytest.mark.long
-def test_a_fork_server_of_the_far_machine_that_dies_is_replaced(suite: Suite, two: Machines) -> None:
+def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -510,7 +510,7 @@ def test_a_fork_server_of_the_far_machine_that_dies_is_replaced(suite: Suite, tw
 
 
 @pytest.mark.long
-def test_a_folder_that_the_machines_do_not_share_is_an_error_that_says_what_to_do(suite: Suite, two: Machines) -> None:
+def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", TOGETHER)
 
     run = suite.start("-k", "both or folder", program=srun(two, private=[str(suite.temporary)])).finish()
@@ -528,7 +528,7 @@ def test_a_folder_that_the_machines_do_not_share_is_an_error_that_says_what_to_d
 
 
 @pytest.mark.long
-def test_what_far_ranks_write_is_shown_and_their_debuggers_are_passed_by(suite: Suite, two: Machines) -> None:
+def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -619,7 +619,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
 
 
 @pytest.mark.long
-def test_a_failure_on_the_far_machine_is_the_last_test_where_one_is_enough(suite: Suite, two: Machines) -> None:
+def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -653,7 +653,7 @@ def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machin
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-def test_where_to_meet_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_path: Path) -> None:
+def test_an_address_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_path: Path) -> None:
     suite.write("test_it.py", TOGETHER)
 
     run = suite.start(program=srun(two, meet=False)).finish()
@@ -683,8 +683,8 @@ def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[N
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_who_listens_in_the_place_of_rank_0_is_not_believed(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    """It has two callers answer for each other's questions, and sends a pickle to the first."""
+def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path: Path) -> None:
+    """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
     suite.write("test_it.py", TOGETHER)
     mark = tmp_path / "mark"
 
@@ -752,7 +752,7 @@ def test_who_listens_in_the_place_of_rank_0_is_not_believed(suite: Suite, two: M
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-def test_strangers_who_dawdle_do_not_hold_up_the_start(suite: Suite, two: Machines, tmp_path: Path) -> None:
+def test_slow_strangers_do_not_delay_the_start(suite: Suite, two: Machines, tmp_path: Path) -> None:
     suite.write("test_it.py", TOGETHER)
     ready = tmp_path / "ready"
     session = suite.start("--junitxml=report.xml", program=srun(two, after=ready))

@@ -34,7 +34,7 @@ def test_nothing_of_the_tests_own_rank_is_passed_on() -> None:
     assert not RANK.keys() & made({**RANK, **kept})
 
 
-def test_what_measures_coverage_is_passed_on() -> None:
+def test_variables_of_coverage_are_passed_on() -> None:
     coverage = {"COVERAGE_PROCESS_START": ".coveragerc", "COVERAGE_PROCESS_CONFIG": "{}", "COV_CORE_SOURCE": "x"}
     assert coverage.items() <= made(coverage).items()
 
@@ -49,13 +49,13 @@ def test_what_measures_coverage_is_passed_on() -> None:
         ({"OMP_NUM_THREADS": "1"}, ("OMP_NUM_THREADS",), 2, "4"),
     ],
 )
-def test_ranks_share_the_cores_unless_a_person_has_said_otherwise(
+def test_ranks_share_the_cores_unless_the_user_sets_the_number_of_threads(
     environ: dict[str, str], own: tuple[str, ...], nproc: int, threads: str
 ) -> None:
     assert made(environ, own=own, nproc=nproc)["OMP_NUM_THREADS"] == threads
 
 
-def test_the_tests_changes_win() -> None:
+def test_variables_that_the_test_sets_have_priority() -> None:
     changes = {"PYTHONUNBUFFERED": None, "PYTHONPATH": "/mine", "HIDDEN": "no", "RANK": "7"}
     found = made({}, changes=changes, hidden={"HIDDEN": "yes", "ALSO": "yes"}, python_path=("/a", "/b"))
     assert "PYTHONUNBUFFERED" not in found

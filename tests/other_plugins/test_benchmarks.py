@@ -114,7 +114,7 @@ _RANKS = """
 
 
 def entries(suite: Suite, name: str = "out.json") -> dict[str, Any]:
-    """What a file of pytest-benchmark says of each test, without its times and the values of single ranks."""
+    """Return a file's entries by test, without times and the values of single ranks."""
     found = {}
     for one in json.loads((suite.path / name).read_text())["benchmarks"]:
         one["extra_info"].pop("accel_ranks", None)

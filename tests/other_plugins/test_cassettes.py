@@ -95,7 +95,7 @@ def _cassettes(folder: Pair) -> list[dict[str, list[str]]]:
     ]
 
 
-def test_cassettes(pair: Pair) -> None:
+def test_all_ranks_replay_cassettes_and_one_records(pair: Pair) -> None:
     pair.plugin("pytest_recording.plugin")
     pair.write("test_web.py", _SUITE)
     _, marked = pair.agree("--record-mode=once")

@@ -103,7 +103,7 @@ def contexts(folder: Path) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n2",), id="xdist")])
-def test_contexts_and_branches(pair: Pair, options: tuple[str, ...]) -> None:
+def test_contexts_and_branches_of_ranks_are_measured(pair: Pair, options: tuple[str, ...]) -> None:
     pair.plugin("pytest_cov")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)

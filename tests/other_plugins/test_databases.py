@@ -15,7 +15,7 @@ pytestmark = needs("pytest_django")
 
 
 @pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
-def test_databases(pair: Pair, how: tuple[str, ...]) -> None:
+def test_each_rank_has_its_own_databases(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_django.plugin")
     pair.ini("DJANGO_SETTINGS_MODULE = project_settings\npythonpath = .")
     pair.write(

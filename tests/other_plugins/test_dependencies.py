@@ -117,7 +117,7 @@ def test_dependencies(pair: Pair, how: tuple[str, ...]) -> None:
     assert sorted(set(pair.marked.read("ran.log"))) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
 
 
-def test_depends_in_a_rank(pair: Pair) -> None:
+def test_depends_fails_in_a_rank(pair: Pair) -> None:
     pair.plugin("pytest_dependency")
     pair.write("conftest.py", "from pytest_dependency import depends as early")
     pair.write(
@@ -151,7 +151,7 @@ def test_depends_in_a_rank(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("role", ["+", "-"])
-def test_a_role_that_the_user_gives_is_the_only_one(pair: Pair, role: str) -> None:
+def test_a_role_that_the_user_gives_replaces_the_bridge(pair: Pair, role: str) -> None:
     """In ranks the plugin acts by its own hooks, or by none: not by the bridge as well."""
     pair.plugin("pytest_dependency")
     pair.marked.ini(f"accel_rank_plugins = {role}pytest_dependency")

@@ -30,7 +30,7 @@ _HEAD = """
 
 
 @needs("pytest_mock", "pytest_subprocess", "pytest_env", "pytest_freezer", "faker")
-def test_fixtures(pair: Pair) -> None:
+def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
     pair.plugin("pytest_mock", "pytest_subprocess.fixtures", "pytest_env.plugin", "pytest_freezer")
     pair.plugin("faker.contrib.pytest.plugin")
     pair.ini("env =\n  SERVICE=from the ini file")

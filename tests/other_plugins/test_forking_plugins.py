@@ -62,7 +62,7 @@ _SUITE = """
 
 @pytest.mark.parametrize("mark", ["", pytest.param("@pytest.mark.forked", marks=pytest.mark.long)])
 @needs("pytest_forked")
-def test_forked(pair: Pair, mark: str) -> None:
+def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
     pair.plugin("pytest_forked")
     pair.write("test_forked.py", _SUITE % ((mark,) * 6))
     how = () if mark else ("--forked",)

@@ -79,7 +79,7 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_comparing_and_changing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes are those of unmarked tests; flags that change snapshots are refused while marked tests are selected."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -112,7 +112,9 @@ def test_comparing_and_changing(pair: Pair, tmp_path: Path, monkeypatch: pytest.
     ],
     ids=["anywhere", "at a terminal"],
 )
-def test_default_flags_of_the_project(pair: Pair, monkeypatch: pytest.MonkeyPatch, settings: str, flags: str) -> None:
+def test_default_flags_that_change_snapshots_are_refused(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, settings: str, flags: str
+) -> None:
     """Flags of pyproject.toml are refused where they apply to the session and change snapshots."""
     pair.plugin("inline_snapshot.pytest_plugin")
     source = pair.marked.write("test_inline.py", _SUITE)
@@ -134,7 +136,7 @@ def test_default_flags_of_the_project(pair: Pair, monkeypatch: pytest.MonkeyPatc
     assert source.read_text() == _SUITE
 
 
-def test_at_a_terminal(pair: Pair) -> None:
+def test_the_default_at_a_terminal_is_to_report(pair: Pair) -> None:
     """By default a session with marked tests runs as it does elsewhere: it compares, reports and asks nothing."""
     pair.plugin("inline_snapshot.pytest_plugin")
     pair.write("test_inline.py", _SUITE.replace("== snapshot(5)", "== snapshot()"))

@@ -169,7 +169,7 @@ def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
 
 
 @needs("nbmake", "ipykernel")
-def test_notebooks_that_are_one_item_each(pair: Pair) -> None:
+def test_notebooks_that_are_one_item(pair: Pair) -> None:
     pair.plugin("nbmake.pytest_plugin")
     pair.marked.ini("accel_rules = *.ipynb: distributed(2, device='cpu')")
     pair.write("good.ipynb", _notebook([("number = 2", ""), ("assert number == 2", "")]))
@@ -197,7 +197,7 @@ _DOCUMENT = """
 
 
 @needs("pytest_markdown_docs", "pytest_codeblocks", "sybil")
-def test_documents(pair: Pair) -> None:
+def test_blocks_of_code_in_documents(pair: Pair) -> None:
     """Each of three plugins collects blocks of code in documents."""
     pair.plugin("pytest_markdown_docs.plugin", "pytest_codeblocks.plugin")
     pair.marked.ini("accel_rules = *.md: distributed(2, device='cpu')\n    *.rst: distributed(2, device='cpu')")

@@ -100,7 +100,7 @@ _KEEPS = """
 
 
 @needs("wandb")
-def test_the_process_of_wandb(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_of_wandb_is_no_leak(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     pair.write("test_it.py", _WANDB)
     plain, marked = pair.plain.run("-Wdefault"), pair.marked.run("-Wdefault", "--accel-leaks=fail")
@@ -109,7 +109,7 @@ def test_the_process_of_wandb(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs("joblib")
-def test_the_processes_of_joblib(suite: Suite) -> None:
+def test_the_processes_of_joblib_are_no_leak(suite: Suite) -> None:
     suite.write("test_it.py", _JOBLIB)
     before = _loky_files()
     run = suite.run("--accel-leaks", "fail", "-W", "default")
@@ -124,7 +124,7 @@ def _loky_files() -> set[str]:
     return {name for name in os.listdir(folder) if "loky" in name or "joblib" in name} if folder.is_dir() else set()
 
 
-def test_processes_that_a_suite_names(suite: Suite) -> None:
+def test_processes_that_a_setting_names_are_no_leak(suite: Suite) -> None:
     suite.ini("accel_keep_processes = our-helper 'our helper'")
     suite.write("test_it.py", _KEEPS)
     run = suite.run("-W", "default", "-rP")

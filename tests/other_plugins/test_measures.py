@@ -249,7 +249,7 @@ _WORK = """
 
 
 def calls(suite: Suite) -> dict[str, int]:
-    """How often each file with a profile has counted the function `slow`."""
+    """Return the number of calls of the function `slow` in each file with a profile."""
     found = {}
     for path in (suite.path / "prof").iterdir():
         stats: dict[tuple[str, int, str], Any] = pstats.Stats(str(path)).stats  # type: ignore[attr-defined]
@@ -275,7 +275,7 @@ def test_profiles_of_marked_tests_are_rank_0s(pair: Pair, workers: tuple[str, ..
 
 
 @needs("pytest_profiling")
-def test_profiles_of_a_session_lack_those_of_a_rank_that_has_died(suite: Suite) -> None:
+def test_the_profile_of_a_dead_rank_is_left_out(suite: Suite) -> None:
     """pytest-profiling has one file for all tests of a name, and adds up all files when the session ends."""
     suite.plugin("profiling")
     suite.write("work.py", _WORK)
@@ -440,7 +440,7 @@ def test_harvest_has_the_results_of_marked_tests(pair: Pair, workers: tuple[str,
 
 
 @needs("pytest_harvest", "numpy")
-def test_harvest_tells_of_what_it_cannot_have_from_ranks(suite: Suite) -> None:
+def test_harvest_refuses_values_that_cannot_be_sent_from_ranks(suite: Suite) -> None:
     suite.plugin("harvest")
     suite.write(
         "test_x.py",

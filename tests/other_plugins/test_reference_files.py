@@ -130,7 +130,9 @@ _DIFFERS = """
 
 @needs("pytest_mpl")
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
-def test_images(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_images_are_written_once_and_compared_in_each_rank(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     pair.plugin("pytest_mpl.plugin")
     pair.write("test_it.py", _IMAGES)
@@ -167,7 +169,9 @@ def test_images(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wor
 
 @needs("pytest_arraydiff")
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
-def test_arrays(pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]) -> None:
+def test_arrays_are_written_once_and_compared_in_each_rank(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
     pair.plugin("pytest_arraydiff.plugin")
     pair.write("conftest.py", _UNHASHABLE)
     pair.write("test_it.py", _ARRAYS)
@@ -218,7 +222,7 @@ def test_images_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.Monk
 
 
 @needs("pytest_mpl")
-def test_the_results_of_images_are_those_of_a_rank_that_failed(
+def test_results_are_those_of_the_rank_whose_image_failed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))

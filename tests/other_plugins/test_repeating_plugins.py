@@ -62,7 +62,7 @@ def _same_counts(pair: Pair, *names: str) -> None:
 
 
 @needs("pytest_repeat")
-def test_repeated(pair: Pair) -> None:
+def test_repeated_tests_run_on_all_ranks(pair: Pair) -> None:
     pair.plugin("pytest_repeat")
     pair.write("test_repeated.py", _SUITE % "")
     _, marked = pair.agree("--count=2", "--repeat-scope=session")
@@ -81,7 +81,7 @@ def test_flake_finder(pair: Pair) -> None:
 
 
 @needs("pytest_run_parallel")
-def test_threads(pair: Pair) -> None:
+def test_a_marked_test_runs_in_one_thread_of_each_rank(pair: Pair) -> None:
     pair.plugin("pytest_run_parallel.plugin")
     pair.write("test_threads.py", _SUITE % "")
     run = pair.marked.run("--parallel-threads=2", "--iterations=3")

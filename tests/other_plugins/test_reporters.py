@@ -462,7 +462,7 @@ def test_runner_that_hands_its_plugin_to_pytest(pair: Pair, monkeypatch: pytest.
 
 
 @needs(*_PLUGINS.values())
-def test_what_ranks_report_differently_has_their_label(pair: Pair) -> None:
+def test_data_that_differ_between_ranks_are_labelled_by_rank(pair: Pair) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1")
     pair.write(

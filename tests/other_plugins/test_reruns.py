@@ -109,7 +109,7 @@ _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after
 
 @pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
 @needs("pytest_rerunfailures")
-def test_reruns_equal(pair: Pair, how: tuple[str, ...]) -> None:
+def test_reruns_of_marked_and_unmarked_tests_are_equal(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_rerunfailures")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
     plain, marked = pair.agree("-rR", *how)

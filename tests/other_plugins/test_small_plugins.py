@@ -85,13 +85,13 @@ _HELPERS = {
         """,
     "pytest_astropy_header.display": "",
 }
-"""What is tested, by the plugin's module."""
+"""The tested suites by the plugin's module."""
 _BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
 @needs(*(name.partition(".")[0] for name in _HELPERS))
-def test_helpers(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_HELPERS)
     pair.ini("remote_data_strict = true")
     for module, text in _HELPERS.items():
@@ -150,7 +150,7 @@ def test_open_files(pair: Pair) -> None:
 
 
 @needs("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins")
-def test_checks_of_files_stand_beside_marked_tests(pair: Pair) -> None:
+def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
     """Their items are not marked by what the file's tests are marked with."""
     pair.plugin("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins.collect")
     pair.write(

@@ -84,7 +84,7 @@ def test_unmarked(data_regression):
 
 
 @needs("pytest_regressions", "numpy")
-def test_regressions(pair: Pair) -> None:
+def test_expected_files_of_pytest_regressions_are_handled_like_others(pair: Pair) -> None:
     """Expected files are created, compared and regenerated as by unmarked tests, alone and under xdist."""
     pair.plugin("pytest_datadir.plugin", "pytest_regressions.plugin")
     pair.write("value", "first")
@@ -131,7 +131,7 @@ def test_one_rank_uses_it(data_regression, rank):
 
 
 @needs("pytest_regressions")
-def test_regressions_of_ranks_that_disagree(pair: Pair) -> None:
+def test_expected_files_are_kept_if_ranks_disagree(pair: Pair) -> None:
     """A file is left as it was where ranks differ, or where one has not reported."""
     suite = pair.marked
     suite.plugin("pytest_datadir.plugin")
@@ -208,7 +208,7 @@ def test_differs(snapshot, rank):
 
 
 @needs("pytest_snapshot")
-def test_pytest_snapshot(pair: Pair) -> None:
+def test_files_of_pytest_snapshot_are_handled_like_others(pair: Pair) -> None:
     """Snapshots are created, compared, updated and deleted as by unmarked tests, alone and under xdist."""
     pair.plugin("pytest_snapshot.plugin")
     pair.write("value", "first")
@@ -282,7 +282,7 @@ def test_differs(snapshot, rank):
 
 
 @needs("pytest_insta")
-def test_insta(pair: Pair) -> None:
+def test_files_of_pytest_insta_are_handled_like_others(pair: Pair) -> None:
     """Snapshots are created, compared, updated and deleted as by unmarked tests; the plugin cannot do xdist."""
     pair.plugin("pytest_insta.plugin")
     pair.write("value", "first")
@@ -368,7 +368,7 @@ def _approval_logs(suite: Suite) -> list[str]:
 
 
 @needs("approvaltests", "pytest_approvaltests")
-def test_approvals(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_approvaltests_are_handled_like_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are received, and approved by a reporter, as by unmarked tests, alone and under xdist."""
     monkeypatch.setenv("APPROVALTESTS_DISABLE_SCRIPT_DOWNLOADS", "1")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")

@@ -150,7 +150,7 @@ def run_both(pair: Pair, *args: str) -> Run:
     return marked
 
 
-def test_mixed_suite(pair: Pair) -> None:
+def test_snapshots_of_marked_tests_are_handled_like_others(pair: Pair) -> None:
     """Snapshots are created, compared, reported as unused, updated and deleted as those of unmarked tests."""
     _create(pair)
     pair.write("sub/test_other.py", _NO_LONGER)
@@ -170,7 +170,7 @@ def test_mixed_suite(pair: Pair) -> None:
     _update(pair)
 
 
-def test_mixed_suite_under_xdist(pair: Pair) -> None:
+def test_snapshots_of_marked_tests_are_handled_like_others_under_xdist(pair: Pair) -> None:
     """The controller knows what marked tests of all workers have used, and no worker loses what another one writes."""
     _create(pair, "-n", "2")
     pair.write("sub/test_other.py", _NO_LONGER)
@@ -302,7 +302,7 @@ def _lines(suite: Suite) -> dict[str, str]:
     return dict(re.findall(r"^# name: (.*)\n((?:  .*\n)+)", text, re.MULTILINE))
 
 
-def test_ranks_that_disagree_or_are_lost(pair: Pair) -> None:
+def test_snapshots_are_kept_if_ranks_disagree_or_die(pair: Pair) -> None:
     """A snapshot is written if all ranks that use it agree, and is kept if a rank has not said what it uses."""
     suite = pair.marked
     suite.plugin("syrupy")
@@ -381,7 +381,7 @@ def test_changes(snapshot, first):
 """
 
 
-def test_reruns(pair: Pair) -> None:
+def test_snapshots_of_reruns_are_written(pair: Pair) -> None:
     """A rerun's snapshots are written, whatever came of the first run, unless new ones alone may be."""
     suite = pair.marked
     suite.plugin("syrupy")
@@ -443,7 +443,7 @@ def test_in_a_function(snapshot):
 """
 
 
-def test_extensions(pair: Pair) -> None:
+def test_extensions_are_found_outside_of_ranks(pair: Pair) -> None:
     """Extensions of conftests and of modules that only ranks import are found; one of a function is refused."""
     pair.plugin("syrupy")
     pair.write("conftest.py", _EXTENSION.format("root", "of_root"))
@@ -456,7 +456,7 @@ def test_extensions(pair: Pair) -> None:
     assert "test_in_a_function.<locals>.Local cannot be found outside of the test's ranks" in refused
 
 
-def test_unknown_release(pair: Pair) -> None:
+def test_an_unknown_release_is_refused(pair: Pair) -> None:
     pair.marked.plugin("syrupy")
     pair.marked.write(
         "conftest.py",
@@ -470,4 +470,4 @@ def test_unknown_release(pair: Pair) -> None:
     pair.marked.write("value", "first")
     run = pair.marked.run()
     assert run.ret == 4
-    assert "has no SnapshotSession.recall_snapshot" in run.text + run.errors
+    assert "of syrupy, which has no recall_snapshot" in run.text + run.errors

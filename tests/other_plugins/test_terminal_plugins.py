@@ -112,7 +112,7 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
-    """As far as the text does not depend on the order in which tests end."""
+    """Only text is compared that does not depend on the order in which tests end."""
     pair.plugin(name)
     pair.write("test_mix.py", _TESTS)
 
@@ -180,8 +180,10 @@ _COMPARES = """
         pytest.param("clarity", marks=needs("pytest_clarity")),
     ],
 )
-def test_assertions_are_explained_alike(suite: Suite, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """In ranks as in the driver, with the width and the colours of its terminal."""
+def test_assertions_are_explained_in_ranks_as_in_the_driver(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Explanations have the width and the colours of the terminal."""
     pexpect = pytest.importorskip("pexpect")
     for variable in ("COLUMNS", "PY_COLORS"):
         monkeypatch.delenv(variable)
@@ -201,7 +203,7 @@ def test_assertions_are_explained_alike(suite: Suite, monkeypatch: pytest.Monkey
 
 
 @needs("pytest_print")
-def test_prints_of_ranks(pair: Pair) -> None:
+def test_prints_of_ranks_are_shown_at_the_terminal(pair: Pair) -> None:
     pair.plugin("print")
     pair.write(
         "test_it.py",

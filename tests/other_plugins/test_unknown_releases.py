@@ -57,7 +57,7 @@ _TESTS = """
         ]
     ],
 )
-def test_a_release_without_what_is_used_is_refused(pair: Pair, modules: list[str], plugin: str, owner: str) -> None:
+def test_a_release_that_lacks_internals_is_refused(pair: Pair, modules: list[str], plugin: str, owner: str) -> None:
     pair.plugin(*modules)
     place, _, name = owner.partition(":")
     pair.write("conftest.py", _CONFTEST.format(place=place, name=name))

@@ -58,7 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases(), st.integers(1, 9))
-def test_no_plan_is_shorter_than_the_bound_or_longer_than_one_after_the_other(case: Case, workers: int) -> None:
+def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: Case, workers: int) -> None:
     suite = case.suite()
     play = suite.play(workers)
     assert suite.least - 1e-9 <= play.makespan <= sum(case.seconds) + 1e-9
@@ -67,7 +67,7 @@ def test_no_plan_is_shorter_than_the_bound_or_longer_than_one_after_the_other(ca
 
 
 @given(cases(), st.integers(1, 9))
-def test_the_chain_goes_from_the_begin_to_the_end_without_a_gap(case: Case, workers: int) -> None:
+def test_the_critical_chain_has_no_gap(case: Case, workers: int) -> None:
     play = case.suite().play(workers)
     links = chain(play.spans)
     assert links[0].begin == 0.0
@@ -76,7 +76,7 @@ def test_the_chain_goes_from_the_begin_to_the_end_without_a_gap(case: Case, work
 
 
 @given(cases())
-def test_workers_are_doubled_until_that_does_not_help(case: Case) -> None:
+def test_workers_are_doubled_while_that_shortens_the_plan(case: Case) -> None:
     suite = case.suite()
     plays = list(suite.plays())
     assert [play.workers for play in plays] == [2**number for number in range(len(plays))]
@@ -85,7 +85,7 @@ def test_workers_are_doubled_until_that_does_not_help(case: Case) -> None:
     assert all(play.makespan > 1.02 * min(one.makespan for one in plays) for play in plays[: plays.index(chosen)])
 
 
-def test_the_chain_prefers_who_had_the_device() -> None:
+def test_the_critical_chain_prefers_tests_on_the_same_device() -> None:
     had = Span(0, 0, 0.0, 2.0, (("d0", 1),))
     other = Span(1, 1, 0.0, 2.0)
     last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
@@ -94,7 +94,7 @@ def test_the_chain_prefers_who_had_the_device() -> None:
     assert chain([]) == []
 
 
-def test_tests_that_fit_some_devices_only_are_bound_by_those() -> None:
+def test_tests_that_fit_only_some_devices_are_limited_to_those() -> None:
     some = Request(0, ("a",), 1)
     everywhere = Request(0, ("a", "b", "c", "d"), 1)
     assert least([(some, 3.0)] * 4 + [(everywhere, 1.0)] * 4, 8) == pytest.approx(12.0)
@@ -103,14 +103,14 @@ def test_tests_that_fit_some_devices_only_are_bound_by_those() -> None:
     assert least([], 8) == 0.0
 
 
-def test_times_are_those_of_the_kind_else_of_another_else_the_median() -> None:
+def test_durations_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
     remembered = {"a": {"sim": [4.0], "cuda": [1.0]}, "b": {"cuda": [2.0], "rocm": [3.0]}, "c": {"sim": [6.0]}}
     found = times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
     assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 1, 4.0)
     assert times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
 
 
-def test_what_is_said_of_times() -> None:
+def test_the_source_of_durations_is_described() -> None:
     assert list(plan_text.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == [
         "no times are stored: each test counts as 1 s"
     ]
@@ -133,7 +133,7 @@ def test_what_is_said_of_times() -> None:
         (11100.0, "3 h 05 min"),
     ],
 )
-def test_clock(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert plan_text.clock(seconds) == text
 
 

@@ -16,11 +16,11 @@ from pytest_accel.schedule.history import expected, expected_times, remember
         ([1.0, 1.0, 1.0, 1.0, 60.0], 1.0),
     ],
 )
-def test_a_median_in_which_the_last_weigh_most(values: list[float], time: float | None) -> None:
+def test_the_expected_duration_is_a_weighted_median(values: list[float], time: float | None) -> None:
     assert expected(values) == time
 
 
-def test_the_last_few_are_remembered_by_kind() -> None:
+def test_the_last_durations_are_kept_for_each_kind() -> None:
     durations = remember({}, {"t": 1.0}, {"t": "cuda"})
     for seconds in (2.0, 3.0, 4.0, 5.0, 6.00001):
         durations = remember(durations, {"t": seconds}, {"t": "cuda"})
@@ -29,7 +29,7 @@ def test_the_last_few_are_remembered_by_kind() -> None:
     assert expected_times(durations, [("t", "cuda"), ("t", "xpu"), ("u", "cuda")]) == [5.0, None, None]
 
 
-def test_tests_that_did_not_run_are_not_forgotten() -> None:
+def test_durations_of_tests_that_did_not_run_are_kept() -> None:
     assert remember({"old": {"sim": [1.0]}}, {"new": 2.0}, {"new": "sim"}) == {
         "old": {"sim": [1.0]},
         "new": {"sim": [2.0]},

@@ -23,7 +23,7 @@ class _Test:
     stash: Mapping[object, object] = MappingProxyType({})
 
 
-def test_an_order_that_cannot_be_handled() -> None:
+def test_an_order_that_cannot_be_handled_is_reported() -> None:
     session: Any = SimpleNamespace(held=set())
     item: Any = _Test()
     hooks = WorkerHooks(session, _Channel())

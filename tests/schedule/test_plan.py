@@ -103,13 +103,13 @@ class Session:
 
 
 @given(cases())
-def test_every_test_once_and_no_device_twice(case: Case) -> None:
+def test_every_test_runs_once_and_no_device_is_used_twice(case: Case) -> None:
     session = Session(case).play()
     assert sorted(session.order) == list(range(len(case.tasks)))
 
 
 @given(cases())
-def test_with_one_need_no_worker_waits_while_devices_are_free(case: Case) -> None:
+def test_with_equal_tests_no_worker_waits_while_devices_are_free(case: Case) -> None:
     alike = Case(tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers)
     assert Session(alike).play().waste == 0
 
@@ -131,19 +131,19 @@ def chosen(*sizes: tuple[int, float], horizon: float = 100.0, **state: object) -
     return None if start is None else start.key
 
 
-def test_large_ones_go_first() -> None:
+def test_tests_with_many_devices_go_first() -> None:
     assert chosen((1, 9), (4, 1), (2, 5)) == 1
 
 
-def test_a_test_as_long_as_all_that_remains_goes_before_larger_ones() -> None:
+def test_a_test_as_long_as_the_rest_goes_before_larger_ones() -> None:
     assert chosen((1, 90), (2, 5)) == 0
 
 
-def test_but_not_before_those_that_cannot_run_beside_it() -> None:
+def test_a_long_test_does_not_go_before_those_that_cannot_run_beside_it() -> None:
     assert chosen((1, 90), (2, 5), (4, 5)) == 2
 
 
-def test_of_one_size_those_go_first_of_which_a_world_is_warm() -> None:
+def test_a_test_with_a_warm_world_goes_before_others_of_its_size() -> None:
     assert chosen((2, 5), (2, 1), warm={1}) == 1
     assert chosen((2, 5), (2, 1)) == 0
 
@@ -155,21 +155,21 @@ def risky_first(*sizes: int, try_first: bool = True) -> int | None:
     return None if start is None else sizes[start.key]
 
 
-def test_what_may_last_long_goes_from_the_smallest_to_the_largest() -> None:
+def test_risky_tests_go_from_small_to_large() -> None:
     assert risky_first(0, 1, 2) == 1
     assert risky_first(0, 2) == 2
 
 
-def test_but_for_what_runs_one_after_the_other_in_any_case() -> None:
+def test_risky_tests_that_cannot_overlap_go_from_large_to_small() -> None:
     assert risky_first(1, 2, 3, 4) == 4
     assert risky_first(1, 2, 3) == 3
 
 
-def test_and_not_where_workers_are_scarce() -> None:
+def test_risky_tests_go_from_large_to_small_with_few_workers() -> None:
     assert risky_first(1, 2, try_first=False) == 2
 
 
-def test_one_that_lasted_long_makes_the_others_risky() -> None:
+def test_one_long_test_makes_the_others_risky() -> None:
     backlog = Backlog([need(1), need(2)], [Task(index, index % 2, "a") for index in range(12)])
     for index in (0, 2, 4):
         backlog.take(0, None)
@@ -180,7 +180,7 @@ def test_one_that_lasted_long_makes_the_others_risky() -> None:
     assert [offer.risky for offer in backlog.offers()] == [True, True]
 
 
-def test_what_is_remembered_is_not_risky() -> None:
+def test_tests_with_known_durations_are_not_risky() -> None:
     known = [Task(index, 1, "a", 1.0) for index in range(4, 8)]
     backlog = Backlog([need(1), need(2)], [*(Task(index, 0, "a") for index in range(4)), *known])
     for index, seconds in enumerate((1.0, 1.0, 1.0, 60.0)):
@@ -192,15 +192,15 @@ HELD = Running(9, (("d0", WHOLE), ("d1", WHOLE)), 0, 10.0)
 TAKEN = {"d0": 0, "d1": 0}
 
 
-def test_what_waits_for_all_devices_keeps_the_free_ones() -> None:
+def test_a_test_that_waits_for_all_devices_reserves_the_free_ones() -> None:
     assert chosen((4, 5), (1, 11), running=[HELD], free=TAKEN) is None
 
 
-def test_who_will_have_ended_in_time_gets_them_all_the_same() -> None:
+def test_a_test_that_ends_in_time_may_use_reserved_devices() -> None:
     assert chosen((4, 5), (1, 9), running=[HELD], free=TAKEN) == 1
 
 
-def test_what_a_waiting_one_does_not_need_is_for_others() -> None:
+def test_devices_that_a_waiting_test_does_not_need_are_used() -> None:
     assert chosen((3, 5), (1, 60), running=[HELD], free=TAKEN) == 1
     more = [HELD, Running(8, (("d2", WHOLE),), 0, 90.0)]
     assert chosen((3, 5), (1, 60), running=more, free=TAKEN | {"d2": 0}) is None
@@ -221,7 +221,7 @@ def test_a_module_stays_together(unknown: bool) -> None:
     assert backlog.take(0, first).module != first
 
 
-def test_the_longest_first_and_within_a_limit() -> None:
+def test_the_longest_tests_go_first_within_a_limit() -> None:
     backlog = Backlog([need(1)], [Task(index, 0, "a", seconds) for index, seconds in enumerate((3.0, 9.0, 0.5))])
     assert backlog.take(0, None, limit=4.0).index == 0
     assert backlog.peek(0, None) == 1
@@ -230,7 +230,7 @@ def test_the_longest_first_and_within_a_limit() -> None:
     assert (backlog.count, backlog.take(0, None).index) == (1, 1)
 
 
-def test_what_is_not_known_is_taken_from_those_seen() -> None:
+def test_unknown_durations_are_estimated_from_known_ones() -> None:
     backlog = Backlog([need(0), need(1)], [Task(0, 0, "a"), Task(1, 1, "a"), Task(2, 1, "a"), Task(3, 0, "a")])
     backlog.record(1, 4.0)
     assert backlog.expected(backlog.tasks[2]) == 4.0

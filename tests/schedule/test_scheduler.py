@@ -55,7 +55,7 @@ def expectations(tests: Sequence[Test], known: int) -> list[float | None]:
 
 
 @given(suites(), st.integers(1, 6), st.integers(0, 3))
-def test_every_test_once(tests: list[Test], workers: int, known: int) -> None:
+def test_every_test_runs_once(tests: list[Test], workers: int, known: int) -> None:
     machine = UniformMachine(tests, 4, workers)
     seconds = machine.play(ours(machine, expectations(tests, known)))
     assert seconds >= lower_bound([(test.size, test.seconds) for test in tests], 4, workers) - 1e-6
@@ -63,7 +63,7 @@ def test_every_test_once(tests: list[Test], workers: int, known: int) -> None:
 
 
 @given(suites(), st.integers(1, 6), st.sets(st.integers(0, 59), max_size=4))
-def test_every_test_once_where_workers_die(tests: list[Test], workers: int, crashing: set[int]) -> None:
+def test_every_test_runs_once_if_workers_die(tests: list[Test], workers: int, crashing: set[int]) -> None:
     crashing = {index for index in crashing if index < len(tests)}
     machine = Crashing(tests, 4, workers, set(crashing))
     machine.play(ours(machine, expectations(tests, 0)))
@@ -71,13 +71,13 @@ def test_every_test_once_where_workers_die(tests: list[Test], workers: int, cras
 
 
 class Gone(Worker):
-    """It has died, and nobody knows yet."""
+    """A worker that has died, before xdist has noticed it."""
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
         raise OSError("cannot send (already closed?)")
 
 
-def test_a_worker_that_is_gone_when_it_is_sent_a_test_has_not_run_it() -> None:
+def test_a_test_sent_to_a_dead_worker_runs_elsewhere() -> None:
     machine = UniformMachine([Test(1.0)] * 2, 4, 2)
     scheduler = ours(machine, [1.0] * 2)
     gone, other, replacement = Gone(machine, 2), *machine.workers
@@ -105,7 +105,7 @@ def test_a_worker_that_collected_other_tests_gets_none() -> None:
     assert not second.queue
 
 
-def test_nothing_is_queued_behind_a_test_but_on_hold() -> None:
+def test_only_a_test_on_hold_is_queued_behind_a_test() -> None:
     machine = UniformMachine([Test(1.0)] * 6, 4, 2)
     scheduler = ours(machine, [1.0] * 6)
     for node in machine.workers:
@@ -128,7 +128,7 @@ def test_short_tests_are_sent_together() -> None:
     assert len(machine.workers[0].queue) > 10
 
 
-def test_but_no_more_than_was_asked_for() -> None:
+def test_a_batch_is_not_larger_than_the_limit() -> None:
     machine = UniformMachine([Test(0.01)] * 100, 4, 2)
     scheduler = ours(machine, [0.01] * 100, largest_batch=3)
     for node in machine.workers:
@@ -139,18 +139,18 @@ def test_but_no_more_than_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_close_to_what_is_possible(mix: str) -> None:
+def test_the_makespan_is_close_to_the_lower_bound(mix: str) -> None:
     assert max(ratios(mix, "ours, with history", 2)) <= 1.03
     # Of the heavy-tailed ones it cannot be known which is the long one.
     assert max(ratios(mix, "ours, without", 2)) <= (1.25 if mix == "heavy-tailed" else 1.10)
 
 
 @pytest.mark.parametrize("workers", [4, 8])
-def test_close_to_it_with_few_workers(workers: int) -> None:
+def test_the_makespan_is_close_to_the_lower_bound_with_few_workers(workers: int) -> None:
     assert max(ratios("half of them shared", "ours, with history", 2, workers)) <= 1.08
 
 
-def test_bounds() -> None:
+def test_lower_bounds_of_the_makespan() -> None:
     assert lower_bound([(3, 2.0)] * 4, 8, 8) == pytest.approx(4.0)  # Two at a time.
     assert lower_bound([(1, 2.0)] * 4, 8, 2) == pytest.approx(4.0)
     assert lower_bound([(0, 7.0), (8, 1.0)], 8, 2) == pytest.approx(7.0)

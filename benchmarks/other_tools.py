@@ -1,4 +1,4 @@
-"""Other ways to run a test in processes of its own."""
+"""Times of other tools that run a test in its own processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
 
 PACKAGES = ("pytest==9.1.1", "pytest-isolate==0.0.17")
-"""pytest-isolate errors on every test under pytest 9.2."""
+"""pytest-isolate fails every test under pytest 9.2."""
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pytest-accel-benchmarks"
 _SLOW_TESTS = 3
-"""In a suite whose tests take seconds."""
+"""Tests of a suite whose tests take seconds."""
 
 
 def isolate_python() -> str:
-    """An interpreter with pytest-isolate and a pytest that it supports, and with this one's torch.
+    """Return an interpreter with pytest-isolate, a pytest that it supports, and the torch of this one.
 
-    Raises subprocess.CalledProcessError where pip cannot install them.
+    Raise subprocess.CalledProcessError if pip cannot install them.
     """
     home = _CACHE / f"isolate-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / "bin" / "python"
@@ -43,7 +43,7 @@ def _figure(name: str, runs: list[Run], first: int = 0, note: str = "") -> Figur
 
 
 def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
-    """Milliseconds a test."""
+    """Return the milliseconds per test."""
     runs = max(1, effort.runs // 2)
     two = suites.write(folder / "two", suites.all_reduce("2"), effort.tests, files=10)
     sessions = {"two": lambda: session(two, [*PLUGINS, *WITH])}
