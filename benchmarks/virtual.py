@@ -42,7 +42,7 @@ class UniformMachine(simulation.SimulatedMachine):
         self.tests = tests
         names = [f"sim-{number}" for number in range(devices)]
         jobs = [
-            simulation.Job(f"test_{test.module}.py::test_{number}", test.seconds, test.request(names))
+            simulation.SimulatedTest(f"test_{test.module}.py::test_{number}", test.seconds, test.request(names))
             for number, test in enumerate(tests)
         ]
         super().__init__(jobs, dict.fromkeys(names, WHOLE), workers)

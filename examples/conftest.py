@@ -1,4 +1,4 @@
-"""What the examples share."""
+"""Fixtures of all examples."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class RuntestHooks:
         if marked is None:
             return (yield)
         if self._session.is_forked_copy:
-            pytest.exit("a process that a test forked came back out of the test: it has no ranks", returncode=1)
+            text = "a process that a test forked has returned from the test; only the original process has ranks"
+            pytest.exit(text, returncode=1)
         if nextitem in self._session.held:
             nextitem = None  # Another worker may run it.
         following = marked_of(nextitem) if nextitem is not None else None

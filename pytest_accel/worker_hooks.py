@@ -6,20 +6,15 @@
 from __future__ import annotations
 
 from traceback import format_exc
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.session import AccelSession
 
-
-class Channel(Protocol):
-    """The methods of `execnet.Channel` that are used here."""
-
-    def send(self, item: object) -> None: ...
-
-    def setcallback(self, callback: Any, endmarker: object) -> None: ...
+if TYPE_CHECKING:
+    from pytest_accel.pool.pool_client import Channel
 
 
 class WorkerHooks:

@@ -223,6 +223,15 @@ def test_no_two_modules_share_a_name() -> None:
     ] == []
 
 
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_torch_is_imported_where_ranks_run_and_only_when_called() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.name}"

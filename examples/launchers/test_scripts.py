@@ -10,7 +10,7 @@ from pytest_accel.launch import LaunchError
 
 
 def last_lines(result):
-    """What each rank wrote last, taken apart: rank, world size, accuracy, weights."""
+    """Return the last line of each rank as rank, world size, accuracy and weights."""
     form = re.compile(r"rank (\d+) of (\d+): accuracy (\S+), weights (\S+)")
     return [form.fullmatch(text.splitlines()[-1]).groups() for text in result.rank_stdout.values()]
 

@@ -34,7 +34,7 @@ _RESULT = (
 )
 """The fields of syrupy's `AssertionResult`."""
 _Change = Literal["created", "updated", "none", "failed"]
-"""How an assertion changes a snapshot. ``none``: the stored value is equal."""
+"""The change that an assertion makes to a snapshot. ``none``: the stored value is equal."""
 
 
 def rank_plugin(config: pytest.Config) -> object:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedProcess:
+class LauncherEnv:
     """This process's place in a world that a launcher has started, and the identity of that launch."""
 
     launcher: str
@@ -111,7 +111,7 @@ _RANK_VARIABLE_PREFIXES = (
 )
 
 
-def find(environ: Mapping[str, str], parent: str) -> LaunchedProcess | None:
+def find(environ: Mapping[str, str], parent: str) -> LauncherEnv | None:
     """Return this process's place in the world that its launcher has started; None without a launcher or peers.
 
     `parent` identifies the parent process. It identifies the job on this machine if the launcher sets no variable that
@@ -131,9 +131,7 @@ def find(environ: Mapping[str, str], parent: str) -> LaunchedProcess | None:
         job = tuple(environ[name] for name in variables.job if name in environ)
         job_parent = "" if job else parent
         return (
-            LaunchedProcess(variables.launcher, rank, size, local_rank, local_size, job, job_parent)
-            if size > 1
-            else None
+            LauncherEnv(variables.launcher, rank, size, local_rank, local_size, job, job_parent) if size > 1 else None
         )
     return None
 
@@ -162,7 +160,7 @@ def without_local_rank(args: Sequence[str]) -> list[str]:
     return [arg for arg in args if not re.fullmatch(r"--local[_-]rank=\d+", arg)]
 
 
-def find_here() -> LaunchedProcess | None:
+def find_here() -> LauncherEnv | None:
     """Call :func:`find` with this process's environment and parent, and return its result; None in an xdist worker."""
     if "PYTEST_XDIST_WORKER" in os.environ or find(os.environ, "") is None:
         return None

@@ -16,7 +16,7 @@ class WorldSpec:
     world: int
     """Number of the world in its session."""
     key: WorldKey
-    """What the tests of the world need."""
+    """The needs of the tests of the world."""
     kind_argument: str | None = None
     """Argument of the kind in ``--accel`` (the `8` of ``sim:8``), or None."""
     devices: tuple[Device, ...] = ()

@@ -191,7 +191,7 @@ def answer(call: Connection, directory: str) -> None:
         call.send(request.look(NodeInspector(directory, request.world), request.given))
 
 
-class RankLog:
+class LogReader:
     """The log of one rank, to be read while it grows."""
 
     def __init__(self, inspector: WorldInspector, rank: int) -> None:

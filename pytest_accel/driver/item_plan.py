@@ -32,7 +32,7 @@ class ItemPlan:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a session has for its tests, and how to look up the rest."""
+    """The resources of a session, and the functions that look up the rest."""
 
     machine: Machine
     settings: Settings

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from pytest_accel.core.paths import HEADING
-from pytest_accel.diagnostics.inspector import RankLog, WorldInspector
+from pytest_accel.diagnostics.inspector import LogReader, WorldInspector
 
 _CHUNK = 1 << 16
 """Bytes that one read returns at most. Longer lines are split."""
@@ -23,7 +23,7 @@ _HEADINGS = re.compile(rb"(?m)^" + re.escape(HEADING.encode()) + rb".*\n")
 class _RankOutput:
     """The log of one rank, read while the rank writes it."""
 
-    def __init__(self, log: RankLog, prefix: str) -> None:
+    def __init__(self, log: LogReader, prefix: str) -> None:
         """Put `prefix` before each line. An empty prefix leaves the output unchanged."""
         self.log = log
         self.offset = log.size()
@@ -71,7 +71,7 @@ class LogTail:
         self._show = show
         self._begun = False
         self._ranks = [
-            _RankOutput(RankLog(inspector, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
+            _RankOutput(LogReader(inspector, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
         ]
 
     def show(self) -> bool:

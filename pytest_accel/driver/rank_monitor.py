@@ -1,4 +1,4 @@
-"""What the ranks of a world send and how they end, as the driver learns it."""
+"""Receives the messages of the ranks of a world, and notices how the ranks end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a world may run another test, and how it is ended otherwise."""
+"""The condition of a world after a test: reusable, to be retired, or to be killed."""
 
 from __future__ import annotations
 

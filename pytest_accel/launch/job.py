@@ -61,6 +61,6 @@ class Plan:
     stdout: str
     """A regular expression for the ranks' files, as paths below the job's folder; group 1 is the rank, empty for 0."""
     stderr: str | None
-    """As `stdout`; None if both streams of a rank are in one file."""
+    """Like `stdout`; None if both streams of a rank are in one file."""
     depth: int | None = None
     """The number of generations between the launcher and its only rank; None: an environment variable marks ranks."""

@@ -11,7 +11,7 @@ from pytest_accel.leases.holder import Holder
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """What keeps a request from being granted."""
+    """The reasons why a request is not granted yet."""
 
     holders: Mapping[str, Holder]
     """The holders, in this or another session, of the candidates that are held."""

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from pytest_accel.core.kinds import OWN_KINDS
-from pytest_accel.core.launcher_env import LaunchedProcess, of_a_rank, without_local_rank
+from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local_rank
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
@@ -29,7 +29,7 @@ _LOSS_TIMEOUT = 0.5
 """Seconds to wait, after SIGTERM from the launcher, for the news that another process has ended."""
 
 
-def enter(early_config: pytest.Config, args: list[str], process: LaunchedProcess) -> LaunchedSession:
+def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) -> LaunchedSession:
     """Meet the other launched processes; return the session in rank 0, and raise ``SystemExit`` in all others.
 
     The other processes run as agents until the driver ends. `args` is pytest's own list of the arguments that it has
@@ -66,7 +66,7 @@ def enter(early_config: pytest.Config, args: list[str], process: LaunchedProcess
     return session
 
 
-def _run_agent(process: LaunchedProcess, hello: Hello, rendezvous: Rendezvous | None) -> int:
+def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:
     if rendezvous is not None:
         met = machines.call(process, rendezvous, hello)
         if met is not None:
@@ -120,7 +120,7 @@ class LaunchedSession:
 
     def __init__(
         self,
-        process: LaunchedProcess,
+        process: LauncherEnv,
         own: Hello,
         found: Sequence[tuple[Hello, Connection]],
         remote: Sequence[RemotePeer],

@@ -15,7 +15,7 @@ from pytest_accel.nodes.agent_messages import StartServer
 
 
 class _LocalTransport:
-    """What both ends have in common."""
+    """The part that both ends have in common."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -27,7 +27,7 @@ import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
-from pytest_accel.core.launcher_env import LaunchedProcess
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes import mutual_auth, shared_secret
 from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
@@ -96,7 +96,7 @@ class RemotePeer:
     """The address of this node to which the process has connected."""
 
 
-def read_rendezvous(environ: Mapping[str, str], process: LaunchedProcess) -> Rendezvous:
+def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezvous:
     """Return the rendezvous that the launcher's and the user's variables describe.
 
     Raise :class:`RendezvousError` if a variable or the secret is missing.
@@ -141,9 +141,9 @@ def identity() -> str:
 
 
 def receive(
-    process: LaunchedProcess, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
+    process: LauncherEnv, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
 ) -> tuple[list[RemotePeer], list[int]]:
-    """As rank 0, wait for the others; return the processes on other nodes in order of rank, and the ranks on this node.
+    """Wait for the others, in rank 0; return the processes on other nodes in order of rank, and the ranks on this node.
 
     The ranks on this node are disconnected: they connect again locally (`rendezvous.join`). Raise
     :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
@@ -188,9 +188,9 @@ def receive(
 
 
 def call(
-    process: LaunchedProcess, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
+    process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
 ) -> tuple[AuthenticatedLink, float] | None:
-    """As another rank than 0, return the connection to rank 0, and the seconds by which its clock is ahead of this one.
+    """Return the connection of another rank to rank 0, and the seconds by which the clock of rank 0 is ahead.
 
     Return None if rank 0 is on the same node. Raise :class:`RendezvousError` if it cannot be reached within `timeout`
     seconds.

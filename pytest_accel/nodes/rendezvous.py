@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
-from pytest_accel.core.launcher_env import LaunchedProcess
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.paths import user_folder
 from pytest_accel.leases.lock_dir import VARIABLE
 from pytest_accel.nodes.agent_messages import Hello, receive_hello
@@ -28,7 +28,7 @@ class RendezvousError(Exception):
     """The processes did not find each other; the message says why, and names missing ranks."""
 
 
-def rendezvous_path(process: LaunchedProcess) -> str:
+def rendezvous_path(process: LauncherEnv) -> str:
     """Return the path of rank 0's socket; it differs for sessions with different lock folders.
 
     Raise :class:`RendezvousError` if the folder cannot be used, for example because another user could listen there.
@@ -45,9 +45,9 @@ def rendezvous_path(process: LaunchedProcess) -> str:
 
 
 def gather(
-    process: LaunchedProcess, timeout: float = TIMEOUT, expected: Collection[int] | None = None
+    process: LauncherEnv, timeout: float = TIMEOUT, expected: Collection[int] | None = None
 ) -> list[tuple[Hello, Connection]]:
-    """As rank 0, wait for the others; return their greetings and connections, in order of rank.
+    """Wait for the others, in rank 0; return their greetings and connections, in order of rank.
 
     `expected` are the ranks on this node; None means all. Raise :class:`RendezvousError`, which names the missing
     ranks, after `timeout` seconds.
@@ -79,7 +79,7 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     return receive_hello()
 
 
-def missing(process: LaunchedProcess, ranks: Sequence[int], timeout: float) -> RendezvousError:
+def missing(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
         f"{process.launcher} has started {process.size} processes, and rank {', '.join(map(str, ranks))} did not "
@@ -88,8 +88,8 @@ def missing(process: LaunchedProcess, ranks: Sequence[int], timeout: float) -> R
     )
 
 
-def join(process: LaunchedProcess, hello: Hello, timeout: float = TIMEOUT) -> Connection:
-    """As another rank than 0, connect to rank 0; raise :class:`RendezvousError` after `timeout` seconds."""
+def join(process: LauncherEnv, hello: Hello, timeout: float = TIMEOUT) -> Connection:
+    """Connect another rank to rank 0; raise :class:`RendezvousError` after `timeout` seconds."""
     path = rendezvous_path(process)
     deadline = monotonic() + timeout
     while True:
@@ -108,7 +108,7 @@ def join(process: LaunchedProcess, hello: Hello, timeout: float = TIMEOUT) -> Co
         time.sleep(_RETRY_INTERVAL)
 
 
-def _listen(path: str, process: LaunchedProcess) -> socket.socket:
+def _listen(path: str, process: LauncherEnv) -> socket.socket:
     try:
         unix_sockets.connect(path).close()
     except PermissionError as error:

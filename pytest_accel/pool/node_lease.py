@@ -85,7 +85,7 @@ class NodeRequest(Protocol):
 
     @property
     def what(self) -> str:
-        """What is requested, in words."""
+        """The requested devices or slots, in words."""
 
     @property
     def unavailable(self) -> str | None:

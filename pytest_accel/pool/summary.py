@@ -1,4 +1,4 @@
-"""What the session's terminal summary shows of worlds, in addition to the reports of tests."""
+"""Errors and notes about worlds that the session's terminal summary shows in addition to the reports of tests."""
 
 from __future__ import annotations
 

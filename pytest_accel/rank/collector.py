@@ -39,7 +39,7 @@ class RankCollector:
         self.errors: list[str] = []
         """Errors of the last collection, and internal errors of pytest."""
         self.activity = 0
-        """How often code of the suite has run outside of a test: in a collection, or in a late teardown."""
+        """Number of times that code of the suite has run outside of a test: in a collection, or in a late teardown."""
         self._skipped: dict[str, Any] = {}
         """Reason by node id of a collector that was skipped in the last collection."""
         self._collected: list[pytest.Item] = []

@@ -77,7 +77,7 @@ class DriverConnection:
         if getpid() == self._pid:
             return
         failure = report.longreprtext if report is not None else ""
-        text = f"a process that it had forked came back out of the test\n{failure}"
+        text = f"a process that it had forked has returned from the test\n{failure}"
         phase = "call" if report is None or report.when is None else report.when
         with suppress(OSError):
             self._connection.send_bytes(dumps((ForkReturned(text, phase),)))

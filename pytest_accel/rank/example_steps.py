@@ -66,7 +66,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ExampleEnd:
     """Step: an example has ended."""
 
     at: float
@@ -87,8 +87,8 @@ class Leave:
     failure: Failure | None
 
 
-Step = Opening | Fetch | Draw | End | Leave
-_KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fetch, Draw, End, Leave)}
+Step = Opening | Fetch | Draw | ExampleEnd | Leave
+_KINDS: Mapping[str, type[Step]] = {kind.__name__: kind for kind in (Opening, Fetch, Draw, ExampleEnd, Leave)}
 
 
 def to_record(step: Step) -> dict[str, Any]:
@@ -140,17 +140,17 @@ def conclude(steps: Sequence[Step]) -> Conclusion:
     for rank, step in enumerate(steps):
         if isinstance(step, Leave):
             return Conclusion("left", rank, step.failure, f"rank {rank} has ended the test")
-    if len({type(step) for step in steps}) == 1 and not isinstance(steps[0], End):
+    if len({type(step) for step in steps}) == 1 and not isinstance(steps[0], ExampleEnd):
         same = len({_identity(step) for step in steps}) == 1
         return Conclusion("continues") if same else Conclusion("different", text=_differences(steps))
-    ends = {rank: step for rank, step in enumerate(steps) if isinstance(step, End)}
+    ends = {rank: step for rank, step in enumerate(steps) if isinstance(step, ExampleEnd)}
     draws = [step for step in steps if isinstance(step, Draw)]
     if len(ends) + len(draws) < len(steps):
         return Conclusion("different", text=_differences(steps))
     return _conclude_example(steps, ends)
 
 
-def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclusion:
+def _conclude_example(steps: Sequence[Step], ends: Mapping[int, ExampleEnd]) -> Conclusion:
     """Return the conclusion of an example that has ended on some ranks, while the other ranks draw more values."""
     ranks: dict[Outcome, list[int]] = {}
     for rank, end in ends.items():
@@ -183,7 +183,7 @@ def _conclude_example(steps: Sequence[Step], ends: Mapping[int, End]) -> Conclus
 def _identity(step: Step) -> object:
     if isinstance(step, Opening):
         return step.name
-    return step.drawn if isinstance(step, (Draw, End)) else None
+    return step.drawn if isinstance(step, (Draw, ExampleEnd)) else None
 
 
 def _differences(steps: Sequence[Step]) -> str:
@@ -201,6 +201,6 @@ def _describe(step: Step) -> str:
         return f"began the examples of {step.name}"
     if isinstance(step, Draw):
         return f"drew {step.shown} and draws more"
-    if isinstance(step, End):
+    if isinstance(step, ExampleEnd):
         return f"drew {step.shown}"
     return "read the example database"

@@ -20,7 +20,7 @@ from pytest_accel.rank.example_failures import failure_of, stand_in
 from pytest_accel.rank.example_steps import (
     Conclusion,
     Draw,
-    End,
+    ExampleEnd,
     Fetch,
     Leave,
     Opening,
@@ -174,7 +174,7 @@ class Lockstep:
         began = monotonic()
         try:
             _, found = self.take_step(
-                End(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), timeout
+                ExampleEnd(time.perf_counter(), drawn, shown, outcome, seconds, targets, failure), timeout
             )
         except LateRanks as late:
             text = f"{ranks_text(late.ranks)} did not reach the end of the example within {timeout:g} s"

@@ -25,7 +25,7 @@ _PLUGIN_BACKENDS = {"ccl": ("oneccl_bindings_for_pytorch", "torch_ccl")}
 GROUP_TIMEOUT = timedelta(hours=1)
 """torch's timeout for the process group. Long, because the driver detects hangs, and takes the stacks first."""
 _END_TIMEOUT = timedelta(seconds=5)
-"""How long rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
+"""Time for which rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
 
 
 class StorePort(NamedTuple):

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _NAMES_THE_TEST = "PYTEST_CURRENT_TEST"
 _SKIP_TIMEOUT = timedelta(seconds=10)
-"""How long rank 0 waits for the others after it has skipped the test, before its `tearDown` may remove their files.
+"""Time that rank 0 waits for the others after it has skipped the test, before its `tearDown` may remove their files.
 
 Limited, because ranks that have not skipped the test may never end it.
 """
 
 _GROUP_TIMEOUT = timedelta(seconds=1)
-"""How long a rank keeps its groups for others that may still be connecting to it.
+"""Time for which a rank keeps its groups for others that may still be connecting to it.
 
 torch's functions that create a group return as soon as this rank is connected; if it closed the connections at once, a
 slower rank would fail. Short, because in some tests a rank exits and never arrives.

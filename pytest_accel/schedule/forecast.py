@@ -14,7 +14,7 @@ from pytest_accel.schedule.backlog import GUESS
 from pytest_accel.schedule.history import Durations, expected
 from pytest_accel.schedule.lower_bounds import least
 from pytest_accel.schedule.scheduler import DeviceScheduling
-from pytest_accel.schedule.simulation import Job, Span
+from pytest_accel.schedule.simulation import SimulatedTest, Span
 from pytest_accel.schedule.test_demand import Demand
 
 CLOSE = 0.02
@@ -116,7 +116,7 @@ class Suite:
     def play(self, workers: int) -> Play:
         """Simulate the session with ``-n workers``."""
         tests = zip(self.collection, self.times.seconds, self._requests, strict=True)
-        jobs = [Job(nodeid, seconds, request) for nodeid, seconds, request in tests]
+        jobs = [SimulatedTest(nodeid, seconds, request) for nodeid, seconds, request in tests]
         clock = simulation.SimulatedMachine(jobs, self._free, workers, self._slots)
         backlog = self._demand.backlog(self.collection, self._machine, self._slots, self.times.expected)
         scheduler = DeviceScheduling(self.collection, backlog, self._free, self._slots, clock, clock=lambda: clock.now)

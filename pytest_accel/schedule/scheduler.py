@@ -29,7 +29,7 @@ _PLENTIFUL = 0.7
 """There are enough workers to try tests that may take long if that fraction is less than this."""
 
 
-class Node(Protocol):
+class WorkerNode(Protocol):
     """The part of xdist's `WorkerController` that the scheduler uses."""
 
     @property

@@ -19,7 +19,7 @@ from pytest_accel.leases.policy import Request, decide
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedTest:
     """A test, with the resources that it takes and its duration."""
 
     nodeid: str
@@ -101,7 +101,7 @@ class Worker:
 class SimulatedMachine:
     """The simulated machine: devices, workers and the virtual clock `now`, in seconds."""
 
-    def __init__(self, jobs: Sequence[Job], devices: Mapping[str, int], workers: int, slots: int = 0) -> None:
+    def __init__(self, jobs: Sequence[SimulatedTest], devices: Mapping[str, int], workers: int, slots: int = 0) -> None:
         """`devices` maps each device to its free parts; `slots` is the number of CPU slots."""
         self.jobs = jobs
         self.devices = tuple(devices)

@@ -1,4 +1,4 @@
-"""What is installed, told from memory."""
+"""Tests of the cached metadata of installed distributions."""
 
 from __future__ import annotations
 

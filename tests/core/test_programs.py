@@ -1,4 +1,4 @@
-"""Where programs are looked for."""
+"""Tests of the places where programs are looked for."""
 
 from __future__ import annotations
 

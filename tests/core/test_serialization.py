@@ -1,4 +1,4 @@
-"""What crosses from a rank to its driver in place of an exception."""
+"""Tests of the data that a rank sends to its driver in place of an exception."""
 
 from __future__ import annotations
 

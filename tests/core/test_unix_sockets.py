@@ -19,7 +19,7 @@ import pytest
 
 from pytest_accel.core import paths, unix_sockets
 from pytest_accel.core.connect import call_agent
-from pytest_accel.core.launcher_env import LaunchedProcess
+from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
@@ -89,7 +89,7 @@ def temporary(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-WORLD = LaunchedProcess("torchrun", 0, 3, 0, 3, ("a", "b"))
+WORLD = LauncherEnv("torchrun", 0, 3, 0, 3, ("a", "b"))
 
 
 def hello(rank: int) -> Hello:

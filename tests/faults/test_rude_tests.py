@@ -300,7 +300,7 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
     assert list(suite.temporary.glob("torch-shm-*")) == []
     said = {
         "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIG",  # gloo aborts, or faults.
-        "test_child_comes_back": "failed in the call phase: a process that it had forked came back out of the test",
+        "test_child_comes_back": "failed in the call phase: a process that it had forked has returned from the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
         "test_closes_every_descriptor_alone": "the test's process died in the call phase",
         "test_writes_what_is_no_text_and_fails": "before \N{REPLACEMENT CHARACTER} after",
@@ -449,7 +449,7 @@ def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> 
     }
     assert {name: word for name, word in run.words.items() if word != "PASSED"} == wrong, run.text
     assert len(run.words) == 2 * len(_REPLACED) + 5
-    assert "a process that it had forked came back out of the test" in run.failure("test_does_not_let_its_copy_end")
+    assert "a process that it had forked has returned from the test" in run.failure("test_does_not_let_its_copy_end")
     told = "ranks 0-1 could not be checked for leftovers (RuntimeError: replaced): it may have replaced a function"
     assert told in run.failure("test_replaces_a_function_of_torch")
     assert "errors outside of any test" not in run.text

@@ -44,7 +44,7 @@ import json
 from tests.hardware.compare_with_torch import compare
 print(json.dumps(compare({masks}, {seed})))
 """
-"""What a process with the fake driver runs; braces for the arguments of `compare`."""
+"""The source that a process with the fake driver runs; braces for the arguments of `compare`."""
 
 _WORDS = ("all", "none", "void", "NoDevFiles", "x", "gpu-1", "GPU", "MIG", "cuda:1", "0.", ".1", "*")
 _BLANKS = (" ", "  ", "\t", "\n", "\u00a0")

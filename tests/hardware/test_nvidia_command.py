@@ -43,7 +43,7 @@ PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2,
 
 @pytest.fixture
 def doctor(on_machine: OnMachine) -> Callable[..., Told]:
-    """What the doctor says on a machine, by check; whether ranks can be forked, it need not find out each time."""
+    """Return the doctor's findings on a machine by check, without the check whether ranks can be forked."""
 
     def examine(*facts: str, accel: str = "auto", **environ: str) -> Told:
         told: Told = {}

@@ -1,4 +1,4 @@
-"""What torch was built for, read without importing it."""
+"""Tests of reading for which devices torch was built, without importing it."""
 
 from __future__ import annotations
 

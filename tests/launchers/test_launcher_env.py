@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_accel.core.launcher_env import LaunchedProcess, find, of_a_rank, without_local_rank
+from pytest_accel.core.launcher_env import LauncherEnv, find, of_a_rank, without_local_rank
 from pytest_accel.nodes import machines
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.launched_session import differences
@@ -74,23 +74,23 @@ SRUN = {
     ("environ", "expected"),
     [
         pytest.param(
-            TORCHRUN, LaunchedProcess("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")), id="torchrun"
+            TORCHRUN, LauncherEnv("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")), id="torchrun"
         ),
         pytest.param(
             ACCELERATE,
-            LaunchedProcess("accelerate launch", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")),
+            LauncherEnv("accelerate launch", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0")),
             id="accelerate",
         ),
-        pytest.param(DEEPSPEED, LaunchedProcess("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
-        pytest.param(OPEN_MPI, LaunchedProcess("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
-        pytest.param(MPICH, LaunchedProcess("mpirun", 1, 2, 1, 2, (), "7-1.5"), id="mpich"),
-        pytest.param(SRUN, LaunchedProcess("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
+        pytest.param(DEEPSPEED, LauncherEnv("deepspeed", 1, 2, 1, 2, ("127.0.0.1", "29500")), id="deepspeed"),
+        pytest.param(OPEN_MPI, LauncherEnv("mpirun", 1, 2, 1, 2, ("1639055361", "1639055361")), id="open-mpi"),
+        pytest.param(MPICH, LauncherEnv("mpirun", 1, 2, 1, 2, (), "7-1.5"), id="mpich"),
+        pytest.param(SRUN, LauncherEnv("srun", 5, 6, 1, 2, ("71", "3")), id="srun"),
         pytest.param(
-            {**SRUN, **TORCHRUN}, LaunchedProcess("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))
+            {**SRUN, **TORCHRUN}, LauncherEnv("torchrun", 1, 4, 1, 4, ("localhost", "44237", "c0188ff2", "0"))
         ),
     ],
 )
-def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], expected: LaunchedProcess) -> None:
+def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], expected: LauncherEnv) -> None:
     assert find({**environ, "PATH": "/bin"}, "7-1.5") == expected
 
 
@@ -169,8 +169,8 @@ def test_processes_that_differ_are_named_with_both_values(other: dict[str, objec
     assert what in told
 
 
-def world(rank: int) -> LaunchedProcess:
-    return LaunchedProcess("torchrun", rank, 3, rank, 3, ("a", "b"))
+def world(rank: int) -> LauncherEnv:
+    return LauncherEnv("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +216,7 @@ def test_missing_processes_are_named() -> None:
 
 def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    process = LaunchedProcess("mpirun", 0, 4, 0, 2, ("a",))
+    process = LauncherEnv("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     found = read_rendezvous(exported, process)
     assert (found.address, found.port, found.key, found.secret) == ("node-0", 29511, None, SECRET.encode())
@@ -234,7 +234,7 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    process = LaunchedProcess("srun", 3, 4, 1, 2, ("a",))
+    process = LauncherEnv("srun", 3, 4, 1, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}
     with pytest.raises(RendezvousError) as missing:
         read_rendezvous(exported, process)
@@ -274,7 +274,7 @@ def meeting() -> Rendezvous:
 
 def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
     """Call as a rank of three, in a thread that has begun."""
-    process = LaunchedProcess("mpirun", own.rank, 3, 0, 2, ("a",))
+    process = LauncherEnv("mpirun", own.rank, 3, 0, 2, ("a",))
     thread = threading.Thread(target=lambda: found.update({own.rank: call(process, where, own, 30)}))
     thread.start()
     return thread
@@ -282,7 +282,7 @@ def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendez
 
 def test_remote_processes_are_accepted_and_strangers_are_not(meeting: Rendezvous) -> None:
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
-    process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
+    process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, node="there", host="there", args=("-k", "\udcff"))
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
@@ -343,7 +343,7 @@ def test_different_secrets_are_reported_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
-    process = LaunchedProcess("mpirun", 0, 2, 0, 1, ("a",))
+    process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
 
@@ -382,7 +382,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
     monkeypatch.setattr(machines, "_ask_store", ask_store)
     monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
     monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
-    process = LaunchedProcess("torchrun", 0, 2, 0, 1, ("a",))
+    process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
 
@@ -431,7 +431,7 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
         where = Rendezvous("127.0.0.1", listener.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
         def come(rank: int) -> None:
-            process = LaunchedProcess("mpirun", rank, 3, 0, 2, ("a",))
+            process = LauncherEnv("mpirun", rank, 3, 0, 2, ("a",))
             with pytest.raises(RendezvousError) as raised:
                 call(process, where, hello(rank, node="there", host="there"), 30)
             failures.append(str(raised.value))
@@ -467,7 +467,7 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
 @pytest.mark.parametrize("to", ["the same", "another"])
 def test_rank_0_rejects_its_own_messages_as_proof(meeting: Rendezvous, to: str) -> None:
     """A stranger gives back to rank 0 what that says, on the same connection and on another one."""
-    process = LaunchedProcess("mpirun", 0, 2, 0, 1, ("a",))
+    process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
     heard: list[bytes] = []
 
     def deceive() -> None:
@@ -490,7 +490,7 @@ def test_rank_0_rejects_its_own_messages_as_proof(meeting: Rendezvous, to: str) 
 
 
 def test_a_slow_stranger_does_not_delay_the_others(meeting: Rendezvous) -> None:
-    process = LaunchedProcess("mpirun", 0, 3, 0, 2, ("a",))
+    process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     over = threading.Event()
 

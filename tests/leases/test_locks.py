@@ -134,7 +134,7 @@ def planted(folder: Path, content: bytes) -> None:
 
 
 def said(**changes: str) -> bytes:
-    """What a lock file says, with `changes` in it that need not be JSON."""
+    """Return the content of a lock file with `changes`, which need not be JSON."""
     fields = {"pid": "7", "user": '"u"', "test": '"t"', "since": "5.0", "processes": "[]"} | changes
     return ("{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}").encode()
 
@@ -477,7 +477,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def as_another_user(script: str, *arguments: str) -> str:
-    """What `script` prints when another user runs it; only root can ask for that."""
+    """Return the output of `script`, run by another user; only root can do that."""
     if os.getuid() != 0:
         pytest.skip("needs root, to run a process as another user")
     # It becomes the other user after the import: the interpreter may lie where only root can read.

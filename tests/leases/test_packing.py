@@ -35,7 +35,7 @@ def used(leases: Sequence[Lease]) -> Counter[str]:
 
 
 def packed(shares: Sequence[int]) -> int:
-    """How many devices hold all of `shares`, asked for one after the other, when there are plenty."""
+    """Return the number of devices that hold all of `shares`, requested one after the other, if there are enough."""
     devices = [f"d{number}" for number in range(len(shares))]
     broker = Broker(devices, 0, None, lambda lease: None)
     leases: list[Lease] = []
@@ -69,7 +69,7 @@ def test_shares_are_packed_tightly() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_no_device_is_ever_given_out_twice(seed: int) -> None:
-    """Whole devices, shares and sets come and go, and what has been given out fits the devices at every moment."""
+    """Grant and return whole devices, shares and sets; at every moment the leases fit the devices."""
     draw = random.Random(seed)
     devices = ("a", "b", "c", "d")
     broker = Broker(devices, 0, None, lambda lease: None)

@@ -113,7 +113,7 @@ def test_carried_out_once_nothing_more_is_due(waiting: tuple[Request, ...], free
 
 @given(requests().filter(bool), st.data())
 def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> None:
-    """However leases end and whatever arrives behind it, the request that was there is granted in bounded time."""
+    """A request is granted in bounded time, however leases end and whatever arrives after it."""
     target = waiting[-1]
     queue = list(waiting)
     leases: list[Grant] = []

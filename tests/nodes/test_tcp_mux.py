@@ -25,7 +25,7 @@ KEY = b"of this connection alone"
 
 
 class Far:
-    """What the far end of a bridge leads to."""
+    """The target of a stream at the remote end."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -81,7 +81,7 @@ def near(far: Far) -> Iterator[TcpMux]:
 
 
 def all_of(end: socket.socket) -> bytes:
-    """What comes until the stream ends."""
+    """Return the bytes that arrive until the stream ends."""
     end.settimeout(30)
     found = b""
     with contextlib.suppress(ConnectionResetError):  # The other end has not read all that it was sent.
@@ -167,7 +167,7 @@ def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> N
 
 
 class Deadly:
-    """What unpickles it leaves a mark."""
+    """An object that leaves a mark when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

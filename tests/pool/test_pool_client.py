@@ -1,4 +1,4 @@
-"""What comes over the channel between a worker and the pool: an error there fails what waits, and says why."""
+"""Tests of the channel between a worker and the pool: an error there fails the waiting requests with the reason."""
 
 from __future__ import annotations
 

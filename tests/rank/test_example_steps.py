@@ -1,4 +1,4 @@
-"""What ranks conclude from the steps that they take in the examples of a test."""
+"""Tests of the conclusions of ranks from the steps that they take in the examples of a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pytest_accel.rank.example_steps import (
     Conclusion,
     Draw,
-    End,
+    ExampleEnd,
     Failure,
     Fetch,
     Leave,
@@ -25,9 +25,9 @@ from pytest_accel.rank.example_steps import (
 FAILURE = Failure("builtins", "ValueError", "low", "test_x.py", 3, "ValueError at test_x.py:3")
 
 
-def end(outcome: Outcome = "passed", drawn: str = "5", **options: Any) -> End:
+def end(outcome: Outcome = "passed", drawn: str = "5", **options: Any) -> ExampleEnd:
     failure = FAILURE if outcome == "failed" else None
-    return End(0.0, drawn, drawn, outcome, options.pop("seconds", 0.0), options.pop("targets", {}), failure)
+    return ExampleEnd(0.0, drawn, drawn, outcome, options.pop("seconds", 0.0), options.pop("targets", {}), failure)
 
 
 def draw(drawn: str = "5") -> Draw:

@@ -66,7 +66,7 @@ def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
 
 
 def sections(verdict: Verdict) -> dict[str, str]:
-    """What a failure shows below its traceback."""
+    """Return the lines that a failure shows below its traceback."""
     return {name: text for name, text, _ in verdict.longrepr["sections"]}
 
 
