@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+OTHER_PLUGINS = Path(__file__).parent / "tests" / "other_plugins"
+"""Tests of other projects' plugins. Most plugins are installed only in an environment of their own."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,11 +24,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in a job that a shell runs in the background: what the tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "long: a variation of other tests that takes seconds: run with --long")
+    config.addinivalue_line(
+        "markers",
+        "long(except_for=None): a variation of other tests that takes seconds: run with --long. The parametrized case "
+        "with the id `except_for` always runs",
+    )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long") is not None:
-                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+    for item in items:
+        if OTHER_PLUGINS in item.path.parents:
+            item.add_marker("long")
+        case = item.callspec.id if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+        item.own_markers[:] = [
+            mark for mark in item.own_markers if mark.name != "long" or mark.kwargs.get("except_for", "") != case
+        ]
+        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))

@@ -75,8 +75,8 @@ def test_each_plugin_in_the_table_has_a_test() -> None:
 def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with the settings of coverage that are documented."""
     pytest.importorskip("pytest_cov")
-    # A run of these tests that is itself measured says so to its children.
-    for name in [name for name in os.environ if name.startswith("COV")]:
+    # A run of these tests that is itself measured, or distributed by xdist, says so to its children.
+    for name in [name for name in os.environ if name.startswith(("COV", "PYTEST_XDIST"))]:
         monkeypatch.delenv(name)
     (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
     pytester.path.joinpath(".coveragerc").write_text(settings, encoding="utf-8")
@@ -105,11 +105,13 @@ def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tupl
     result = measured.run(*command)
 
     result.assert_outcomes(passed=1)
+    assert ("accel: torchrun, 2 ranks" in result.outlines) == bool(launcher)
     result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
     left = {path.name for path in measured.path.glob(".coverage*")}
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
 )

@@ -28,6 +28,7 @@ def run(*arguments: str, status: int) -> pytest.LineMatcher:
     return pytest.LineMatcher(done.stdout.splitlines())
 
 
+@pytest.mark.long
 def test_the_examples_without_accelerators_have_the_documented_output() -> None:
     """README.md shows this output as a picture."""
     output = run("examples", "examples/failing", "--accel", "none", "-p", "no:randomly", status=1)
@@ -67,6 +68,7 @@ def test_the_examples_without_accelerators_have_the_documented_output() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_model_is_split_over_simulated_devices() -> None:
     """And what fails on purpose is not collected where it is not named."""
     output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)

@@ -88,6 +88,7 @@ class TestBoth(Case):
     assert "Scalars are not equal!" in adopted.failure("TestBoth.test_fails_on_rank_1")
 
 
+@pytest.mark.long
 def test_each_test_has_new_groups_and_files_in_the_same_ranks(suite: Suite) -> None:
     adopting(
         suite,
@@ -169,6 +170,7 @@ def test_other(rank):
     assert list(suite.temporary.glob("tmp*")) == []  # torch leaves its tests' files.
 
 
+@pytest.mark.long
 def test_rpc_classes_run_in_new_processes(suite: Suite) -> None:
     adopting(
         suite,
@@ -275,6 +277,7 @@ class TestBadSetUp(MultiProcessTestCase):
     assert "ranks 0-1: failed" in run.failure("TestBadSetUp.test_never")
 
 
+@pytest.mark.long
 def test_the_exit_of_each_rank_counts(suite: Suite) -> None:
     adopting(
         suite,
@@ -407,6 +410,7 @@ def test_an_unknown_harness_is_reported(suite: Suite) -> None:
     assert "ini option accel_adopt: must be torch or empty, got 'jax'" in run.text
 
 
+@pytest.mark.long
 def test_ranks_reject_unsigned_values_in_the_store(suite: Suite) -> None:
     """Rank 0 says in the world's store what the test's file and environment are, where others can write, too."""
     adopting(

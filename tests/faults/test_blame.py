@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
@@ -73,6 +75,7 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
     assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
 
 
+@pytest.mark.long
 def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -104,6 +107,7 @@ def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
     assert "rank 1: timed out; was at test_it.py:21 in test_hang" in run.failure("test_hang")
 
 
+@pytest.mark.long
 def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -144,6 +148,7 @@ def test_a_test_that_a_rank_does_not_have_is_an_error_of_its_own(suite: Suite) -
     assert "rank 1 could not run the test" in run.text
 
 
+@pytest.mark.long
 def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -225,6 +230,7 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     assert "ranks 0-1: failed: Failed: the fixture 'process_group' needs" in run.failure("test_no_group")
 
 
+@pytest.mark.long
 def test_collectives_that_differ_are_named(suite: Suite) -> None:
     suite.write(
         "test_it.py",

@@ -218,6 +218,7 @@ def own_verdict(nodeid: str) -> tuple[str, str]:
     return OWN.get(nodeid.rpartition("::")[2].partition("[")[0], ("call", "passed"))
 
 
+@pytest.mark.long
 def test_each_test_has_one_verdict_whatever_is_killed(suite: Suite, request: pytest.FixtureRequest) -> None:
     kills = request.config.getoption("--chaos")
     seed = request.config.getoption("--chaos-seed") or random.SystemRandom().randrange(1 << 32)

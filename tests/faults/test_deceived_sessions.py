@@ -15,6 +15,7 @@ SUBTESTS = hasattr(pytest, "Subtests")
 """pytest 9 has them."""
 
 
+@pytest.mark.long
 def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -> None:
     suite.write(
         "conftest.py",

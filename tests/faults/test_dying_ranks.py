@@ -229,6 +229,7 @@ def test_a_rank_that_dies_fails_the_test_in_the_phase_of_its_death(suite: Suite)
     assert "test_deaths.py" in run.failure("test_segfault").partition("Segmentation fault")[2], "no stack of the crash"
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_after_its_test_has_passed_fails_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
@@ -45,6 +47,7 @@ def test_the_report_of_a_dead_rank_shows_the_places_of_the_others(suite: Suite) 
     assert "_pytest" not in stacks
 
 
+@pytest.mark.long
 def test_a_hang_shows_native_frames(suite: Suite) -> None:
     suite.write(
         "test_it.py",

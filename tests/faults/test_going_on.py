@@ -35,6 +35,7 @@ def times(suite: Suite) -> Counter[str]:
     return Counter((suite.path / "begun").read_text().splitlines())
 
 
+@pytest.mark.long
 def test_ranks_without_collectives_run_every_test_once(begun: Suite) -> None:
     """One rank is ahead of the other at the end of a test, sometimes this one, sometimes that."""
     begun.write(
@@ -53,6 +54,7 @@ def test_ranks_without_collectives_run_every_test_once(begun: Suite) -> None:
     assert times(begun) == Counter({f"test_uneven[{number}] {rank}": 1 for number in range(300) for rank in range(2)})
 
 
+@pytest.mark.long
 def test_a_failure_is_reported_in_the_test_in_which_it_happened(begun: Suite) -> None:
     begun.write(
         "test_it.py",
@@ -137,7 +139,8 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> Non
     assert set(times(begun).values()) == {1}
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["alone", "xdist"])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tuple[str, ...]) -> None:
     begun.write(
         "test_it.py",
@@ -165,6 +168,7 @@ def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tu
     assert "test_never 1" not in times(begun)
 
 
+@pytest.mark.long
 def test_a_rerun_does_not_overlap_with_the_next_test(begun: Suite) -> None:
     """The driver finds a failure where the ranks have found none, and they have gone on."""
     begun.write(

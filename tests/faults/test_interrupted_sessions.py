@@ -76,6 +76,7 @@ def begin(suite: Suite, *args: str) -> Session:
     return session
 
 
+@pytest.mark.long(except_for="plain")
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["plain", "xdist"])
 def test_an_interrupt_leaves_nothing_behind(suite: Suite, workers: list[str]) -> None:
     session = begin(suite, *workers)
@@ -86,6 +87,7 @@ def test_an_interrupt_leaves_nothing_behind(suite: Suite, workers: list[str]) ->
     assert_places(run)
 
 
+@pytest.mark.long
 def test_an_interrupt_with_workers_leaves_nothing_behind(suite: Suite) -> None:
     session = begin(suite, "-n2")
     session.process.send_signal(signal.SIGINT)
@@ -103,6 +105,7 @@ def assert_places(run: Run) -> None:
     assert 'test_it.py", line' in told.partition("] stacks ---")[2]
 
 
+@pytest.mark.long
 def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -125,6 +128,7 @@ def test_a_second_interrupt_leaves_nothing_behind(suite: Suite) -> None:
     assert session.finish().code != pytest.ExitCode.OK
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.Signals) -> None:
     session = begin(suite)
@@ -132,6 +136,7 @@ def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.
     assert session.finish().code == -number
 
 
+@pytest.mark.long
 def test_a_killed_controller_whose_child_lives_on_leaves_nothing_behind(suite: Suite) -> None:
     """The child has the controller's end of every connection."""
     suite.write(
@@ -164,7 +169,8 @@ def test_a_controller_killed_while_the_server_starts_leaves_nothing_behind(suite
     session.process.kill()
 
 
-@pytest.mark.parametrize("preloaded", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("preloaded", [False, True])
 def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite, preloaded: bool) -> None:
     session = begin(suite)
     (session.preloaded_fork_server() if preloaded else session.fork_server()).kill()
@@ -174,6 +180,7 @@ def test_a_killed_fork_server_is_reported_and_leaves_nothing_behind(suite: Suite
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.long
 def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -208,6 +215,7 @@ def test_pytest_exit_in_a_rank_ends_the_session(suite: Suite) -> None:
     assert run.code == 7
 
 
+@pytest.mark.long
 def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
     suite.write(
@@ -231,6 +239,7 @@ def test_devices_of_a_killed_worker_are_returned(suite: Suite) -> None:
     assert run.code == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.long
 def test_a_killed_controller_with_workers_leaves_nothing_behind(suite: Suite) -> None:
     session = begin(suite, "-n2")
     session.process.kill()
@@ -291,6 +300,7 @@ def test_sessions_that_contend_for_devices(suite: Suite) -> None:
         assert list(run.words.values()) == ["PASSED"] * 17
 
 
+@pytest.mark.long
 def test_a_dead_session_holds_no_device(suite: Suite) -> None:
     """Another one waits for its devices, and gets them."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2,shared\nfilterwarnings = error\n")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
+@pytest.mark.long
 def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel = sim:8\nfilterwarnings = error\n")
     suite.write(
@@ -181,6 +184,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
     assert waiting.index("the cause") < waiting.index("was terminated") < waiting.index("in barrier")
 
 
+@pytest.mark.long
 def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None:
     suite.write(
         "test_hangs.py",
@@ -405,6 +409,7 @@ def test_ranks_that_disagree_fail_the_test(suite: Suite) -> None:
     assert "rank 0: 1, rank 1: 0" in more
 
 
+@pytest.mark.long
 def test_collectives_that_differ_between_ranks_are_named(suite: Suite) -> None:
     suite.write(
         "test_unlike.py",

@@ -22,6 +22,7 @@ print(json.dumps(unfit()))
 """
 
 
+@pytest.mark.long(except_for="down-None")
 @pytest.mark.parametrize(("runtime", "why"), [("up", "initialises the fakeacc runtime"), ("down", None)])
 def test_a_device_runtime_that_only_its_package_can_report_is_detected(runtime: str, why: str | None) -> None:
     done = subprocess.run(

@@ -157,6 +157,7 @@ def little_memory() -> Iterator[Path]:
     pytest.skip("no control group can be made here: not root, or no memory controller")
 
 
+@pytest.mark.long
 def test_an_out_of_memory_kill_is_reported_and_retried(suite: Suite, little_memory: Path) -> None:
     suite.write(
         "test_it.py",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.faults.conftest import Suite
 
 
+@pytest.mark.long
 def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
     suite.write(
         "test_rude.py",
@@ -360,6 +363,7 @@ _REPLACED = (
 """Functions that ranks need of the standard library, and that pytest itself can do without."""
 
 
+@pytest.mark.long
 def test_functions_that_a_test_replaces_do_not_affect_its_rank(suite: Suite) -> None:
     suite.write(
         "test_replaces.py",

@@ -108,6 +108,7 @@ _STOPS = """
     """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no processes wait")
 def test_stopped_standby_processes_block_nothing(suite: Suite) -> None:
     """The message to a standby process is larger than the buffer of a socket."""

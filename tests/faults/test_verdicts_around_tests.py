@@ -38,8 +38,9 @@ def test_{SITE}_{WAY}():
 """
 
 
-@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.long)])
-@pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.long)])
+@pytest.mark.long(except_for="one-module")
+@pytest.mark.parametrize("site", ["module", "conftest"])
+@pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
 def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
     for way, (code, _) in WAYS.items():
         bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
@@ -62,6 +63,7 @@ def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: s
     suite.expect_nothing_left()
 
 
+@pytest.mark.long
 def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -118,13 +120,9 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
     assert list(suite.temporary.glob("pymp-*")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        ("os._exit(0)", r"exit status 0"),
-        pytest.param("os._exit(5)", r"exit status 5", marks=pytest.mark.long),
-        ("os.abort()", r"SIGABRT"),
-    ],
+    ("code", "text"), [("os._exit(0)", "exit status 0"), ("os._exit(5)", "exit status 5"), ("os.abort()", "SIGABRT")]
 )
 def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
     suite.write(
@@ -150,6 +148,7 @@ def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, c
     suite.expect_nothing_left()
 
 
+@pytest.mark.long
 def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -227,15 +226,16 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     suite.expect_nothing_left()
 
 
+@pytest.mark.long(except_for="one-pytest.exit('by hand', returncode=7)-7-by hand")
 @pytest.mark.parametrize(
     ("code", "status", "text"),
     [
         ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
-        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.long),
+        ("pytest.exit('by hand')", 2, "by hand"),
         ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("who", [{1}, pytest.param({0, 1}, marks=pytest.mark.long)], ids=["one", "all"])
+@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
     suite: Suite, code: str, status: int, text: str, who: set[int]
 ) -> None:

@@ -49,6 +49,7 @@ def line(session: Session, pattern: str) -> re.Match[str]:
     pytest.fail("".join(["no such line in\n", *said]), pytrace=False)
 
 
+@pytest.mark.long
 def test_a_waiting_session_names_the_session_and_test_that_hold_its_devices(suite: Suite) -> None:
     suite.write("conftest.py", SHOWN_AT_ONCE)
     suite.write(
@@ -142,6 +143,7 @@ def test_the_controller_of_xdist_says_for_which_devices_tests_wait(suite: Suite,
     assert re.search(rf"^{pattern}$", run.text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_deleted_lock_file_is_made_again_and_a_lost_lock_ends_the_test(suite: Suite) -> None:
     suite.write(
         "test_locks.py",
@@ -216,6 +218,7 @@ def test_plain():
 """
 
 
+@pytest.mark.long
 def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suite: Suite) -> None:
     suite.write(
         "conftest.py",

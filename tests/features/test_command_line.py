@@ -46,6 +46,7 @@ def _five(suite: Suite) -> None:
     suite.write("test_five.py", _FIVE)
 
 
+@pytest.mark.long
 def test_stopping_at_failures(suite: Suite) -> None:
     _five(suite)
     suite.write("test_six.py", "def test_unmarked():\n    pass\n")
@@ -61,6 +62,7 @@ def test_stopping_at_failures(suite: Suite) -> None:
     assert not (suite.path / "five0").exists()
 
 
+@pytest.mark.long
 def test_running_the_failed_again(suite: Suite) -> None:
     _five(suite)
     assert suite.run("--tb=native").count() == {"PASSED": 3, "FAILED": 2}
@@ -93,6 +95,7 @@ def test_choosing_tests(suite: Suite) -> None:
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
+@pytest.mark.long
 def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
     """None of these starts a process: not even the one that ranks come from."""
     _five(suite)
@@ -116,6 +119,7 @@ def test_options_that_only_show_tests_start_no_process(suite: Suite) -> None:
     assert run.ret == 0
 
 
+@pytest.mark.long
 def test_setup_show(suite: Suite) -> None:
     _five(suite)
     (suite.path / "mended").touch()

@@ -48,12 +48,13 @@ def test_ranks_stay_in_their_slot(suite: Suite) -> None:
     assert run.count() == {"PASSED": 3}, run.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "remedy"),
     [
-        pytest.param("mpi", "use a torch that is built with mpi", marks=pytest.mark.long),
-        pytest.param("cpu:ucc", "use a torch that is built with ucc", marks=pytest.mark.long),
-        pytest.param("ccl", "install oneccl_bindings_for_pytorch", marks=pytest.mark.long),
+        ("mpi", "use a torch that is built with mpi"),
+        ("cpu:ucc", "use a torch that is built with ucc"),
+        ("ccl", "install oneccl_bindings_for_pytorch"),
         ("glooo", "import the package that registers it"),
     ],
 )

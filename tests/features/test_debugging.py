@@ -99,6 +99,7 @@ class Terminal:
         return str(self.child.before)
 
 
+@pytest.mark.long
 def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "test_fail or short")
     assert "assert 'value of 1' == 'wrong'" in terminal.see("(Pdb) ")
@@ -111,6 +112,7 @@ def test_pdb_opens_in_the_first_rank_that_fails(suite: Suite) -> None:
     assert terminal.child.exitstatus == 1
 
 
+@pytest.mark.long
 def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     suite.write(
         "mine.py",
@@ -147,6 +149,7 @@ def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> 
     assert "1 failed" in rest
 
 
+@pytest.mark.long
 def test_quitting_ends_the_session(suite: Suite) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both or short")
     terminal.see("(Pdb) ")
@@ -156,7 +159,8 @@ def test_quitting_ends_the_session(suite: Suite) -> None:
     assert terminal.child.exitstatus == 2
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("-s",)])
 def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
     terminal.see("PDB set_trace")
@@ -207,6 +211,7 @@ def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
     assert "1 passed" in rest
 
 
+@pytest.mark.long
 def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "impatient")
     terminal.see("(Pdb) ")
@@ -217,6 +222,7 @@ def test_timeouts_stop_while_the_debugger_is_open(suite: Suite) -> None:
     assert "1 passed" in terminal.end()
 
 
+@pytest.mark.long
 def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None:
     terminal = Terminal(suite, "--trace", "-k", "test_short")
     terminal.see("PDB runcall")
@@ -236,7 +242,7 @@ def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.long)])
+@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
 def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run(flag, "-n", "1")
@@ -256,6 +262,7 @@ def test_under_a_launcher(suite: Suite) -> None:
     assert "1 failed" in terminal.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["plain", "xdist"])
 def test_a_line_shows_the_progress_of_a_long_test(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.write("conftest.py", "from pytest_accel.driver import world\nworld.QUIET = 0.5\n")

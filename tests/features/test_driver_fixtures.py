@@ -143,6 +143,7 @@ def test_no_fixture_of_a_marked_test_runs_in_the_driver(suite: Suite) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_rerunfailures") is None, reason="needs pytest-rerunfailures")
 def test_no_fixture_of_a_marked_test_runs_in_the_driver_in_a_rerun(suite: Suite) -> None:
     suite.all_plugins()

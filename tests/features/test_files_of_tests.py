@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
@@ -19,6 +21,7 @@ _NAMED = """
     """
 
 
+@pytest.mark.long
 def test_asserts_are_rewritten_in_files_that_the_command_line_names(suite: Suite) -> None:
     """The names do not matter, nor whether another file imports the file before its own tests run."""
     suite.write("cmp_first.py", _NAMED.format(other="import cmp_second", name="first", number=3))
@@ -47,6 +50,7 @@ _STRANGE = """
     """
 
 
+@pytest.mark.long
 def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None:
     folders = ("br[1]", "co::lon/sub", "ümlaut", "plain")
     suite.write("conftest.py", "import pytest\n@pytest.fixture\ndef of_conftest(): return 'conftest'\n")
@@ -63,6 +67,7 @@ def test_names_of_files_and_folders_may_have_any_character(suite: Suite) -> None
         assert len([name for name in run.words if name.startswith(f"{folder}/")]) == (6 if folder == "br[1]" else 5)
 
 
+@pytest.mark.long
 def test_a_rank_runs_the_right_one_of_tests_with_equal_ids(suite: Suite) -> None:
     """Plugins rewrite ids, which need not tell tests apart: a rank runs the one that the driver reports."""
     suite.write(

@@ -164,6 +164,7 @@ def test_passes_afterwards(x, rank):
     assert set(suite.read("passes.0")) < set(suite.read("passes.1"))
 
 
+@pytest.mark.long
 def test_the_steps_of_a_state_machine_are_the_same_on_all_ranks(suite: Suite) -> None:
     _write(
         suite,
@@ -202,6 +203,7 @@ def test_machine_in_the_body():
         assert len(re.findall(r"state\.add\(x=", text)) == 2
 
 
+@pytest.mark.long
 def test_ranks_that_draw_or_end_differently_are_reported(suite: Suite) -> None:
     _write(
         suite,
@@ -322,6 +324,7 @@ def test_rejects(x, rank):
     assert re.search(r"rank 0: was terminated 3 s after rank 1 failed; was at test_examples.py:\d+ in meet", text)
 
 
+@pytest.mark.long
 def test_deadlines_are_judged_by_the_slowest_rank(suite: Suite) -> None:
     _write(
         suite,
@@ -389,6 +392,7 @@ def test_found(x, y, rank):
 """
 
 
+@pytest.mark.long
 def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
     """One database for all ranks; and what fixes the examples of a test fixes those of all ranks."""
     _write(suite, _DRAWN)
@@ -413,6 +417,7 @@ def test_all_ranks_use_one_seed_and_one_database(suite: Suite) -> None:
     assert third["found"] == fourth["found"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
 def test_examples_of_async_tests_and_unittest_on_two_workers(suite: Suite) -> None:
@@ -466,6 +471,7 @@ class TestCase(unittest.TestCase):
         assert "x=100," in _told(run, name)
 
 
+@pytest.mark.long
 def test_a_test_with_one_rank_runs_hypothesis_unchanged(suite: Suite) -> None:
     _write(
         suite,

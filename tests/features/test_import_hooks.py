@@ -80,15 +80,16 @@ def _nothing_ahead(run: Run) -> bool:
     return "accel: preload: nothing but torch and pytest, since " in run.text
 
 
+@pytest.mark.long(except_for="beartype--workers1-BeartypeCallHintParamViolation")
 @pytest.mark.parametrize(
     ("plugin", "checker", "workers", "error"),
     [
         ("typeguard", "", ("-n2",), "typeguard.TypeCheckError"),
         ("beartype", "", (), "BeartypeCallHintParamViolation"),
         ("jaxtyping", ",beartype.beartype", (), "jaxtyping.TypeCheckError"),
-        pytest.param("typeguard", "", (), "typeguard.TypeCheckError", marks=pytest.mark.long),
-        pytest.param("beartype", "", ("-n2",), "BeartypeCallHintParamViolation", marks=pytest.mark.long),
-        pytest.param("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError", marks=pytest.mark.long),
+        ("typeguard", "", (), "typeguard.TypeCheckError"),
+        ("beartype", "", ("-n2",), "BeartypeCallHintParamViolation"),
+        ("jaxtyping", ",beartype.beartype", ("-n2",), "jaxtyping.TypeCheckError"),
     ],
 )
 def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
@@ -106,6 +107,7 @@ def test_a_type_checking_import_hook_works_in_ranks_as_in_a_plain_session(
     assert _nothing_ahead(run)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["conftest", "sitecustomize"])
 def test_a_finder_installed_before_the_tests_sees_all_imports(installed: Suite, by: str) -> None:
     """That of `sitecustomize` is in every interpreter, and is told by the conftest what to change."""
@@ -119,6 +121,7 @@ def test_a_finder_installed_before_the_tests_sees_all_imports(installed: Suite, 
     assert "nothing but torch and pytest, since hook.Finder is on sys.meta_path" in run.text
 
 
+@pytest.mark.long
 def test_a_hook_installed_for_one_import_sees_it(installed: Suite) -> None:
     """The server has been told of `typed`, and has imported it, before the driver imports the test file."""
     installed.write("helper.py", "import hook\nwith hook.change('typed'):\n    import typed\n")
@@ -128,6 +131,7 @@ def test_a_hook_installed_for_one_import_sees_it(installed: Suite) -> None:
     assert "since the session does not import typed as a plain Python does" in run.text
 
 
+@pytest.mark.long
 def test_a_hook_that_a_test_installs_sees_its_imports(installed: Suite) -> None:
     body = "\n        ".join(
         [
@@ -143,6 +147,7 @@ def test_a_hook_that_a_test_installs_sees_its_imports(installed: Suite) -> None:
     assert "test_it.py seems to install an import hook" in run.text
 
 
+@pytest.mark.long
 def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
     check = "def check_{0}(number):\n    assert number == 4\n"
     installed.write("site-packages/checks.py", check.format("module"))
@@ -156,6 +161,7 @@ def test_asserts_of_registered_packages_are_rewritten(installed: Suite) -> None:
     assert run.text.count("E       assert 3 == 4") == run.text.count("E       assert 5 == 4") == 2
 
 
+@pytest.mark.long
 def test_finders_that_change_no_module_do_not_prevent_preloading(installed: Suite) -> None:
     """Examples are finders of editable installs, and finders behind those of the interpreter."""
     installed.write(

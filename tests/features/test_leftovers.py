@@ -140,6 +140,7 @@ _STARTS = """
 """
 
 
+@pytest.mark.long
 def test_processes_and_threads_that_outlive_their_test(suite: Suite) -> None:
     suite.write("test_starts.py", _STARTS)
     run = suite.run("--accel-leaks", "fail", "-W", "ignore::ResourceWarning")
@@ -153,6 +154,7 @@ def test_processes_and_threads_that_outlive_their_test(suite: Suite) -> None:
     assert "ranks 0-1 left the thread 'forgotten' running; its processes have been replaced" in run.text
 
 
+@pytest.mark.long
 def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
     suite.write(
         "test_groups.py",
@@ -214,6 +216,7 @@ def test_process_groups_that_a_test_leaves_are_destroyed(suite: Suite) -> None:
     assert "ranks 0-1 left process group " in run.text
 
 
+@pytest.mark.long
 def test_rpc_that_a_test_leaves_does_not_affect_the_next_test(suite: Suite) -> None:
     suite.write(
         "test_rpc.py",
@@ -325,6 +328,7 @@ def test_changes_that_wider_fixtures_undo_are_no_leak(suite: Suite) -> None:
     assert run.count() == {"PASSED": 2}, run.text
 
 
+@pytest.mark.long
 def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> None:
     """Between two tests that leave nothing, other code has run."""
     suite.write("test_a.py", "import pytest\n@pytest.mark.distributed(2, device='cpu')\ndef test_before(): pass\n")
@@ -347,6 +351,7 @@ def test_changes_made_by_the_import_of_a_test_file_are_no_leak(suite: Suite) -> 
     assert run.count() == {"PASSED": 3}, run.text
 
 
+@pytest.mark.long
 def test_changes_of_a_fixture_that_is_torn_down_late_are_no_leak(suite: Suite) -> None:
     """The fixture was kept for a test that was never sent to the ranks."""
     suite.write(

@@ -158,6 +158,7 @@ def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:
     assert run.count() == {"PASSED": len(run.words) - 3, "FAILED": 1, "SKIPPED": 1, "XFAIL": 1}
 
 
+@pytest.mark.long
 def test_hooks_of_a_conftest_add_marks(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -272,6 +273,7 @@ def test_right():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [(), ("-n2",), ("--collect-only",)], ids=["plain", "xdist", "collect-only"])
 def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> None:
     suite.write("test_wrong.py", _WRONG)

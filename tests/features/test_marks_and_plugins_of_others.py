@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _xdist = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs xdist")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=_xdist)])
 def test_a_clash_with_a_mark_of_the_project_is_reported_once(
     pytester: pytest.Pytester, options: tuple[str, ...]
@@ -30,11 +31,13 @@ def test_a_clash_with_a_mark_of_the_project_is_reported_once(
     ]
 
 
+@pytest.mark.long
 def test_the_marks_of_the_plugin_are_not_reported_as_a_clash(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_plain(): pass")
     pytester.runpytest_subprocess("--accel", "none").stdout.no_fnmatch_line("*registers a mark*")
 
 
+@pytest.mark.long
 def test_sessions_without_some_builtin_plugins_of_pytest_work(suite: Suite) -> None:
     suite.write(
         "test_it.py",

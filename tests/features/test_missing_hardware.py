@@ -68,6 +68,7 @@ def test_skips_are_counted_by_what_is_missing_and_start_no_process(told: Suite) 
     assert not _started(told)
 
 
+@pytest.mark.long
 def test_skips_are_counted_under_xdist(told: Suite) -> None:
     run = told.run("--accel=none", "-n2")
     assert run.count() == {"SKIPPED": 4, "PASSED": 1}
@@ -75,6 +76,7 @@ def test_skips_are_counted_under_xdist(told: Suite) -> None:
     assert not _started(told)
 
 
+@pytest.mark.long
 def test_strict(told: Suite) -> None:
     told.write(
         "test_expected.py",
@@ -97,6 +99,7 @@ def test_strict(told: Suite) -> None:
     assert not _started(told)
 
 
+@pytest.mark.long
 def test_require(told: Suite) -> None:
     run = told.run("--accel=sim:4", "--accel-require=sim:5")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
@@ -118,6 +121,7 @@ def test_info(told: Suite) -> None:
     assert not _started(told)
 
 
+@pytest.mark.long
 def test_options_that_do_not_fit_are_usage_errors(told: Suite) -> None:
     for arguments, text in (
         (["--accel=abacus"], "abacus"),

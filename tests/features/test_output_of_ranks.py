@@ -44,6 +44,7 @@ _TESTS = """
     """
 
 
+@pytest.mark.long
 def test_lines_have_a_prefix_and_are_whole(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s")
@@ -61,6 +62,7 @@ def test_lines_have_a_prefix_and_are_whole(suite: Suite) -> None:
     assert "test_alone all alonePASSED" in run.text
 
 
+@pytest.mark.long
 def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
     """The test waits for what is done only when its output has been seen."""
     suite.write(
@@ -93,6 +95,7 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_very_long_output_is_truncated(suite: Suite) -> None:
     suite.write(
         "test_x.py",
@@ -115,6 +118,7 @@ def test_very_long_output_is_truncated(suite: Suite) -> None:
     assert "[rank 0] the end\n" in run.text
 
 
+@pytest.mark.long
 def test_logs_are_kept(suite: Suite) -> None:
     suite.write("sub/test_x.py", _TESTS)
     suite.write(
@@ -151,7 +155,8 @@ def test_logs_are_kept_next_to_shown_output(suite: Suite) -> None:
     assert sum("test_c_and_no_end\npython\nfrom C\n" in text for text in texts) == 2
 
 
-@pytest.mark.parametrize("capture", ["fd", "sys", pytest.param("tee-sys", marks=pytest.mark.long)])
+@pytest.mark.long(except_for="fd")
+@pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys"])
 def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: str) -> None:
     suite.write(
         "test_x.py",

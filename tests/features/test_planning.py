@@ -80,6 +80,7 @@ def _rows(text: str) -> list[str]:
     return re.findall(r"^ +(\d+) +[\d.]+ s +\d+%(?:   best)?$", text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_the_plan_for_this_machine(planned: Suite) -> None:
     run = planned.run("--accel-plan", "--accel=sim:4")
     assert run.ret == 0
@@ -100,6 +101,7 @@ def test_the_plan_for_this_machine(planned: Suite) -> None:
     assert not (planned.path.parent / "locks").exists()
 
 
+@pytest.mark.long
 def test_the_plan_for_another_machine(planned: Suite) -> None:
     run = planned.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
     assert run.ret == 0
@@ -113,6 +115,7 @@ def test_the_plan_for_another_machine(planned: Suite) -> None:
     assert not (planned.path / "ran").exists()
 
 
+@pytest.mark.long
 def test_a_selection_and_no_device(planned: Suite) -> None:
     run = planned.run("--accel-plan", "--accel=none", "-k", "plain or one")
     assert run.ret == 0
@@ -125,12 +128,14 @@ def test_a_selection_and_no_device(planned: Suite) -> None:
     assert "makespan" not in run.text
 
 
+@pytest.mark.long
 def test_nothing_collected(planned: Suite) -> None:
     run = planned.run("--accel-plan", "-k", "nothing")
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "accel: plan" not in run.text
 
 
+@pytest.mark.long
 def test_collection_errors_are_shown_instead(planned: Suite) -> None:
     planned.write("test_broken.py", "import nowhere_to_be_found")
     run = planned.run("--accel-plan")
@@ -148,6 +153,7 @@ def test_values_that_are_not_allowed(planned: Suite, value: str) -> None:
     assert f"got {value!r}" in run.errors
 
 
+@pytest.mark.long
 def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     suite.write("test_suite.py", _TESTS.replace("(4)", "(2)"))
     assert suite.run("-k", "one or four").ret == 0

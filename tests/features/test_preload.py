@@ -68,6 +68,7 @@ def test_auto_preloads_what_tests_import(package: Suite) -> None:
     assert len(others) == 2  # The driver and the server.
 
 
+@pytest.mark.long
 def test_auto_preloads_what_conftests_have_imported(package: Suite) -> None:
     package.write("helper.py", "import heavy\n")
     package.write("conftest.py", "import helper\n")
@@ -79,7 +80,8 @@ def test_auto_preloads_what_conftests_have_imported(package: Suite) -> None:
     assert len(others) == 2
 
 
-@pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("setting", ["none", "json"])
 def test_modules_that_are_not_preloaded_are_imported_by_each_rank(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
     package.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))
@@ -90,6 +92,7 @@ def test_modules_that_are_not_preloaded_are_imported_by_each_rank(package: Suite
     assert len(others) == 1
 
 
+@pytest.mark.long
 def test_modules_that_the_setting_names_are_preloaded(package: Suite) -> None:
     package.ini("accel_preload = heavy, no_such_module")
     package.write("test_heavy.py", _TEST.format(name="heavy"))
@@ -100,6 +103,7 @@ def test_modules_that_the_setting_names_are_preloaded(package: Suite) -> None:
     assert len(others) == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
 def test_modules_that_start_threads_are_not_preloaded(package: Suite) -> None:
     package.write("test_unfit.py", _TEST.format(name="unfit"))
@@ -109,6 +113,7 @@ def test_modules_that_start_threads_are_not_preloaded(package: Suite) -> None:
     assert len(_importers(package, "unfit")[0]) == 4
 
 
+@pytest.mark.long
 def test_an_installed_plugin_on_the_command_line_is_imported_once(package: Suite) -> None:
     """The same holds for plugins that pytest finds by itself. Each rank imports the project's own plugins."""
     package.ini("accel_preload = none")
@@ -122,6 +127,7 @@ def test_an_installed_plugin_on_the_command_line_is_imported_once(package: Suite
     assert (len(ranks), len(others)) == (4, 1)
 
 
+@pytest.mark.long
 def test_a_test_finds_packages_installed_during_the_session(package: Suite) -> None:
     """The server's cache of installed packages is used only while a rank's session starts."""
     package.write(
@@ -146,6 +152,7 @@ def test_a_test_finds_packages_installed_during_the_session(package: Suite) -> N
     assert package.run().count() == {"PASSED": 1}
 
 
+@pytest.mark.long
 def test_a_vendored_package_is_not_preloaded(package: Suite) -> None:
     """setuptools, once imported, has copies of other packages on `sys.path`, where the server does not find them."""
     package.write(
@@ -160,6 +167,7 @@ def test_a_vendored_package_is_not_preloaded(package: Suite) -> None:
     assert "accel: preload" not in run.text
 
 
+@pytest.mark.long
 def test_a_failed_preload_is_reported_only_if_the_setting_names_the_module(package: Suite) -> None:
     package.write("site-packages/own.py", "import sys\nassert sys.argv[0] != '-c'\n")  # As only the server is started.
     package.write("test_own.py", _TEST.format(name="own"))

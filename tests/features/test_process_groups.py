@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 
+@pytest.mark.long
 def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
     suite.write(
         "test_groups.py",
@@ -139,6 +140,7 @@ def test_the_default_group_is_made_once_and_kept(suite: Suite) -> None:
         assert text in run.failure(name)
 
 
+@pytest.mark.long
 def test_tests_can_create_their_own_groups(suite: Suite) -> None:
     suite.write(
         "test_own.py",
@@ -318,6 +320,7 @@ _OWN_ADDRESSES = """
 """
 
 
+@pytest.mark.long
 def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
     suite.write("harness.py", _OWN_ADDRESSES)
     suite.write(
@@ -472,7 +475,8 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
     assert run.count() == {"PASSED": 15}, run.text
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method: str) -> None:
     suite.write("harness.py", _OWN_ADDRESSES)
     suite.write(
@@ -605,6 +609,7 @@ def test_devices_and_masks(suite: Suite) -> None:
     assert "Traceback" not in run.text
 
 
+@pytest.mark.long
 def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
     """Another session has every device, and the tests that only need ranks run all the same."""
     suite.write(

@@ -77,6 +77,7 @@ def test_the_kind_of_the_documentation(suite: Suite, acme: Packages, options: tu
         assert "accel: acme, 3 devices: 3 x Acme One" in run.text
 
 
+@pytest.mark.long
 def test_auto_finds_a_published_kind_and_its_mask(
     suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_auto_finds_a_published_kind_and_its_mask(
     assert "ACME_VISIBLE_DEVICES=2,0 leaves 2 of 3" in run.text
 
 
+@pytest.mark.long
 def test_too_few_devices_of_a_published_kind_skip_the_test(suite: Suite, acme: Packages) -> None:
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.devices(4, kind='acme')\ndef test_it(): ...")
     run = suite.run("-rs")
@@ -107,6 +109,7 @@ def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme:
     assert "cpu, sim, acme or None, got 'acne'" in run.text + run.errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("point", "code", "text"),
     [
@@ -158,6 +161,7 @@ def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Package
     assert re.search(f"kind 'acme' of {two}: it can be published once; uninstall the others", run.errors)
 
 
+@pytest.mark.long
 def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
     packages.install("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
     suite.write("test_it.py", ONE.format("sim-0"))

@@ -44,6 +44,7 @@ def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> 
     assert found["test_plain"] == []
 
 
+@pytest.mark.long
 def test_data_of_each_phase_and_rank(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -87,6 +88,7 @@ def test_data_of_each_phase_and_rank(suite: Suite) -> None:
     assert not [line for line in lines[6:] if line.startswith("test_dies call 1")]
 
 
+@pytest.mark.long
 def test_data_of_a_phase_that_is_reported_before_the_test_ends(suite: Suite) -> None:
     """The driver takes a phase as passed that ranks have noted as such; what they send with it is not lost."""
     suite.write(
@@ -134,6 +136,7 @@ def test_data_of_a_phase_that_is_reported_before_the_test_ends(suite: Suite) -> 
     assert suite.read("merged.log") == [f"{when} {rank} {when}" for when in phases for rank in (0, 1)]
 
 
+@pytest.mark.long
 def test_data_that_fails_a_test(suite: Suite) -> None:
     suite.write(
         "conftest.py",
@@ -224,6 +227,7 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
     assert "two implementations returned the key 'value'" in run.failure("test_twice")
 
 
+@pytest.mark.long
 def test_keys_of_bridges_are_apart_from_those_of_a_conftest(suite: Suite) -> None:
     """The bridge of junit's report sends under the name ``junit``."""
     suite.write(

@@ -249,6 +249,7 @@ _NAMES_TESTS = """
     """
 
 
+@pytest.mark.long
 def test_ranks_load_the_same_plugins(
     suite: Suite, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,7 +219,8 @@ def _scopes(suite: Suite) -> None:
         suite.write(name, _SCOPES[text] if text else "")
 
 
-@pytest.mark.parametrize("mode", [pytest.param("prepend", marks=pytest.mark.long), "importlib"])
+@pytest.mark.long(except_for="prepend")
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -235,6 +236,7 @@ def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
     assert suite.read("rank1.log") == expected
 
 
+@pytest.mark.long
 def test_fixtures_are_torn_down_if_another_world_runs_in_between(suite: Suite) -> None:
     suite.write(
         "test_two_worlds.py",
@@ -319,6 +321,7 @@ _LATE_ERRORS = """
     """
 
 
+@pytest.mark.long
 def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
     suite.write(
@@ -342,6 +345,7 @@ def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: S
     assert "ERROR test_b.py::test_last - rank 1: RuntimeError: the session's end" in run.text
 
 
+@pytest.mark.long
 def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
     run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that a test is the last.
@@ -384,6 +388,7 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
     assert re.search(rf"^rank 1 {said}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
 
 
+@pytest.mark.long
 def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
     suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
     suite.write(
@@ -632,6 +637,7 @@ def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> No
     assert run.word("test_next") == "PASSED"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
 @pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
@@ -716,6 +722,7 @@ def test_async_tests_and_hypothesis(suite: Suite) -> None:
     assert drawn == suite.read("drawn1.log")
 
 
+@pytest.mark.long
 def test_a_rank_knows_the_file_and_line_of_its_test(suite: Suite) -> None:
     suite.write(
         "inner/test_places.py",
@@ -749,6 +756,7 @@ def test_a_rank_knows_the_file_and_line_of_its_test(suite: Suite) -> None:
     assert suite.run().count() == {"PASSED": 4}
 
 
+@pytest.mark.long
 def test_the_options_of_a_rank_are_inserted_before_a_double_dash(suite: Suite) -> None:
     suite.write(
         "test_it.py",

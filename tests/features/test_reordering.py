@@ -116,6 +116,7 @@ def test_the_ini_file_can_enable_reordering(logged: Suite) -> None:
     assert _tests(logged) == [*_ALL * 2, *_ONE * 2]
 
 
+@pytest.mark.long
 def test_without_the_option_the_order_is_unchanged(logged: Suite) -> None:
     assert logged.run("test_a.py").ret == 0
     assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]

@@ -55,10 +55,8 @@ def _commands(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("pytest ")]
 
 
-@pytest.mark.parametrize(
-    "style",
-    ["auto", *(pytest.param(style, marks=pytest.mark.long) for style in ("long", "short", "native", "line", "no"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("style", ["auto", *(style for style in ("long", "short", "native", "line", "no"))])
 def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str) -> None:
     suite.write("below/test_x.py", _TESTS)
     run = suite.run(f"--tb={style}", "--accel", "sim:3", "--accel-timeout", "70.5")
@@ -78,6 +76,7 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
+@pytest.mark.long
 def test_the_command_runs_the_same_test_on_the_same_devices(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.write("test_x.py", _TESTS)
     monkeypatch.setenv("PYTEST_ACCEL", "sim:4")

@@ -198,6 +198,7 @@ def test_the_first_failure_ends_the_session(suite: Suite) -> None:
     assert len(_order(suite)) < 10
 
 
+@pytest.mark.long
 def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
     """Also around tests that a worker was sent and did not get to run."""
     suite.write("log.py", _LOG)
@@ -290,6 +291,7 @@ def test_scheduling_works_without_a_cache(suite: Suite) -> None:
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}
 
 
+@pytest.mark.long
 def test_other_plugins_see_each_test_once(suite: Suite) -> None:
     _suite(suite, _MIXED)
     suite.write(

@@ -56,6 +56,7 @@ def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, opti
     assert run.count() == {"PASSED": 2}, run.text
 
 
+@pytest.mark.long
 def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
     """Intervals of all tests on a device: their shares never come to more than the device."""
     suite.write(
@@ -105,6 +106,7 @@ def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> 
     assert len(load) == 2
 
 
+@pytest.mark.long
 def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -143,6 +145,7 @@ def test_ranks_share_a_device_under_gloo(suite: Suite) -> None:
     assert run.count() == {"PASSED": 3}, run.text
 
 
+@pytest.mark.long
 def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -170,6 +173,7 @@ def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
     assert reason in run.text
 
 
+@pytest.mark.long
 def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None:
     suite.write("machine.toml", '[[device]]\nmemory = "4GiB"\n[[device]]\n')
     suite.write("test_it.py", meeting('@pytest.mark.devices(share="8GiB")'))
@@ -178,6 +182,7 @@ def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None
     assert "needs 8 GiB of 1 sim device; there are 2: sim (4 GiB), sim, and none has so much memory" in run.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [("--accel=cpu:2",), ("--accel=cpu:2", "--accel-share=2")])
 def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write(
@@ -206,6 +211,7 @@ def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[st
     assert run.count() == {"PASSED": 2, "SKIPPED": 1}, run.text
 
 
+@pytest.mark.long
 def test_ranks_with_devices_of_their_own_skip_where_there_is_no_accelerator(suite: Suite) -> None:
     suite.write(
         "test_it.py",

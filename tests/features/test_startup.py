@@ -59,6 +59,7 @@ def test_pytest_does_not_rewrite_the_modules(suite: Suite) -> None:
     assert set(json.loads((suite.path / "loaders.json").read_text())) == {"SourceFileLoader"}
 
 
+@pytest.mark.long(except_for="verbose")
 @pytest.mark.parametrize(("how", "lines"), [((), 1), (("-q",), 0), (("-n1",), 1)], ids=["verbose", "quiet", "xdist"])
 def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, how: tuple[str, ...], lines: int) -> None:
     suite.write(

@@ -171,6 +171,7 @@ _TEST_SCOPES = """
 """
 
 
+@pytest.mark.long
 def test_ranks_agree_in_fixtures_of_any_scope(suite: Suite) -> None:
     """Also where they end: with a test, out of turn before the next, and when their processes are retired."""
     suite.write("conftest.py", _SCOPES)

@@ -95,6 +95,7 @@ def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.ini("norecursedirs = site-packages")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fakeacc")
 def test_a_device_error_is_reported_in_the_test_that_caused_it(suite: Suite) -> None:
     suite.write("test_suite.py", BROKEN)

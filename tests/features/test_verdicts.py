@@ -332,6 +332,7 @@ def test_outcomes(suite: Suite) -> None:
     assert float(by_name["test_passes"].attrib["time"]) >= 0
 
 
+@pytest.mark.long
 def test_devices_are_among_the_properties(suite: Suite) -> None:
     suite.write(
         "test_devices.py",
@@ -365,6 +366,7 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
     assert found["test_unmarked"] == {}
 
 
+@pytest.mark.long
 def test_warnings_of_ranks_are_reported_once(suite: Suite) -> None:
     suite.write(
         "test_warnings.py",

@@ -107,6 +107,7 @@ _HOW = [
 _SHORT = (("-n2",), ("-n4", "--dist=worksteal"))
 
 
+@pytest.mark.long(except_for="-n3-dist=loadfile")
 @pytest.mark.parametrize(
     "how",
     [
@@ -135,6 +136,7 @@ def test_every_distribution_mode_of_xdist_works(
     assert len(suite.read("masks")) == 6
 
 
+@pytest.mark.long
 def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
     """Also where the ranks go on to a test before the worker knows the one after it."""
     for name in ("one", "two"):
@@ -163,6 +165,7 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
     assert run.count() == {"PASSED": 10}, run.text
 
 
+@pytest.mark.long
 def test_xdist_groups_stay_together(suite: Suite) -> None:
     """Some versions of pytest and xdist add the group to the ids of tests, in workers alone."""
     suite.write(
@@ -204,6 +207,7 @@ def test_xdist_groups_stay_together(suite: Suite) -> None:
     assert run.count() == {"PASSED": 3}, run.text
 
 
+@pytest.mark.long
 def test_each_worker_runs_all(suite: Suite) -> None:
     suite.write(
         "test_each.py",
@@ -225,6 +229,7 @@ def test_each_worker_runs_all(suite: Suite) -> None:
     assert "4 passed" in run.text
 
 
+@pytest.mark.long
 def test_masks_of_unmarked_tests(suite: Suite) -> None:
     suite.write(
         "test_masks.py",
@@ -258,6 +263,7 @@ def test_masks_of_unmarked_tests(suite: Suite) -> None:
     assert len({mask[0] for mask in masks}) == 4
 
 
+@pytest.mark.long
 def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
     suite.write(
         "test_worlds.py",
@@ -283,7 +289,8 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
         assert len(set(served)) == 1  # All devices are in use: there is no second world, so both had the same.
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3])
 def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> None:
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")

@@ -109,7 +109,7 @@ def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_rank_of_mpirun_that_dies(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
@@ -120,7 +120,8 @@ def test_a_rank_of_mpirun_that_dies(
     assert marked(mark) == []
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long), "python"])
+@pytest.mark.long(except_for="python")
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "python"])
 def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, launcher: str) -> None:
     nproc = None if launcher == "python" else 2
     path = script(HANG)
@@ -136,7 +137,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_timeout_shows_the_stacks_of_mpirun(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_launcher_that_is_not_there(
     session("--accel", "sim:1", "--accel-strict").assert_outcomes(passed=1, failed=1, errors=2)
 
 
+@pytest.mark.long
 def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session is not over until this test, which has seen the first line, makes the file that the script awaits."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -194,8 +195,9 @@ def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkey
         assert any("the last line" in line for line in seen)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
-@pytest.mark.parametrize("marked", [True, pytest.param(False, marks=pytest.mark.long)], ids=["marked", "unmarked"])
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "unmarked"])
 def test_a_killed_test_process_leaves_no_launched_process(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launcher: str, marked: bool
 ) -> None:

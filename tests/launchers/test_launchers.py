@@ -79,6 +79,7 @@ def sees_no_gpu(environment: dict[str, str]) -> bool:
     return not mask or int(mask.split(",")[0]) >= 1000
 
 
+@pytest.mark.long(except_for="torchrun")
 @pytest.mark.parametrize("launcher", ["torchrun"])
 def test_torchrun(launch: Launch, launcher: str) -> None:
     ranks = examine(launch, launcher)
@@ -86,6 +87,7 @@ def test_torchrun(launch: Launch, launcher: str) -> None:
     assert {one["environment"]["LOCAL_RANK"] for one in ranks.values()} == {"0", "1"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["accelerate"])
 def test_accelerate(launch: Launch, launcher: str) -> None:
     ranks = examine(launch, launcher)
@@ -118,6 +120,7 @@ def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) ->
     assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
 
 
+@pytest.mark.long
 def test_srun(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "slurm"
     folder.mkdir()
@@ -152,6 +155,7 @@ def test_a_very_long_line_is_shown_completely_and_as_it_grows(
     assert shown.getvalue() == f"{written}\n"
 
 
+@pytest.mark.long
 def test_a_script_can_spawn_its_own_ranks(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     assert sorted(launch(tmp_path / "spawns.py", launcher="python").stdout.split()) == [

@@ -115,8 +115,9 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
     return {"MPI4PY_MPIABI": request.param, "LD_LIBRARY_PATH": str(libraries)}
 
 
+@pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
 def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
@@ -136,8 +137,9 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
     assert "rank 0: passed" in run.failure("test_one_fails")
 
 
+@pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
 def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDS)
     run = suite.start(environment=mpi).finish(2 * PATIENCE)  # Three jobs, one after the other.
@@ -156,6 +158,7 @@ def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str,
     assert "rank 0 died in the call phase: exit status 0" in run.failure("test_exit")
 
 
+@pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> None:
@@ -179,6 +182,7 @@ def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> No
     eventually("the job's end", lambda: not suite.processes())
 
 
+@pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
 def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping[str, str]) -> None:
@@ -200,6 +204,7 @@ def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping
     assert any(2 in (one.lines(str(suite.path / "product.py")) or ()) for one in data)
 
 
+@pytest.mark.long
 def test_a_test_is_skipped_without_mpirun(suite: Suite, tmp_path: Path) -> None:
     suite.write("test_world.py", _WORLD)
     run = suite.start("-k", "test_it_stays", environment={"PATH": str(tmp_path)}).finish()
@@ -209,6 +214,7 @@ def test_a_test_is_skipped_without_mpirun(suite: Suite, tmp_path: Path) -> None:
     assert strict.code == 1
 
 
+@pytest.mark.long
 def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Path) -> None:
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho there are no slots\nexit 7\n")
     (tmp_path / "mpirun").chmod(0o755)

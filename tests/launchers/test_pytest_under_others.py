@@ -77,17 +77,20 @@ def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: 
     assert run.code == 1
 
 
+@pytest.mark.long
 def test_accelerate(suite: Suite) -> None:
     need("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
     examine(suite, "accelerate launch", ACCELERATE, environment)
 
 
+@pytest.mark.long
 def test_deepspeed(suite: Suite) -> None:
     need("deepspeed")
     examine(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
+@pytest.mark.long
 def test_open_mpi(suite: Suite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
     # Ranks have a terminal of its own making.
@@ -100,6 +103,7 @@ def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
 
+@pytest.mark.long
 def test_srun(suite: Suite, tmp_path: Path) -> None:
     with slurm.alone(tmp_path) as running:
         examine(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
@@ -110,6 +114,7 @@ def test_srun_by_its_variables(suite: Suite) -> None:
     examine(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 
 
+@pytest.mark.long
 def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 

@@ -30,6 +30,7 @@ def test_the_processes_of_torchrun_are_one_session(suite: Suite) -> None:
     expect_one_session(suite, run, "torchrun")
 
 
+@pytest.mark.long
 def test_a_failing_rank_is_reported_once_and_the_session_continues(suite: Suite) -> None:
     suite.write(
         "test_it.py",
@@ -141,6 +142,7 @@ def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> Non
     assert "passed" not in run.text
 
 
+@pytest.mark.long
 def test_xdist_is_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 

@@ -201,6 +201,7 @@ def expect_together(suite: Suite, run: Run, launcher: str) -> None:
     assert sorted(str(case.get("name")) for case in cases) == sorted(TOGETHER_ENDS)
 
 
+@pytest.mark.long
 def test_one_session_under_torchrun(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", TOGETHER)
 
@@ -209,6 +210,7 @@ def test_one_session_under_torchrun(suite: Suite, two: Machines) -> None:
     expect_together(suite, run, "torchrun")
 
 
+@pytest.mark.long
 def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -286,7 +288,8 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
     assert run.code == 1
 
 
-@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
 def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
@@ -310,6 +313,7 @@ def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, f
     expect_together(suite, run, "mpirun")
 
 
+@pytest.mark.long
 def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> None:
     nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
     suite.write("test_it.py", TOGETHER)
@@ -416,6 +420,7 @@ ENDLESS = """
 """
 
 
+@pytest.mark.long
 def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
@@ -653,6 +658,7 @@ def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machin
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.long
 def test_an_address_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_path: Path) -> None:
     suite.write("test_it.py", TOGETHER)
 
@@ -683,6 +689,7 @@ def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[N
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path: Path) -> None:
     """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
     suite.write("test_it.py", TOGETHER)
@@ -752,6 +759,7 @@ def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.long
 def test_slow_strangers_do_not_delay_the_start(suite: Suite, two: Machines, tmp_path: Path) -> None:
     suite.write("test_it.py", TOGETHER)
     ready = tmp_path / "ready"
