@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pickle
 from traceback import format_exc
 from typing import TYPE_CHECKING
 
@@ -47,20 +48,23 @@ class WorkerHooks:
             self._channel.setcallback(self._receive, endmarker=None)
             self._channel.send(Demand.of(keys).pack())
 
-    def _receive(self, message: tuple[str, int] | None) -> None:
+    def _receive(self, data: bytes | None) -> None:
         """Handle an order of the controller.
 
         Called in execnet's receiver thread, which also receives xdist's messages, in the order in which they were sent:
         a test is put on hold before the worker is to run it.
         """
-        if message is None:
+        if data is None:
             return
+        from pytest_accel.schedule.hold_orders import HoldTest
+
         try:
-            order, index = message
-            if order == "hold":
-                self._held.add(self._items[index])
+            order = pickle.loads(data)
+            item = self._items[order.index]
+            if isinstance(order, HoldTest):
+                self._held.add(item)
             else:
-                self._held.discard(self._items[index])
+                self._held.discard(item)
         except Exception:  # execnet closes the channel without a message.
             self._error = format_exc()
             raise

@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import _exit
@@ -32,6 +33,19 @@ _FEWEST, _MOST = 2, 8
 """Numbers of standby processes; between these, as many as the last world has ranks."""
 _DELAY = 0.1
 """Seconds between the start of a world and these forks, which would slow down the start of its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """Make a standby process the rank `rank` of a world. Its sockets follow the message."""
+
+    spec: WorldSpec
+    rank: int
+    port: int | None
+    """Port of the world's store, or None if it has no store."""
+    sockets: int
+    """Number of sockets: the one that listens for drivers, those of the peers, and the store's if `holds_store`."""
+    holds_store: bool
 
 
 class StandbyProcesses:
@@ -86,7 +100,7 @@ class StandbyProcesses:
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
         ends = [sockets.listeners[rank], *sockets_of(rank, sockets.pairs), *([held] if held is not None else [])]
-        role = (spec, rank, len(ends), sockets.port, held is not None)
+        assignment = _Assignment(spec, rank, sockets.port, len(ends), held is not None)
         while self._waiting:
             # The oldest process, in which pytest has most likely loaded its plugins.
             pid: int = next(iter(self._waiting))
@@ -97,7 +111,7 @@ class StandbyProcesses:
                 continue
             # Sending the role in a file does not block: a process that does not read must not stop the server.
             with connection, suppress(OSError), open(os.memfd_create("role"), "wb") as file:
-                pickle.dump(role, file)
+                pickle.dump(assignment, file)
                 file.flush()
                 # Raises OSError if the process has died, or if there are more descriptors than one message can hold.
                 fd_passing.send(connection, [file.fileno()])
@@ -131,11 +145,13 @@ def _receive(connection: Connection) -> Role:
             [descriptor] = fd_passing.receive(connection, 1)
             with open(descriptor, "rb") as file:
                 file.seek(0)  # The descriptor shares the sender's file position, which is at the end.
-                spec, rank, count, port, holds = pickle.load(file)
-            ends = [socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, count)]
+                assignment: _Assignment = pickle.load(file)
+            ends = [
+                socket.socket(fileno=descriptor) for descriptor in fd_passing.receive(connection, assignment.sockets)
+            ]
         except (EOFError, OSError):
             _exit(0)
-    held = ends.pop() if holds else None
+    store = ends.pop() if assignment.holds_store else None
     listener, *others = ends
-    store_port = None if port is None else StorePort(port, held)
-    return Role(spec, rank, listener, PeerChannel(rank, others), store_port)
+    store_port = None if assignment.port is None else StorePort(assignment.port, store)
+    return Role(assignment.spec, assignment.rank, listener, PeerChannel(assignment.rank, others), store_port)

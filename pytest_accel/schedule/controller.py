@@ -11,6 +11,7 @@ import pytest
 
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.schedule.history import Recorder, expected_times, recall
+from pytest_accel.schedule.hold_orders import HoldTest, RunHeldTest
 from pytest_accel.schedule.scheduler import DeviceScheduling
 from pytest_accel.schedule.test_demand import Demand
 
@@ -31,15 +32,15 @@ class Dispatch:
 
     def hold(self, node: Any, index: int) -> None:
         """Order the worker to skip a test until :meth:`go`."""
-        self._send(node, "hold", index)
+        self._send(node, HoldTest(index))
 
     def go(self, node: Any, index: int) -> None:
         """Order the worker to run a test that was on hold."""
-        self._send(node, "go", index)
+        self._send(node, RunHeldTest(index))
 
-    def _send(self, node: Any, order: str, index: int) -> None:
+    def _send(self, node: Any, order: HoldTest | RunHeldTest) -> None:
         with contextlib.suppress(OSError):  # The worker has died; xdist detects that itself.
-            self._channels[node].send((order, index))
+            self._channels[node].send(pickle.dumps(order))
 
     def _receive(self, data: bytes | None) -> None:
         if data is not None and self.demand is None:
