@@ -84,7 +84,7 @@ def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.long)]
+    "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.nightly)]
 )
 def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tuple[str, ...]) -> None:
     measured.mkpydir("mypackage").joinpath("work.py").write_text(
@@ -113,7 +113,7 @@ def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tupl
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "options", [pytest.param((), id="alone", marks=pytest.mark.long), pytest.param(("-n", "1"), id="xdist")]
+    "options", [pytest.param((), id="alone", marks=pytest.mark.nightly), pytest.param(("-n", "1"), id="xdist")]
 )
 def test_coverage_of_replaced_ranks_is_kept(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
     """Ranks that a passed test has damaged are replaced; their coverage is not lost."""

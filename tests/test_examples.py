@@ -75,7 +75,7 @@ def test_a_model_is_split_over_simulated_devices() -> None:
     output.fnmatch_lines(["=* 2 passed, 11 deselected in *"])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_scripts_run_under_every_installed_launcher() -> None:
     # Not srun, which may be there without a cluster: tests/launchers makes one.
     output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)

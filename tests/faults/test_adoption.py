@@ -55,7 +55,7 @@ def adopting(suite: Suite, tests: str, more: str = "") -> None:
     (suite.path / "test_torch.py").write_text(HEAD + tests)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_adopted_class_has_the_same_verdicts_as_without_adoption(suite: Suite) -> None:
     adopting(
         suite,
@@ -213,7 +213,7 @@ class TestRpc(TensorPipeRpcAgentTestFixture, Case):
     run.expect({"test_references": "PASSED", "test_references_once_more": "PASSED", "test_without": "PASSED"})
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rank_runs_a_test_as_a_child_of_torch_does(suite: Suite) -> None:
     adopting(
         suite,
@@ -361,7 +361,7 @@ class TestDies(MultiProcessTestCase):
     assert re.search(r"was at test_torch\.py:\d+ in test_hang", hang)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_unsupported_classes_are_left_to_torch(suite: Suite) -> None:
     adopting(
         suite,
@@ -400,7 +400,7 @@ class TestMarked(Case):
     assert "the test case's world_size is 2, its world has 3" in run.failure("TestMarked.test_size")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_unknown_harness_is_reported(suite: Suite) -> None:
     suite.write("pytest.ini", "[pytest]\naccel_adopt = jax\n")
 

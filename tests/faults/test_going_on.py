@@ -109,7 +109,7 @@ def test_a_failure_is_reported_in_the_test_in_which_it_happened(begun: Suite) ->
     assert set(times(begun).values()) == {1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> None:
     begun.write(
         "test_it.py",
@@ -140,7 +140,7 @@ def test_no_rank_runs_ahead_after_a_mismatch_of_collectives(begun: Suite) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
 def test_no_rank_starts_a_test_after_the_first_failure(begun: Suite, workers: tuple[str, ...]) -> None:
     begun.write(
         "test_it.py",

@@ -128,7 +128,7 @@ def test_orphans_have_been_removed():
     assert len(passed) == 9
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_files_are_removed_if_a_fork_server_without_a_copy_is_killed(suite: Suite) -> None:
     """The first fork server that is killed is the copy of another, which removes them; the second is the only one."""
     (suite.path / "test_it.py").write_text(

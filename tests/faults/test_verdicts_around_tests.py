@@ -39,8 +39,10 @@ def test_{SITE}_{WAY}():
 
 
 @pytest.mark.long(except_for="one-module")
-@pytest.mark.parametrize("site", ["module", "conftest"])
-@pytest.mark.parametrize("who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all")])
+@pytest.mark.parametrize("site", ["module", pytest.param("conftest", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "who", [pytest.param({1}, id="one"), pytest.param({0, 1}, id="all", marks=pytest.mark.nightly)]
+)
 def test_a_failing_import_in_ranks_is_an_error_of_the_test(suite: Suite, site: str, who: set[int]) -> None:
     for way, (code, _) in WAYS.items():
         bad = IMPORT.replace("{WHO}", repr(who)).replace("{CODE}", code)
@@ -122,7 +124,12 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("code", "text"), [("os._exit(0)", "exit status 0"), ("os._exit(5)", "exit status 5"), ("os.abort()", "SIGABRT")]
+    ("code", "text"),
+    [
+        ("os._exit(0)", r"exit status 0"),
+        pytest.param("os._exit(5)", r"exit status 5", marks=pytest.mark.nightly),
+        ("os.abort()", r"SIGABRT"),
+    ],
 )
 def test_a_rank_that_fails_after_its_last_test_fails_the_session(suite: Suite, code: str, text: str) -> None:
     suite.write(
@@ -231,11 +238,11 @@ def test_xfail_is_judged_once_by_the_results_of_all_ranks(suite: Suite) -> None:
     ("code", "status", "text"),
     [
         ("pytest.exit('by hand', returncode=7)", 7, "by hand"),
-        ("pytest.exit('by hand')", 2, "by hand"),
+        pytest.param("pytest.exit('by hand')", 2, "by hand", marks=pytest.mark.nightly),
         ("raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("who", [{1}, {0, 1}], ids=["one", "all"])
+@pytest.mark.parametrize("who", [{1}, pytest.param({0, 1}, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_pytest_exit_in_a_rank_ends_the_session_with_its_reason(
     suite: Suite, code: str, status: int, text: str, who: set[int]
 ) -> None:

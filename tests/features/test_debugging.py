@@ -135,7 +135,7 @@ def test_pdbcls_chooses_another_debugger(suite: Suite) -> None:
     assert "1 failed, 1 passed" in terminal.end()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_debugger_opens_in_the_chosen_rank_only(suite: Suite, rank: int) -> None:
     terminal = Terminal(suite, "--pdb", "-k", "both", "--accel-pdb-rank", str(rank))
@@ -160,7 +160,7 @@ def test_quitting_ends_the_session(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("-s",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("-s",), marks=pytest.mark.nightly)])
 def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...]) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere", *options)
     terminal.see("PDB set_trace")
@@ -182,7 +182,7 @@ def test_breakpoint_steps_and_line_editing(suite: Suite, options: tuple[str, ...
     assert (suite.path / "done0").exists()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_breakpoints_of_the_debugger(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "break and not everywhere")
     terminal.see("(Pdb) ")
@@ -198,7 +198,7 @@ def test_breakpoints_of_the_debugger(suite: Suite) -> None:
     assert "1 passed" in terminal.end()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_other_ranks_skip_their_breakpoints(suite: Suite) -> None:
     terminal = Terminal(suite, "-k", "everywhere", "--accel-pdb-rank=1")
     terminal.see("(Pdb) ")
@@ -234,15 +234,15 @@ def test_trace_opens_the_debugger_at_the_start_of_the_test(suite: Suite) -> None
     assert "1 passed" in terminal.end()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_end_of_input_fails_the_test(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-k", "everywhere")
     assert "bdb.BdbQuit" in run.text or "Quitting debugger" in run.text
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("flag", ["--pdb", "--trace"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("flag", ["--pdb", pytest.param("--trace", marks=pytest.mark.nightly)])
 def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run(flag, "-n", "1")
@@ -250,7 +250,7 @@ def test_no_debugger_in_workers(suite: Suite, flag: str) -> None:
     assert flag in run.text + run.errors
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_under_a_launcher(suite: Suite) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     terminal = Terminal(suite, "--pdb", "-k", "test_fail", launcher=torchrun)

@@ -59,7 +59,7 @@ def test_long_failures_are_truncated(numbers: Suite) -> None:
     assert (numbers.path / "report.xml").stat().st_size < 40_000
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_long_failures_are_complete_on_request(numbers: Suite) -> None:
     run = numbers.run("-vv", "-k", "message")
     assert "left out" not in run.text

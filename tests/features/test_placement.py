@@ -27,9 +27,16 @@ MACHINE = """
     """
 
 
-@pytest.mark.long(except_for="test_the_first_one")
+@pytest.mark.long(except_for="test_linked_ones")
 @pytest.mark.parametrize(
-    "test", ["test_like_ones", "test_the_first_one", "test_linked_ones", "test_neighbours", "test_more_than_are_linked"]
+    "test",
+    [
+        "test_like_ones",
+        pytest.param("test_the_first_one", marks=pytest.mark.nightly),
+        "test_linked_ones",
+        pytest.param("test_neighbours", marks=pytest.mark.nightly),
+        "test_more_than_are_linked",
+    ],
 )
 def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> None:
     """Each in a session of its own: all devices are free."""

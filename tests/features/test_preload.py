@@ -81,7 +81,7 @@ def test_auto_preloads_what_conftests_have_imported(package: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("setting", ["none", "json"])
+@pytest.mark.parametrize("setting", ["none", pytest.param("json", marks=pytest.mark.nightly)])
 def test_modules_that_are_not_preloaded_are_imported_by_each_rank(package: Suite, setting: str) -> None:
     package.ini(f"accel_preload = {setting}")
     package.write("test_heavy.py", _TEST.format(name="heavy").replace(", fresh=True", ""))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n", "1"), marks=pytest.mark.long)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
 def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> None:
     (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     suite.write("conftest.py", conftest)

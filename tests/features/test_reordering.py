@@ -108,7 +108,7 @@ def test_tests_of_one_world_run_one_after_the_other(logged: Suite) -> None:
         ]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_ini_file_can_enable_reordering(logged: Suite) -> None:
     logged.ini("accel_reorder = true")
     assert logged.run("--collect-only", "-q").text.count("test_all") == 4
@@ -122,7 +122,7 @@ def test_without_the_option_the_order_is_unchanged(logged: Suite) -> None:
     assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_changes_under_xdist(logged: Suite) -> None:
     pytest.importorskip("xdist")
     logged.ini("accel_schedule = off")

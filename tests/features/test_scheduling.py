@@ -65,7 +65,7 @@ def _order(suite: Suite) -> list[str]:
     return [line.split()[0] for line in suite.read("order")]
 
 
-@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.nightly)])
 def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n3", f"--dist={dist}")
@@ -78,7 +78,7 @@ def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
     assert "AccelScheduling" in run.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     _suite(suite, _MIXED)
     run = suite.run("-n2", "--accel-schedule=off")
@@ -86,7 +86,7 @@ def test_scheduling_can_be_switched_off(suite: Suite) -> None:
     assert "scheduling tests via LoadScheduling" in run.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
     """Its first chunks are two tests each where there are few, in the order of collection."""
     _suite(
@@ -138,7 +138,7 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     assert set(Counter(_order(suite)).values()) == {1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.all_plugins()
@@ -171,7 +171,7 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     assert Counter(_order(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_first_failure_ends_the_session(suite: Suite) -> None:
     _suite(
         suite,
@@ -244,7 +244,7 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
     assert set(within.values()) == {None}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
     _suite(
         suite,
@@ -285,7 +285,7 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_scheduling_works_without_a_cache(suite: Suite) -> None:
     _suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}

@@ -111,7 +111,7 @@ _SHORT = (("-n2",), ("-n4", "--dist=worksteal"))
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(how, id="-".join(how).replace("--", ""), marks=() if how in _SHORT else pytest.mark.long)
+        pytest.param(how, id="-".join(how).replace("--", ""), marks=() if how in _SHORT else pytest.mark.nightly)
         for how in _HOW
     ],
 )
@@ -290,7 +290,7 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_the_number_of_ranks_on_the_cpu_is_limited(suite: Suite, size: int) -> None:
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")

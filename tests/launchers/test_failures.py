@@ -89,7 +89,7 @@ def test_a_signal_by_its_name(launch: Launch, script: Script) -> None:
     assert "ctypes/__init__.py" in str(caught.value), "the stack of a rank that dies is shown"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(script(SEGFAULT), nproc=2)
@@ -100,7 +100,7 @@ def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str)
     assert marked(mark) == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["deepspeed"])
 def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
@@ -108,8 +108,8 @@ def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str
     assert marked(mark) == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)])
 def test_a_rank_of_mpirun_that_dies(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_rank_of_mpirun_that_dies(
 
 
 @pytest.mark.long(except_for="python")
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "python"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.nightly), "python"])
 def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, launcher: str) -> None:
     nproc = None if launcher == "python" else 2
     path = script(HANG)
@@ -136,8 +136,8 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
     assert str(caught.value).startswith(f"{launcher} did not end within ")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)])
 def test_a_timeout_shows_the_stacks_of_mpirun(
     launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:

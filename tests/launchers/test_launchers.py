@@ -95,7 +95,7 @@ def test_accelerate(launch: Launch, launcher: str) -> None:
     assert {one["environment"]["ACCELERATE_USE_CPU"] for one in ranks.values()} == {"true"}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["accelerate"])
 def test_accelerate_with_one_process(launch: Launch, launcher: str) -> None:
     result = launch(ALL_REDUCE, launcher=launcher, output=True, timeout=TIMEOUT)
@@ -104,7 +104,7 @@ def test_accelerate_with_one_process(launch: Launch, launcher: str) -> None:
     assert list(result.rank_stdout) == [0]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["deepspeed"])
 def test_deepspeed(launch: Launch, launcher: str) -> None:
     ranks = examine(launch, launcher, streams_apart=False)
@@ -112,7 +112,7 @@ def test_deepspeed(launch: Launch, launcher: str) -> None:
     assert {one["environment"]["DS_ACCELERATOR"] for one in ranks.values()} == {"cpu"}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
     use_mpi(flavour)

@@ -117,7 +117,7 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 
 @pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"], indirect=True)
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)], indirect=True)
 def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
@@ -139,7 +139,7 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
 
 @pytest.mark.long
 @needs_mpi4py
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"], indirect=True)
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)], indirect=True)
 def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDS)
     run = suite.start(environment=mpi).finish(2 * PATIENCE)  # Three jobs, one after the other.
@@ -225,7 +225,7 @@ def test_the_output_of_an_mpirun_that_fails_is_shown(suite: Suite, tmp_path: Pat
     assert "there are no slots" in run.failure("test_it_stays")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_test_is_skipped_under_a_launcher(suite: Suite) -> None:
     if reason := missing("mpirun"):
         pytest.skip(reason)

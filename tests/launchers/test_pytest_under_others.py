@@ -98,7 +98,7 @@ def test_open_mpi(suite: Suite) -> None:
     examine(suite, "mpirun", program, environment)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_mpich(suite: Suite) -> None:
     examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
@@ -109,7 +109,7 @@ def test_srun(suite: Suite, tmp_path: Path) -> None:
         examine(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_srun_by_its_variables(suite: Suite) -> None:
     examine(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 
@@ -137,7 +137,7 @@ def test_a_conftest_that_cannot_be_imported_ends_all_processes_alike(suite: Suit
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_processes_with_different_devices_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 

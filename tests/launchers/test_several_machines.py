@@ -289,7 +289,7 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)])
 def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
@@ -339,7 +339,7 @@ def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> 
     expect_together(suite, run, "srun")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -437,7 +437,7 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two:
     assert run.code == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
@@ -453,7 +453,7 @@ def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, 
     assert run.code == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
@@ -465,7 +465,7 @@ def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_kille
     assert session.finish().code == 128 + signal.SIGKILL
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     session = suite.start(program=srun(two))
@@ -479,7 +479,7 @@ def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
     assert run.code == pytest.ExitCode.INTERRUPTED
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -514,7 +514,7 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two:
     assert run.code == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", TOGETHER)
 
@@ -532,7 +532,7 @@ def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two: 
     assert run.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -557,7 +557,7 @@ def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite
     assert run.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -623,7 +623,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
     assert run.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two: Machines) -> None:
     suite.write(
         "test_it.py",
@@ -648,7 +648,7 @@ def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Su
     assert run.code == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", TOGETHER)
 

@@ -221,7 +221,7 @@ def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
     assert "rank 1 died in the call phase: exit status 3" in died["statusDetails"]["message"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_allure_without_its_option(pair: Pair) -> None:
     pair.plugin("allure_pytest")
     pair.write("test_it.py", _SUITE)

@@ -49,7 +49,7 @@ def test_reports_for_people_and_machines(suite: Suite) -> None:
 
 
 @needs("pytest_cov")
-@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.long), ("-n1",)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.nightly), ("-n1",)], ids=["plain", "xdist"])
 def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> None:
     suite.plugin("pytest_cov.plugin")
     suite.write(

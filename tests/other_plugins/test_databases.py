@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 pytestmark = needs("pytest_django")
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 def test_each_rank_has_its_own_databases(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_django.plugin")
     pair.ini("DJANGO_SETTINGS_MODULE = project_settings\npythonpath = .")

@@ -106,7 +106,7 @@ _SUITE = """
     """
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
 def test_dependencies(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_dependency")
     pair.write("test_depends.py", _SUITE)

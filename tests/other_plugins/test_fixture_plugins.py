@@ -221,7 +221,7 @@ def test_http_server(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [("--disable-socket",), pytest.param(("--allow-hosts=192.0.2.2", "-n2"), marks=pytest.mark.long)]
+    "how", [("--disable-socket",), pytest.param(("--allow-hosts=192.0.2.2", "-n2"), marks=pytest.mark.nightly)]
 )
 @needs("pytest_socket", "pytest_rerunfailures")
 def test_sockets(pair: Pair, how: tuple[str, ...]) -> None:

@@ -47,7 +47,7 @@ _TESTS = """
     """
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 def test_statistics(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("_hypothesis_pytestplugin")
     pair.write("test_it.py", _TESTS)

@@ -112,7 +112,7 @@ def _notebook(cells: list[tuple[str, str]]) -> str:
     return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 def test_doctests(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
     suite.write("mod.py", _DOCTESTS)
@@ -150,7 +150,7 @@ def test_items_of_a_conftest(suite: Suite) -> None:
 
 
 @needs("nbval", "ipykernel")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
 def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
     """The cells of a notebook have one kernel in each rank, which its collector starts before the first of them."""
     pair.plugin("nbval.plugin")

@@ -11,7 +11,7 @@ from tests.other_plugins.conftest import Pair, needs
 pytestmark = needs("pytest_picked")
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
 def test_changed_files_are_picked(pair: Pair, options: tuple[str, ...]) -> None:
     pair.plugin("picked")
     test = "import pytest\n\n@pytest.mark.distributed(2)\ndef test_{0}(): assert {1}\n\ndef test_{0}_unmarked(): pass\n"

@@ -129,7 +129,7 @@ _DIFFERS = """
 
 
 @needs("pytest_mpl")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 def test_images_are_written_once_and_compared_in_each_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
@@ -168,7 +168,7 @@ def test_images_are_written_once_and_compared_in_each_rank(
 
 
 @needs("pytest_arraydiff")
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 def test_arrays_are_written_once_and_compared_in_each_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:

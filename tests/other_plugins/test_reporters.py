@@ -237,7 +237,7 @@ _READERS: tuple[Callable[[Path], Any], ...] = (
 
 
 @needs(*_PLUGINS.values())
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
 def test_reports_of_a_session(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1\njunit_logging = all")
@@ -415,7 +415,7 @@ def _azure(suite: Suite, run: Run) -> Any:
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures", "pytest_azurepipelines", "pytest_nunit")
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
 def test_reports_while_a_session_runs(pair: Pair, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pair.plugin(
         "pytest-teamcity", "pytest_github_actions_annotate_failures", "nunit", "azurepipelines", "vscode_pytest"

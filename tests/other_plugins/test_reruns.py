@@ -107,7 +107,7 @@ def _counts(pair: Pair, *names: str) -> None:
 _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_rerunfailures")
 def test_reruns_of_marked_and_unmarked_tests_are_equal(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_rerunfailures")
@@ -118,7 +118,7 @@ def test_reruns_of_marked_and_unmarked_tests_are_equal(pair: Pair, how: tuple[st
     _counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("flaky")
 def test_flaky(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
@@ -138,7 +138,7 @@ def test_flaky_that_must_pass_several_times(pair: Pair) -> None:
     _counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_retry")
 def test_retries(pair: Pair, how: tuple[str, ...]) -> None:
     pair.plugin("pytest_retry.retry_plugin")
@@ -213,7 +213,7 @@ def test_reruns(suite: Suite) -> None:
         assert suite.read(f"setup.{rank}") == ["xx"]  # All of the test is run again, and only as often as it is said.
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @needs("pytest_rerunfailures")
 def test_reruns_of_some(suite: Suite) -> None:
     suite.plugin("pytest_rerunfailures")

@@ -152,7 +152,7 @@ _SELECTIONS = [
 
 
 @pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
 def test_the_same_tests_run_in_the_same_order(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], how: tuple[str, ...]
 ) -> None:
@@ -188,7 +188,7 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.long)], ids=["plain", "xdist"])
+@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
 def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
     """The driver stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")

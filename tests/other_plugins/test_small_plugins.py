@@ -89,7 +89,7 @@ _HELPERS = {
 _BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs(*(name.partition(".")[0] for name in _HELPERS))
 def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_HELPERS)

@@ -159,7 +159,7 @@ def test_a_test_that_not_all_ranks_have_run_is_selected_again(suite: Suite) -> N
     assert "of pytest-testmon, which has no discard_current" in run.errors
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @needs("pytest_cov")
 def test_testmon_and_pytest_cov_work_together(pair: Pair) -> None:
     pair.plugin("pytest-testmon", "pytest_cov")
