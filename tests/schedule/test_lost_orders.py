@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_accel.schedule.hold_orders import HoldTest, RunHeldTest
 from pytest_accel.worker_hooks import WorkerHooks
 
 
@@ -28,9 +30,9 @@ def test_an_order_that_cannot_be_handled_is_reported() -> None:
     item: Any = _Test()
     hooks = WorkerHooks(session, _Channel())
     hooks.pytest_collection_finish(SimpleNamespace(items=[item]))  # type: ignore[arg-type]
-    hooks._receive(("hold", 0))
+    hooks._receive(pickle.dumps(HoldTest(0)))
     with pytest.raises(IndexError):
-        hooks._receive(("go", 1))
+        hooks._receive(pickle.dumps(RunHeldTest(1)))
     with pytest.raises(RuntimeError, match=r"(?s)an order about the tests of this worker .*IndexError: list index"):
         hooks._passes_over(item, None)
     session.held.clear()
