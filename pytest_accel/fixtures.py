@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +184,8 @@ def gather(request: pytest.FixtureRequest) -> Gather:
 
     Uses the world's store, not the process group: it works with ``init=False`` and does not count as a collective.
     """
+    import pickle  # Imported here because most sessions do not use it.
+
     context = _rank_context(request, grouped=True)
     store = context.signed_store
     assert store is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
 from functools import cached_property
 from os import getpid
@@ -61,6 +60,8 @@ class AccelSession:
         Access raises :class:`pytest.UsageError` if the settings do not fit the machine.
         """
         if self.worker_input is not None:
+            import pickle  # Imported here because a session without marks does not need it.
+
             received: Machine = pickle.loads(self.worker_input["accel_machine"])
             return received
         if (planned := planned_machine(self.config)) is not None:

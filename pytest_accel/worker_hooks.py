@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pickle
 from traceback import format_exc
 from typing import TYPE_CHECKING
 
@@ -56,6 +55,8 @@ class WorkerHooks:
         """
         if data is None:
             return
+        import pickle
+
         from pytest_accel.schedule.hold_orders import HoldTest
 
         try:

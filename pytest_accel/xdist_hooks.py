@@ -11,7 +11,8 @@ import pytest
 from pytest_accel.session import AccelSession
 
 if TYPE_CHECKING:
-    from pytest_accel.schedule.controller import Dispatch
+    from pytest_accel.pool.pool_client import Channel, PoolService
+    from pytest_accel.schedule.dispatch import Dispatch
 
 _SCHEDULABLE = ("load", "worksteal")
 """The values of ``--dist`` that let the scheduler run any test in any worker."""
@@ -54,7 +55,6 @@ class XdistHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         from pytest_accel.driver.debugger_terminal import is_interactive
-        from pytest_accel.pool.pool_client import PoolService
 
         # Send the detected devices: because of its mask, a worker may see fewer devices than the session can lease.
         machine = self._session.machine
@@ -63,12 +63,28 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
-        PoolService(lambda: self._session.pool, channel, self._on_usage_error, self._session.show)
+        self._serve_pool(channel)
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
-            from pytest_accel.schedule.controller import Dispatch
+            from pytest_accel.schedule.dispatch import Dispatch
 
             self._dispatch = self._dispatch or Dispatch()
             self._dispatch.connect(node)
+
+    def _serve_pool(self, channel: Channel) -> None:
+        """Answer a worker's messages. The modules of the pool are imported at the first one."""
+        service: PoolService | None = None
+
+        def receive(data: bytes | None) -> None:
+            nonlocal service
+            if service is None:
+                if data is None:  # The worker has ended and had no message.
+                    return
+                from pytest_accel.pool.pool_client import PoolService
+
+                service = PoolService(lambda: self._session.pool, channel, self._on_usage_error, self._session.show)
+            service.receive(data)
+
+        channel.setcallback(receive, endmarker=None)
 
     @pytest.hookimpl(optionalhook=True, wrapper=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
@@ -76,10 +92,9 @@ class XdistHooks:
         # Keep a scheduler that another plugin has made.
         if self._dispatch is None or type(scheduler).__module__.partition(".")[0] != "xdist":
             return scheduler
-        from pytest_accel.hardware.vendors.cpu import cpu_slots
         from pytest_accel.schedule.controller import AccelScheduling
 
-        return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine, cpu_slots())
+        return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
 
     def _on_usage_error(self, text: str) -> None:
         self._usage_error = text

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class LauncherEnv:
         return hashlib.sha256("\0".join((self.launcher, *self.job, self.parent)).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class _LauncherVariables:
+class _LauncherVariables(NamedTuple):
     """Names of the variables that one launcher sets. All but those in `job` must be set."""
 
     launcher: str

@@ -279,9 +279,9 @@ class WorkerPoolClient(_WantedWorlds):
 
 
 class PoolService:
-    """The controller's end of one xdist worker's channel.
+    """Answers the messages of one xdist worker, which the controller's end of the worker's channel receives.
 
-    The callbacks run in execnet's receiver thread, so they must be short.
+    The methods run in execnet's receiver thread, so they must be short.
     """
 
     def __init__(
@@ -302,7 +302,6 @@ class PoolService:
         self._used = False
         self._requests: dict[int, int] = {}
         """The pool's id of each request of the worker."""
-        channel.setcallback(self._receive, endmarker=None)
 
     @property
     def _pool(self) -> Pool:
@@ -316,7 +315,8 @@ class PoolService:
         with contextlib.suppress(OSError):  # The worker has ended; the end marker follows.
             self._channel.send(pickle.dumps(message))
 
-    def _receive(self, data: bytes | None) -> None:
+    def receive(self, data: bytes | None) -> None:
+        """Handle a message of the worker; None says that the worker has ended."""
         if data is None:
             if self._used:
                 with self._failing():

@@ -1,50 +1,18 @@
-"""Scheduling in xdist's controller: a channel to each worker, and the choice of the scheduler after collection."""
+"""The choice of the scheduler in xdist's controller. `schedule/scheduler.py` is imported only if it is chosen."""
 
 from __future__ import annotations
 
-import contextlib
-import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_accel.hardware.inventory import Machine
-from pytest_accel.schedule.history import Recorder, expected_times, recall
-from pytest_accel.schedule.hold_orders import HoldTest, RunHeldTest
-from pytest_accel.schedule.scheduler import DeviceScheduling
-from pytest_accel.schedule.test_demand import Demand
+from pytest_accel.schedule.dispatch import Dispatch
 
-
-class Dispatch:
-    """The plugin's own channels between the controller and the workers: receives the demand, sends orders."""
-
-    def __init__(self) -> None:
-        self.demand: Demand | None = None
-        """The tests' needs, as the first worker has sent them (all send the same); None if no test needs a world."""
-        self._channels: dict[Any, Any] = {}
-
-    def connect(self, node: Any) -> None:
-        """Create the channel to a worker that is about to be started."""
-        channel = self._channels[node] = node.gateway.newchannel()
-        node.workerinput["accel_schedule"] = channel
-        channel.setcallback(self._receive, endmarker=None)
-
-    def hold(self, node: Any, index: int) -> None:
-        """Order the worker to skip a test until :meth:`go`."""
-        self._send(node, HoldTest(index))
-
-    def go(self, node: Any, index: int) -> None:
-        """Order the worker to run a test that was on hold."""
-        self._send(node, RunHeldTest(index))
-
-    def _send(self, node: Any, order: HoldTest | RunHeldTest) -> None:
-        with contextlib.suppress(OSError):  # The worker has died; xdist detects that itself.
-            self._channels[node].send(pickle.dumps(order))
-
-    def _receive(self, data: bytes | None) -> None:
-        if data is not None and self.demand is None:
-            self.demand = pickle.loads(data)
+if TYPE_CHECKING:
+    from pytest_accel.schedule.scheduler import DeviceScheduling
+    from pytest_accel.schedule.test_demand import Demand
 
 
 class AccelScheduling:
@@ -55,15 +23,12 @@ class AccelScheduling:
     those of xdist's protocol for schedulers, ``xdist/scheduler/protocol.py``.
     """
 
-    def __init__(
-        self, config: pytest.Config, own: Any, dispatch: Dispatch, machine: Callable[[], Machine], slots: int
-    ) -> None:
+    def __init__(self, config: pytest.Config, own: Any, dispatch: Dispatch, machine: Callable[[], Machine]) -> None:
         """`own` is xdist's own scheduler."""
         self.config = config
         self._scheduler: Any = own
         self._dispatch = dispatch
         self._machine = machine
-        self._slots = slots
         self._chosen = False
         self._collections: dict[Any, list[str]] = {}
 
@@ -122,15 +87,19 @@ class AccelScheduling:
             self._scheduler.add_node_collection(node, self._collections[node])
 
     def _make_scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
-        machine = self._machine()
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
+        from pytest_accel.schedule.history import Recorder, expected_times, recall
+        from pytest_accel.schedule.scheduler import DeviceScheduling
+
+        machine, slots = self._machine(), cpu_slots()
         kinds = demand.kinds_of_tests(len(collection))
         times = expected_times(recall(self.config), list(zip(collection, kinds, strict=True)))
         self.config.pluginmanager.register(Recorder(dict(zip(collection, kinds, strict=True))), "accel-durations")
         return DeviceScheduling(
             collection,
-            demand.backlog(collection, machine, self._slots, times),
+            demand.backlog(collection, machine, slots, times),
             demand.devices(machine),
-            self._slots,
+            slots,
             self._dispatch,
             largest_batch=self.config.getoption("maxschedchunk"),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -47,9 +46,8 @@ RULES = "accel_rules"
 ADOPT = "accel_adopt"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The values of all settings of one session."""
+class Settings(NamedTuple):
+    """The values of all settings of one session. A dataclass takes pytest's start a millisecond more to define."""
 
     accel: str = "auto"
     """``auto``, ``none``, a kind, or a kind with an argument (``sim:8``, ``cpu:4``)."""
