@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.marks import WORLD_SIZE_PARAMETER, MarkError, Marks
+from pytest_accel.core.needs import Needs
 from pytest_accel.core.stash_keys import MARKED
-from pytest_accel.driver.item_plan import Resources, plan_item
+from pytest_accel.driver.item_plan import ItemPlan, Resources, needs_of, plan_item
 from pytest_accel.driver.items import MarkedItem
 from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings.options import planned_machine
@@ -78,12 +79,19 @@ class Redirector:
             item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
         self._session.pool_client.usage_error(text)
 
-    def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
-        """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
+    def needs(self, item: pytest.Item, marks: Marks) -> Needs:
+        """Return what `item`, which has `marks`, needs. Raise `MarkError` or `VendorError` if `marks` are wrong."""
+        return needs_of(self._plan(item, marks), self._resources)
+
+    def _plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
         callspec = getattr(item, "callspec", None)
         params = callspec.params if callspec is not None else {}
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
-        plan = plan_item(marks, size, self._resources, fresh=_is_forked(item), turn=self._turn)
+        return plan_item(marks, size, self._resources, fresh=_is_forked(item), turn=self._turn)
+
+    def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
+        """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
+        plan = self._plan(item, marks)
         if not plan.key.grouped:
             self._turn += 1
         marked = MarkedItem(item, plan, self._session.driver)

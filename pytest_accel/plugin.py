@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -248,6 +249,10 @@ class CollectionHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
+        if re.search(r"\b(devices|distributed)\s*\(", getattr(self._session.config.option, "markexpr", "")):
+            from pytest_accel.selection import name_arguments
+
+            name_arguments(items)
         result = yield
         self._redirect(items)
         return result
@@ -265,14 +270,19 @@ class CollectionHooks:
         """Make new marked items run in worlds, and register the hooks that run them."""
         config = self._session.config
         finder = MarkFinder()
-        found = [(item, marks) for item in items if any(marks := finder.find(item))]
-        if not found:
+        found = {item: marks for item in items if any(marks := finder.find(item))}
+        condition = self._session.settings.select
+        if not found and condition is None:
             return
         if self._redirector is None:
             from pytest_accel.item_redirection import Redirector
 
             self._redirector = Redirector(self._session)
-        redirected = self._redirector.redirect(items, found)
+        if condition is not None:
+            from pytest_accel import selection
+
+            selection.deselect(config, items, selection.by_needs(condition, found, self._redirector))
+        redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return
         if any(marked.missing is None for marked in redirected):

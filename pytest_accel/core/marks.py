@@ -219,6 +219,15 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
     return checked
 
 
+def as_keywords(mark: pytest.Mark) -> pytest.Mark:
+    """Return `mark` with its first argument given by name, if it is one of the plugin's and has only this argument."""
+    table = _ARGUMENTS.get(mark.name)
+    if table is None or len(mark.args) != 1 or next(iter(table)) in mark.kwargs:
+        return mark
+    named: pytest.Mark = getattr(pytest.mark, mark.name)(**{next(iter(table)): mark.args[0]}, **mark.kwargs).mark
+    return named
+
+
 def _size_of(checked: Mapping[str, Any]) -> int | list[int]:
     size: int | list[int] = checked.get("world_size", _ARGUMENTS["distributed"]["world_size"].default)
     return size

@@ -8,10 +8,12 @@ from typing import Any
 
 from pytest_accel.core import marks
 from pytest_accel.core.device import DeviceNeed, Share
+from pytest_accel.core.needs import Needs
 from pytest_accel.core.world_key import WorldKey, backend_names
 from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
+from pytest_accel.hardware.shares import fraction
 from pytest_accel.nodes.placement import HERE, Layout
 from pytest_accel.settings.options import Settings
 
@@ -77,6 +79,32 @@ def plan_item(
         assert need is not None
         key = _process_key(need, resources, fresh=any(requests), turn=turn)
     return ItemPlan(key, timeout, _missing(key, resources))
+
+
+def needs_of(plan: ItemPlan, resources: Resources) -> Needs:
+    """Return what a test with `plan` needs."""
+    key = plan.key
+    need = key.need
+    vendor_backend = None if key.kind == "none" else resources.machine.vendor(key.kind).backend
+    return Needs(
+        marked=True,
+        fits=plan.missing is None,
+        devices=0 if need is None else need.count,
+        world_size=key.ranks,
+        nodes=key.nodes,
+        ranks_per_node=-(-key.ranks // key.nodes),
+        kind=key.kind,
+        memory=0 if need is None else need.memory or 0,
+        backend=tuple(backend_names(key.backend or vendor_backend)) if key.grouped and key.init else (),
+        share=_share_of(need, resources.inventory(key.kind)),
+    )
+
+
+def _share_of(need: DeviceNeed | None, inventory: Inventory) -> float:
+    """Return the fraction of a device that `need` takes; of the smallest device if it takes an amount of memory."""
+    if need is None or need.share is None:
+        return 1.0
+    return need.share.fraction or max((fraction(need.share, device) for device in inventory.devices), default=1.0)
 
 
 def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: int) -> WorldKey:

@@ -13,6 +13,10 @@ from collections.abc import Callable
 from pytest_accel.core.kinds import check_kind
 
 
+class ExplainedError(ValueError):
+    """Raised for a value that is not allowed, with a message that shows the value and says what is allowed."""
+
+
 def text(value: object) -> str:
     """Return `value` without surrounding whitespace; it must not be empty."""
     if isinstance(value, str) and value.strip():

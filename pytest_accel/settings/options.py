@@ -44,6 +44,7 @@ INFO = "accel_info"
 PLAN = "accel_plan"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
+SELECT = "accel_select"
 
 
 class Settings(NamedTuple):
@@ -88,6 +89,8 @@ class Settings(NamedTuple):
     """True if, without xdist, tests that can share a world run one after the other."""
     launcher: Literal["auto", "none"] = "auto"
     """``auto`` if the processes that a launcher has started together form one session."""
+    select: str | None = None
+    """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
     spread: bool = False
     """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
     info: bool = False
@@ -116,6 +119,15 @@ class _Option(NamedTuple):
     """Converts text, or an ini value that pytest has converted; raises ValueError for a value that is not allowed."""
     help: str
     metavar: str | None = None
+
+
+def _select(value: object) -> str:
+    """Return a condition on what tests need."""
+    from pytest_accel.settings import select_expression
+
+    condition = option_types.text(value)
+    select_expression.parse(condition)
+    return condition
 
 
 _OPTIONS: dict[str, _Option] = {
@@ -271,6 +283,14 @@ _OPTIONS: dict[str, _Option] = {
         "(auto, default), or each runs all tests by itself (none)",
         "WHAT",
     ),
+    SELECT: _Option(
+        "select",
+        "string",
+        "a condition such as 'devices >= 2'",
+        _select,
+        'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
+        "CONDITION",
+    ),
     SPREAD: _Option(
         "spread",
         "bool",
@@ -323,6 +343,8 @@ def _argument_type(definition: _Option) -> Callable[[str], Any]:
     def read(value: str) -> Any:
         try:
             return definition.read(value)
+        except option_types.ExplainedError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
             raise argparse.ArgumentTypeError(f"must be {name_kinds(definition.allowed)}, got {value!r}") from None
 
@@ -485,5 +507,7 @@ def _from_environment(option: str, definition: _Option) -> Any:
 def _read(definition: _Option, value: object, source: str) -> Any:
     try:
         return definition.read(value)
+    except option_types.ExplainedError as error:
+        raise pytest.UsageError(f"{source}: {error}") from None
     except ValueError:
         raise pytest.UsageError(f"{source}: must be {name_kinds(definition.allowed)}, got {value!r}") from None

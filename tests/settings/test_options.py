@@ -34,6 +34,7 @@ NAMES = [
             "reorder",
             "launcher",
             "spread",
+            "select",
         )
     ),
 ]
@@ -68,6 +69,7 @@ GOOD = [
     ("accel_wait", "1.5", "wait", 1.5),
     ("accel_timeout", "20", "timeout", 20.0),
     ("accel_per_worker", "2", "per_worker", 2),
+    ("accel_select", "devices >= 2", "select", "devices >= 2"),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),

@@ -1,0 +1,142 @@
+"""Conditions on what tests need: what they select, and what a wrong one says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.core.needs import Needs
+from pytest_accel.settings.select_expression import SelectError, parse
+
+NUMBERS = ("devices", "world_size", "nodes", "ranks_per_node", "share")
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+FOUR = Needs(True, True, 4, 4, 2, 2, "cuda", 40 * 2**30, ("gloo", "nccl"), 0.5)
+"""The needs of ``devices(memory="40GiB", share=0.5)`` with ``distributed(4, nodes=2)``."""
+
+
+_VALUES = st.one_of(st.integers(0, 9).map(str), st.sampled_from(("0.25", "0.5")))
+
+
+@st.composite
+def _comparison(draw: st.DrawFn) -> str:
+    words = draw(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=3))
+    last = draw(st.one_of(st.sampled_from(NUMBERS), _VALUES))
+    return " ".join(f"{word} {draw(st.sampled_from(COMPARISONS))}" for word in words) + f" {last}"
+
+
+_MEMBERSHIP = st.builds(
+    "{} {} {}".format,
+    st.sampled_from(NUMBERS),
+    st.sampled_from(("in", "not in")),
+    st.lists(st.integers(0, 9), min_size=2, max_size=4).map(tuple).map(repr),
+)
+_SIZE = st.builds("memory {} {}".format, st.sampled_from(COMPARISONS), st.integers(0, 9))
+_KIND = st.builds("kind {} {!r}".format, st.sampled_from(("==", "!=")), st.sampled_from(("cuda", "cpu", "none", "sim")))
+_CONDITION = st.recursive(
+    st.one_of(st.sampled_from(("marked", "fits")), _comparison(), _MEMBERSHIP, _SIZE, _KIND),
+    lambda inner: st.one_of(
+        st.builds("({} and {})".format, inner, inner),
+        st.builds("({} or {})".format, inner, inner),
+        st.builds("not {}".format, inner.map(lambda text: f"({text})")),
+    ),
+    max_leaves=8,
+)
+_NEEDS = st.builds(
+    Needs,
+    marked=st.booleans(),
+    fits=st.booleans(),
+    kind=st.sampled_from(("cuda", "cpu", "none", "sim")),
+    share=st.sampled_from((0.25, 0.5, 1.0)),
+    **dict.fromkeys(("devices", "world_size", "nodes", "ranks_per_node", "memory"), st.integers(0, 9)),
+)
+
+
+@st.composite
+def _words(draw: st.DrawFn) -> str:
+    parts = ("devices", "kind", "marked", "size", "and", "not", "in", "==", "<", "=", "(", ")", "2", "'cuda'", ",", "é")
+    return " ".join(draw(st.lists(st.sampled_from(parts), max_size=7)))
+
+
+@given(_CONDITION, _NEEDS)
+def test_a_condition_means_what_python_means_by_it(text: str, needs: Needs) -> None:
+    assert parse(text)(needs) == eval(text, {"__builtins__": {}}, needs._asdict())
+
+
+@given(st.one_of(_words(), st.text(max_size=12)))
+def test_any_other_text_is_refused_with_its_place(text: str) -> None:
+    try:
+        parse(text)(FOUR)
+    except SelectError as error:
+        lines = str(error).splitlines()
+        assert lines[-2] == f"    {' '.join(text.split())}"
+        assert set(lines[-1].strip()) == {"^"}
+        assert len(lines[-1]) <= len(lines[-2]) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "selects"),
+    [
+        ("backend == 'nccl'", True),
+        ("backend == 'GLOO'", True),
+        ("backend != 'nccl'", False),
+        ("backend in ('mpi', 'nccl')", True),
+        ("backend not in ('mpi', 'ucc')", True),
+        ("memory >= '40GiB'", True),
+        ("memory > '40GiB'", False),
+        ("'16GiB' < memory < '48GiB'", True),
+        ("kind in ['cuda', 'rocm']", True),
+        ("devices == world_size", True),
+        ("ranks_per_node\n  == 2", True),
+    ],
+)
+def test_backends_and_sizes(text: str, selects: bool) -> None:
+    assert parse(text)(FOUR) is selects
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "place"),
+    [
+        ("devices", "devices alone is no condition, as in: devices >= 2", "^^^^^^^"),
+        ("fits and size > 2", "size is no word of a test's needs; allowed are devices, world_size, ", "         ^^^^"),
+        ("kind == cuda", "cuda is no word of a test's needs; ", "        ^^^^"),
+        ("kind == 'cudda'", "kind 'cudda': allowed are cuda, rocm, ", "        ^^^^^^^"),
+        ("kind < 'cuda'", "kind is compared with ==, !=, in and not in", "^^^^"),
+        ("devices = 2", "write == to compare", "        ^"),
+        ("devices >= 'two'", "devices is compared otherwise, as in: devices >= 2", "           ^^^^^"),
+        ("backend == 2", "backend is compared otherwise, as in: backend == 'nccl'", "           ^"),
+        ("memory > '40 boxes'", "memory '40 boxes': allowed are a positive number with ", "         ^^^^^^^^^^"),
+        ("marked == fits", "marked is true or false by itself, as in: marked, or: not marked", "^^^^^^"),
+        ("devices == kind", "devices and kind cannot be compared", "           ^^^^"),
+        ("1 == 2", "compares no word of a test's needs; allowed are ", "^"),
+        ("devices in 3", "in is written with a word and values in parentheses: ", "           ^"),
+        ("open('/etc/passwd')", "not allowed here; a condition compares ", "^^^^^^^^^^^^^^^^^^^"),
+        ("fits and fits.__class__", "not allowed here; a condition compares ", "         ^^^^^^^^^^^^^^"),
+        ("devices + 1 > 2", "not allowed here; a word is compared with a number or a text in quotes", "^^^^^^^^^^^"),
+        ("devices >= 2)", "unmatched ')'", "            ^"),
+    ],
+)
+def test_a_wrong_condition_is_explained(text: str, why: str, place: str) -> None:
+    with pytest.raises(SelectError) as caught:
+        parse(text)
+    message, shown, mark = str(caught.value).splitlines()
+    assert message.startswith(why)
+    assert shown == f"    {text}"
+    assert mark == f"    {place}"
+
+
+@pytest.mark.parametrize("text", ["(" * 300, "not " * 100_000 + "fits", "devices\0 > 2"], ids=["deep", "long", "nul"])
+def test_a_text_that_python_cannot_parse(text: str) -> None:
+    with pytest.raises(SelectError):
+        parse(text)
+
+
+def test_the_place_is_counted_in_characters() -> None:
+    with pytest.raises(SelectError) as caught:
+        parse("backend == 'éé' and size")
+    assert str(caught.value).splitlines()[-1] == "    " + " " * 20 + "^^^^"
+
+
+def test_a_test_without_marks() -> None:
+    for text in ("not marked", "fits", "devices == 0", "world_size == 1", "kind == 'none'", "backend != 'gloo'"):
+        assert parse(text)(Needs())
