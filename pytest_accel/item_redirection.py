@@ -19,18 +19,19 @@ from pytest_accel.settings.options import planned_machine
 from pytest_accel.verdict import remote_exceptions
 
 if TYPE_CHECKING:
-    from pytest_accel.hardware.inventory import Inventory
+    from pytest_accel.hardware.inventory import Inventory, Machine
     from pytest_accel.session import AccelSession
 
 
 class Redirector:
     """Makes the marked items of one process run in worlds, and refuses those whose marks are wrong."""
 
-    def __init__(self, session: AccelSession) -> None:
+    def __init__(self, session: AccelSession, machine: Machine | None = None) -> None:
+        """`machine` is one to plan for in place of the session's."""
         self._session = session
         launched = session.launched
         resources = Resources(
-            session.machine,
+            machine or session.machine,
             session.settings,
             _launcher_missing,
             self._remote_inventory,
@@ -79,11 +80,12 @@ class Redirector:
             item.setup = partial(_fail_setup, text)  # type: ignore[method-assign]
         self._session.pool_client.usage_error(text)
 
-    def needs(self, item: pytest.Item, marks: Marks) -> Needs:
-        """Return what `item`, which has `marks`, needs. Raise `MarkError` or `VendorError` if `marks` are wrong."""
-        return needs_of(self._plan(item, marks), self._resources)
+    def needs(self, plan: ItemPlan) -> Needs:
+        """Return what a test with `plan` needs."""
+        return needs_of(plan, self._resources)
 
-    def _plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
+    def plan(self, item: pytest.Item, marks: Marks) -> ItemPlan:
+        """Return the plan of `item`, which has `marks`. Raise `MarkError` or `VendorError` if `marks` are wrong."""
         callspec = getattr(item, "callspec", None)
         params = callspec.params if callspec is not None else {}
         size = params.get(WORLD_SIZE_PARAMETER, params.get("world_size"))
@@ -91,7 +93,7 @@ class Redirector:
 
     def _redirect(self, item: pytest.Item, marks: Marks) -> MarkedItem:
         """Make `item` run in a world. Raise `MarkError` or `VendorError` if `marks` are wrong."""
-        plan = self._plan(item, marks)
+        plan = self.plan(item, marks)
         if not plan.key.grouped:
             self._turn += 1
         marked = MarkedItem(item, plan, self._session.driver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -9,11 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.marks import MarkFinder
 from pytest_accel.driver.items import marked_of
+from pytest_accel.hardware.hypothetical_machine import PretendedMachine
+from pytest_accel.item_redirection import Redirector
+from pytest_accel.schedule import plan_text
+from pytest_accel.schedule.forecast import Play, Suite, best
+from pytest_accel.schedule.plan_text import Jobs
+from pytest_accel.selection import Planned, divide, runnable, skip_reason, suite_of
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
-    from pytest_accel.schedule.forecast import Suite
     from pytest_accel.session import AccelSession
 
 
@@ -39,17 +46,14 @@ class PlanHooks:
 
     def _lines(self, items: Sequence[pytest.Item]) -> Iterator[tuple[str, bool]]:
         """Return the lines of the plan, each with True if it is highlighted."""
-        from pytest_accel.schedule import plan_text
-        from pytest_accel.schedule.forecast import best
-
         config = self._session.config
-        reasons = {item: _skip_reason(item) for item in items}
-        tests = [item for item in items if reasons[item] is None]
-        skipped = Counter(reason for reason in reasons.values() if reason is not None)
-        yield from plan_text.plain(plan_text.census(len(tests), skipped.most_common()))
-        if not tests:
+        planned = [(item, None if (marked := marked_of(item)) is None else marked.plan) for item in items]
+        reasons = [skip_reason(item, plan) for item, plan in planned]
+        skipped = Counter(reason for reason in reasons if reason is not None)
+        yield from plan_text.plain(plan_text.census(reasons.count(None), skipped.most_common()))
+        if None not in reasons:
             return
-        suite = self._suite(tests)
+        suite = suite_of(planned, config, self._session.machine)
         yield from plan_text.plain(plan_text.about_times(suite.times))
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met", False
@@ -61,25 +65,55 @@ class PlanHooks:
             plays = sorted({play.workers: play for play in (*plays, chosen)}.values(), key=lambda play: play.workers)
         yield from plan_text.table(plays, suite.devices)
         yield from plan_text.plain(plan_text.about(chosen, suite, shutil.get_terminal_size().columns))
+        shard = self._session.settings.shard
+        if shard is not None:
+            yield from plan_text.parts(_parts(planned, suite, shard[1], chosen.workers))
+        limit = options.wanted_time(config)
+        if limit is not None:
+            rows = [
+                _jobs(name, these, suite, limit, requested) for name, these, suite in self._machines(planned, suite)
+            ]
+            yield from plan_text.jobs(rows, limit)
 
-    def _suite(self, tests: Sequence[pytest.Item]) -> Suite:
-        from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.forecast import Suite, times
-        from pytest_accel.schedule.history import recall
-        from pytest_accel.schedule.test_demand import Demand
+    def _machines(self, planned: Planned, suite: Suite) -> Iterator[tuple[str, Planned, Suite]]:
+        """Yield this machine, or the planned one and those with half of its devices, a quarter and so on.
 
-        session = self._session
-        items = ((index, marked_of(item)) for index, item in enumerate(tests))
-        demand = Demand.of((index, marked.key) for index, marked in items if marked is not None)
-        node_ids = [item.nodeid for item in tests]
-        kinds = demand.kinds_of_tests(len(node_ids))
-        test_times = times(recall(session.config), list(zip(node_ids, kinds, strict=True)))
-        return Suite(node_ids, demand, test_times, session.machine, cpu_slots())
+        Each has its name, and the tests and their suite as they are planned for it.
+        """
+        config = self._session.config
+        machine = options.planned_machine(config)
+        if machine is None:
+            yield "this one", planned, suite
+            return
+        count, kind = machine
+        yield f"{count}x{kind}", planned, suite
+        while (count := count // 2) >= 1:
+            smaller = PretendedMachine(count, kind)
+            redirector, finder = Redirector(self._session, smaller), MarkFinder()
+            these: Planned = [
+                (item, None if plan is None else redirector.plan(item, finder.find(item))) for item, plan in planned
+            ]
+            yield f"{count}x{kind}", these, suite_of(these, config, smaller)
 
 
-def _skip_reason(item: pytest.Item) -> str | None:
-    """Return the reason why a test is certain to be skipped; None if it may run."""
-    marked = marked_of(item)
-    if marked is not None and marked.missing is not None:
-        return marked.missing
-    return "marked skip" if any(item.iter_markers("skip")) else None
+def _parts(planned: Planned, suite: Suite, parts: int, workers: int) -> list[Play]:
+    """Return the session of each part."""
+    numbers = {item: number for number, (item, _) in enumerate(runnable(planned))}
+    return [
+        suite.part([numbers[item] for item in part if item in numbers]).play(workers)
+        for part in divide(planned, suite, parts, workers)
+    ]
+
+
+def _jobs(name: str, planned: Planned, suite: Suite, limit: float, workers: int | None) -> Jobs:
+    """Return the smallest number of jobs that end within `limit` seconds on the machine `name`."""
+    workers = workers or best(list(suite.plays())).workers if suite.collection else 1
+    longest = max(zip(suite.times.seconds, suite.collection, strict=True), default=(0.0, ""))
+    parts = max(1, math.ceil(suite.least / limit))
+    while longest[0] <= limit and parts <= len(suite.collection):
+        plays = _parts(planned, suite, parts, workers)
+        slowest = max(play.makespan for play in plays)
+        if slowest <= limit:
+            return Jobs(name, len(suite.collection), workers, plays)
+        parts = max(parts + 1, int(parts * slowest / limit))
+    return Jobs(name, len(suite.collection), workers, [], longest[1])

@@ -131,7 +131,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not session.is_worker:
         from pytest_accel import report
 
+        if session.settings.durations is not None:
+            from pytest_accel.schedule import history
+
+            history.check_file(config)
+            history.record_times(config)
+
         config.pluginmanager.register(report.ReportHooks(session), "accel-report")
+        options.wanted_time(config)  # Raises a usage error without a plan.
         if options.asks_for_plan(config):
             from pytest_accel import plan_command
 
@@ -271,17 +278,18 @@ class CollectionHooks:
         config = self._session.config
         finder = MarkFinder()
         found = {item: marks for item in items if any(marks := finder.find(item))}
-        condition = self._session.settings.select
-        if not found and condition is None:
+        settings = self._session.settings
+        selects = settings.select is not None or settings.shard is not None
+        if not found and not selects:
             return
         if self._redirector is None:
             from pytest_accel.item_redirection import Redirector
 
             self._redirector = Redirector(self._session)
-        if condition is not None:
-            from pytest_accel import selection
+        if selects:
+            from pytest_accel.selection import select
 
-            selection.deselect(config, items, selection.by_needs(condition, found, self._redirector))
+            select(self._session, items, found, self._redirector)
         redirected = self._redirector.redirect(items, [(item, found[item]) for item in items if item in found])
         if not redirected or not self._runs_tests:
             return

@@ -10,8 +10,7 @@ import pytest
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.driver.items import MarkedItem, marked_of
-from pytest_accel.schedule.history import Recorder
-from pytest_accel.schedule.test_demand import NO_DEVICE, kind_of
+from pytest_accel.schedule.history import record_times
 from pytest_accel.session import AccelSession
 
 
@@ -29,7 +28,7 @@ class RuntestHooks:
             _link_neighbours(session.items)
         else:
             _link(session.items)
-            session.config.pluginmanager.register(Recorder(_kinds(session.items)), "accel-durations")
+            record_times(session.config)
         # The debugger for a failure in ranks runs in a rank; the driver has no frames of it. Call pdbinvoke only for
         # other failures.
         plugins = session.config.pluginmanager
@@ -120,12 +119,6 @@ def by_world(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         marked = marked_of(item)
         groups.setdefault(marked.key if marked is not None and marked.missing is None else None, []).append(item)
     return [item for group in groups.values() for item in group]
-
-
-def _kinds(items: list[pytest.Item]) -> dict[str, str]:
-    """Return the kind of device that each test uses, by node id."""
-    marked = {item.nodeid: marked_of(item) for item in items}
-    return {nodeid: NO_DEVICE if one is None else kind_of(one.key) for nodeid, one in marked.items()}
 
 
 def _link_neighbours(items: list[pytest.Item]) -> None:

@@ -1,50 +1,128 @@
-"""The choice of the tests that this session runs: ``--accel-select``, and what ``-m`` finds in the plugin's marks."""
+"""The choice of the tests that this session runs: ``--accel-select``, ``--accel-shard``, and ``-m`` for our marks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_accel.core.marks import MarkError, Marks, as_keywords
 from pytest_accel.core.needs import Needs
+from pytest_accel.driver.item_plan import ItemPlan
 from pytest_accel.hardware.registry import VendorError
-from pytest_accel.settings import select_expression
+from pytest_accel.settings import options, select_expression
 
 if TYPE_CHECKING:
+    from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
+    from pytest_accel.schedule.forecast import Suite
+    from pytest_accel.session import AccelSession
 
 _UNMARKED = Needs()
-
-
-def deselect(config: pytest.Config, items: list[pytest.Item], selected: Callable[[pytest.Item], bool]) -> None:
-    """Remove the tests that are not `selected` from `items`, and tell pytest so."""
-    chosen = {item for item in items if selected(item)}
-    removed = [item for item in items if item not in chosen]
-    if removed:
-        items[:] = [item for item in items if item in chosen]
-        config.hook.pytest_deselected(items=removed)
-
-
-def by_needs(condition: str, found: dict[pytest.Item, Marks], redirector: Redirector) -> Callable[[pytest.Item], bool]:
-    """Return a function that says whether a test meets `condition`; `found` has the marks of the marked tests.
-
-    A test with wrong marks meets every condition: it is reported when it is redirected.
-    """
-    meets = select_expression.parse(condition)
-
-    def selected(item: pytest.Item) -> bool:
-        marks = found.get(item)
-        try:
-            return meets(_UNMARKED if marks is None else redirector.needs(item, marks))
-        except (MarkError, VendorError):
-            return True
-
-    return selected
+Planned = Sequence[tuple[pytest.Item, ItemPlan | None]]
+"""Tests with their plans; None for tests without marks."""
 
 
 def name_arguments(items: Iterable[pytest.Item]) -> None:
     """Give the plugin's marks of `items` their first argument by name: ``-m`` compares only named arguments."""
     for node in {node for item in items for node in item.listchain()}:
         node.own_markers[:] = [as_keywords(mark) for mark in node.own_markers]
+
+
+def select(
+    session: AccelSession, items: list[pytest.Item], found: dict[pytest.Item, Marks], redirector: Redirector
+) -> None:
+    """Deselect the tests that do not meet ``--accel-select``, then those of the other parts of ``--accel-shard``.
+
+    `found` has the marks of the marked tests. Tests with wrong marks stay: they are reported when they are redirected.
+    """
+    plans: dict[pytest.Item, ItemPlan] = {}
+    wrong: set[pytest.Item] = set()
+    for item, marks in found.items():
+        try:
+            plans[item] = redirector.plan(item, marks)
+        except (MarkError, VendorError):
+            wrong.add(item)
+    condition = session.settings.select
+    if condition is not None:
+        meets = select_expression.parse(condition)
+        unmarked = meets(_UNMARKED)
+        chosen = {item for item in items if (meets(redirector.needs(plans[item])) if item in plans else unmarked)}
+        _deselect(session.config, items, chosen | wrong)
+    # A plan shows all parts.
+    if session.settings.shard is not None and not options.asks_for_plan(session.config) and not wrong:
+        part, parts = session.settings.shard
+        given = session.worker_input
+        workers = 1 if given is None else int(given["workercount"])
+        planned = [(item, plans.get(item)) for item in items]
+        divided = divide(planned, suite_of(planned, session.config, session.machine), parts, workers)
+        line = f"accel: part {part} of {parts}: {len(divided[part - 1])} of {len(items)} tests, division {_id(divided)}"
+        _deselect(session.config, items, set(divided[part - 1]))
+        if given is None:
+            session.show(line)
+        elif given["workerid"] == "gw0":
+            session.pool_client.show(line)
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
+    """Remove the tests that are not `chosen` from `items`, and tell pytest so."""
+    removed = [item for item in items if item not in chosen]
+    if removed:
+        items[:] = [item for item in items if item in chosen]
+        config.hook.pytest_deselected(items=removed)
+
+
+def _id(divided: Sequence[Sequence[pytest.Item]]) -> str:
+    """Return a short text that differs between jobs if they divide the tests in different ways."""
+    lines = sorted(f"{part} {item.nodeid}" for part, items in enumerate(divided) for item in items)
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()[:6]
+
+
+def runnable(planned: Planned) -> Planned:
+    """Return the tests that are not certain to be skipped."""
+    return [(item, plan) for item, plan in planned if skip_reason(item, plan) is None]
+
+
+def suite_of(planned: Planned, config: pytest.Config, machine: Machine) -> Suite:
+    """Return the suite of the :func:`runnable` tests, with the times of earlier sessions."""
+    from pytest_accel.hardware.vendors.cpu import cpu_slots
+    from pytest_accel.schedule.forecast import Suite
+    from pytest_accel.schedule.history import recall
+
+    tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
+    return Suite.of(tests, recall(config), machine, cpu_slots())
+
+
+def divide(planned: Planned, suite: Suite, parts: int, workers: int) -> list[list[pytest.Item]]:
+    """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `schedule/shards.py`.
+
+    `suite` is the suite of `planned`. Tests that are certain to be skipped are divided, too.
+    """
+    from pytest_accel.schedule.shards import SplitTest, partition
+
+    needs = zip(runnable(planned), suite.times.seconds, suite.requests, strict=True)
+    tests = {item: SplitTest(item.nodeid, seconds, request, _together(item)) for (item, _), seconds, request in needs}
+    everything = [tests.get(item) or SplitTest(item.nodeid, 0.0) for item, _ in planned]
+    timed = suite.times.unknown <= len(tests) / 2
+    found = partition(everything, parts, workers, suite.slots, timed=timed)
+    return [[planned[index][0] for index in indices] for indices in found]
+
+
+def skip_reason(item: pytest.Item, plan: ItemPlan | None) -> str | None:
+    """Return the reason why a test is certain to be skipped; None if it may run."""
+    if plan is not None and plan.missing is not None:
+        return plan.missing
+    return "marked skip" if any(item.iter_markers("skip")) else None
+
+
+def _together(item: pytest.Item) -> str:
+    """Return a text that is the same for tests that must run in one job; empty if `item` can run in any.
+
+    Tests of pytest-dependency depend on others of their module; those of an ``xdist_group`` share what they set up.
+    """
+    if item.get_closest_marker("dependency") is not None:
+        return item.nodeid.partition("::")[0]
+    group = item.get_closest_marker("xdist_group")
+    return "" if group is None else f"xdist_group {group.args} {group.kwargs}"

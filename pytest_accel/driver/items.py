@@ -18,6 +18,7 @@ from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
 from pytest_accel.rank.rank_data import RankDataError
+from pytest_accel.schedule.test_demand import kind_of
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.phase_verdict import Verdict
 
@@ -119,6 +120,7 @@ class MarkedItem(MarkedTest):
             return
         if self.missing is not None:
             report.accel_missing = self.missing  # type: ignore[attr-defined]
+        report.accel_kind = kind_of(self.key)  # type: ignore[attr-defined]
         verdict.complete(report, call, self.item)
         if verdict.rank_data:
             self._failed_in_merge = rank_data_merge.merge(self.item, report, verdict.rank_data)

@@ -88,13 +88,13 @@ class AccelScheduling:
 
     def _make_scheduler(self, demand: Demand, collection: list[str]) -> DeviceScheduling:
         from pytest_accel.hardware.vendors.cpu import cpu_slots
-        from pytest_accel.schedule.history import Recorder, expected_times, recall
+        from pytest_accel.schedule.history import expected_times, recall, record_times
         from pytest_accel.schedule.scheduler import DeviceScheduling
 
         machine, slots = self._machine(), cpu_slots()
         kinds = demand.kinds_of_tests(len(collection))
         times = expected_times(recall(self.config), list(zip(collection, kinds, strict=True)))
-        self.config.pluginmanager.register(Recorder(dict(zip(collection, kinds, strict=True))), "accel-durations")
+        record_times(self.config)
         return DeviceScheduling(
             collection,
             demand.backlog(collection, machine, slots, times),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
+from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.schedule import simulation
 from pytest_accel.schedule.backlog import GUESS
-from pytest_accel.schedule.history import Durations, expected
+from pytest_accel.schedule.durations_file import Durations
+from pytest_accel.schedule.history import expected
 from pytest_accel.schedule.lower_bounds import least
 from pytest_accel.schedule.scheduler import DeviceScheduling
 from pytest_accel.schedule.simulation import SimulatedTest, Span
@@ -94,15 +96,38 @@ class Suite:
         self._demand = demand
         self.times = times
         self._machine = machine
-        self._slots = slots
-        self._requests = demand.requests(len(collection), machine, slots)
+        self.slots = slots
+        self.requests = demand.requests(len(collection), machine, slots)
+        """The devices or CPU slots that each test takes; None: only a worker."""
         self._free = demand.devices(machine)
         self.devices = len({device.id for device in machine.session.devices} | self._free.keys())
         """Number of devices of the session, including those that no test uses."""
 
+    @classmethod
+    def of(
+        cls, tests: Sequence[tuple[str, WorldKey | None]], durations: Durations, machine: Machine, slots: int
+    ) -> Suite:
+        """Make a suite of node ids with the keys of their worlds; the key is None for a test that needs none."""
+        demand = Demand.of((index, key) for index, (_, key) in enumerate(tests) if key is not None)
+        kinds = demand.kinds_of_tests(len(tests))
+        node_ids = [nodeid for nodeid, _ in tests]
+        return cls(node_ids, demand, times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)
+
+    def part(self, indices: Sequence[int]) -> Suite:
+        """Return the suite of some of the tests."""
+        numbers = {index: number for number, index in enumerate(indices)}
+        tests = tuple((numbers[index], key) for index, key in self._demand.tests if index in numbers)
+        times = replace(
+            self.times,
+            expected=tuple(self.times.expected[index] for index in indices),
+            seconds=tuple(self.times.seconds[index] for index in indices),
+        )
+        node_ids = [self.collection[index] for index in indices]
+        return Suite(node_ids, replace(self._demand, tests=tests), times, self._machine, self.slots)
+
     def takes(self, index: int) -> str:
         """Return a text like ``2 devices`` or ``1 CPU slot``; empty for a test that only needs a worker."""
-        request = self._requests[index]
+        request = self.requests[index]
         if request is None:
             return ""
         count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
@@ -111,15 +136,15 @@ class Suite:
     @cached_property
     def least(self) -> float:
         """Lower bound of the makespan in seconds, for any order of tests and any number of workers."""
-        return least(list(zip(self._requests, self.times.seconds, strict=True)), self._slots)
+        return least(list(zip(self.requests, self.times.seconds, strict=True)), self.slots)
 
     def play(self, workers: int) -> Play:
         """Simulate the session with ``-n workers``."""
-        tests = zip(self.collection, self.times.seconds, self._requests, strict=True)
+        tests = zip(self.collection, self.times.seconds, self.requests, strict=True)
         jobs = [SimulatedTest(nodeid, seconds, request) for nodeid, seconds, request in tests]
-        clock = simulation.SimulatedMachine(jobs, self._free, workers, self._slots)
-        backlog = self._demand.backlog(self.collection, self._machine, self._slots, self.times.expected)
-        scheduler = DeviceScheduling(self.collection, backlog, self._free, self._slots, clock, clock=lambda: clock.now)
+        clock = simulation.SimulatedMachine(jobs, self._free, workers, self.slots)
+        backlog = self._demand.backlog(self.collection, self._machine, self.slots, self.times.expected)
+        scheduler = DeviceScheduling(self.collection, backlog, self._free, self.slots, clock, clock=lambda: clock.now)
         clock.play(scheduler)
         return Play(workers, tuple(clock.spans))
 

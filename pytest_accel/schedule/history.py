@@ -1,22 +1,24 @@
-"""Times of tests in earlier sessions, stored in pytest's cache."""
+"""SessionTimes of tests in earlier sessions, stored in pytest's cache, or in the file of ``--accel-durations``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.terminal_lines import write_line
+from pytest_accel.schedule import durations_file
+from pytest_accel.schedule.durations_file import KEPT, Durations, DurationsError, SessionTimes
+from pytest_accel.schedule.test_demand import NO_DEVICE
+from pytest_accel.settings.options import durations_path
+
 KEY = "accel/durations"
 """Key in pytest's cache; the value has lists of seconds by node id and kind of device, the latest last."""
-_KEPT = 5
-"""Number of times that are stored for each test and kind of device."""
 _DECAY = 0.8
 """Weight of a session's time relative to that of the session after it."""
 _TESTS = 100_000
 """Number of tests that are stored: those that ran last."""
-
-Durations = dict[str, dict[str, list[float]]]
 
 
 def expected(values: Sequence[float]) -> float | None:
@@ -31,7 +33,23 @@ def expected(values: Sequence[float]) -> float | None:
 
 
 def recall(config: pytest.Config) -> Durations:
-    """Return the stored times; empty if pytest has no cache, or the stored value is invalid."""
+    """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
+    path = durations_path(config)
+    return _of_cache(config) if path is None else durations_file.seconds(durations_file.read(path))
+
+
+def check_file(config: pytest.Config) -> None:
+    """Raise ``pytest.UsageError`` unless the file of ``--accel-durations`` can be read and written, if it is given."""
+    path = durations_path(config)
+    if path is not None:
+        try:
+            durations_file.check(path)
+        except DurationsError as error:
+            raise pytest.UsageError(f"--accel-durations: {error}") from None
+
+
+def _of_cache(config: pytest.Config) -> Durations:
+    """Return the times in pytest's cache; empty if pytest has no cache, or the stored value is invalid."""
     cache = getattr(config, "cache", None)
     found = cache.get(KEY, None) if cache is not None else None
     return found if isinstance(found, dict) else {}
@@ -42,39 +60,49 @@ def expected_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> li
     return [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
 
 
-def remember(durations: Durations, times: Mapping[str, float], kinds: Mapping[str, str]) -> Durations:
-    """Return `durations` with the `times` of one more session added; `kinds` has the kind of device by node id."""
+def remember(durations: Durations, times: SessionTimes) -> Durations:
+    """Return `durations` with the `times` of one more session added."""
     kept = dict(durations)
-    for nodeid, seconds in times.items():
-        kind = kinds[nodeid]
+    for nodeid, (kind, seconds) in times.items():
         earlier = kept.pop(nodeid, {})
-        kept[nodeid] = earlier | {kind: [*earlier.get(kind, ()), round(seconds, 4)][-_KEPT:]}
+        kept[nodeid] = earlier | {kind: [*earlier.get(kind, ()), round(seconds, 4)][-KEPT:]}
     return dict(list(kept.items())[-_TESTS:])
 
 
-class Recorder:
+def record_times(config: pytest.Config) -> None:
+    """Have the times of this session stored when it ends."""
+    if not config.pluginmanager.has_plugin("accel-durations"):
+        config.pluginmanager.register(_Recorder(), "accel-durations")
+
+
+class _Recorder:
     """A pytest plugin that stores the times of the tests that passed, summed over their phases, after a session."""
 
-    def __init__(self, kinds: Mapping[str, str]) -> None:
-        """`kinds` has the kind of device by node id; tests that are not in it are not stored."""
-        self._kinds = kinds
+    def __init__(self) -> None:
+        self._kinds: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._passed: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        nodeid = report.nodeid
         if report.when == "setup":
-            self._seconds[report.nodeid], self._passed[report.nodeid] = 0.0, True
-        if report.nodeid in self._seconds:
-            self._seconds[report.nodeid] += report.duration
-            self._passed[report.nodeid] &= report.passed
+            self._seconds[nodeid], self._passed[nodeid] = 0.0, True
+        if nodeid in self._seconds:
+            self._kinds[nodeid] = getattr(report, "accel_kind", NO_DEVICE)
+            self._seconds[nodeid] += report.duration
+            self._passed[nodeid] &= report.passed
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        cache: Any = getattr(session.config, "cache", None)
         times = {
-            nodeid: seconds
-            for nodeid, seconds in self._seconds.items()
-            if self._passed[nodeid] and nodeid in self._kinds
+            nodeid: (self._kinds[nodeid], seconds) for nodeid, seconds in self._seconds.items() if self._passed[nodeid]
         }
-        if cache is not None and times:
-            cache.set(KEY, remember(recall(session.config), times, self._kinds))
+        path = durations_path(session.config)
+        cache: Any = getattr(session.config, "cache", None)
+        if path is not None and not session.config.option.collectonly:
+            try:
+                durations_file.add(path, times)
+            except DurationsError as error:
+                write_line(session.config, f"accel: the times of this session are lost: {error}")
+        elif path is None and cache is not None and times:
+            cache.set(KEY, remember(_of_cache(session.config), times))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
@@ -44,9 +45,15 @@ def lower_bound(tests: Iterable[tuple[float, float]], devices: int, workers: flo
         longest = max(longest, seconds)
         totals[count] = totals.get(count, 0.0) + seconds
     bounds = [longest, sum(totals.values()) / workers]
-    for pieces in range(devices + 1):
-        bounds.append(sum(_measure(count / devices, pieces) * seconds for count, seconds in totals.items()))
+    for measure in measures(devices):
+        bounds.append(sum(measure(count / devices) * seconds for count, seconds in totals.items()))
     return max(bounds)
+
+
+def measures(devices: int) -> Iterator[Callable[[float], float]]:
+    """Yield the measures of a test's size, each a function of the fraction of the `devices` that the test takes."""
+    for pieces in range(devices + 1):
+        yield partial(_measure, pieces=pieces)
 
 
 def _measure(size: float, pieces: int) -> float:

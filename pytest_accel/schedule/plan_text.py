@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pytest_accel.schedule.forecast import CLOSE, Play, Suite, Times, best, chain
 
@@ -10,6 +11,22 @@ _SHOWN = 5
 """Number of tests of the critical path that are shown."""
 _NARROW = 30
 """Minimum number of columns for a test's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs that run a suite on machines of one size."""
+
+    machine: str
+    tests: int
+    """Number of tests that can run on the machine; the others would be skipped."""
+    workers: int
+    """Number of xdist workers of each job."""
+    plays: Sequence[Play]
+    """The session of each job; none if no number of jobs ends in time."""
+    longest: str = ""
+    """Node id of the longest test, if there are no jobs."""
+
 
 Line = tuple[str, bool]
 """A line, and True if it is highlighted."""
@@ -74,6 +91,36 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
             taken = suite.takes(span.index)
             head = f"{clock(span.begin):>12} {'+' + clock(span.end - span.begin):>12}  {taken:<12} "
             yield head + _shortened(suite.collection[span.index], max(_NARROW, columns - len(head) - 1))
+
+
+def parts(plays: Sequence[Play]) -> Iterator[Line]:
+    """Return a table of the parts of the suite, one for each job of ``--accel-shard``."""
+    slowest = max(play.makespan for play in plays)
+    mean = sum(play.makespan for play in plays) / len(plays)
+    yield "", False
+    yield f"{len(plays)} jobs with -n {plays[0].workers} each:", False
+    yield f"{'part':>8}{'tests':>8}{'makespan':>14}", True
+    for number, play in enumerate(plays, 1):
+        yield f"{f'{number}/{len(plays)}':>8}{len(play.spans):>8}{clock(play.makespan):>14}", False
+    if mean:
+        yield f"the slowest takes {slowest / mean - 1:.0%} more than the mean", False
+
+
+def jobs(rows: Sequence[Jobs], limit: float) -> Iterator[Line]:
+    """Return a table of how many jobs end within `limit` seconds, by the machine on which each runs."""
+    yield "", False
+    yield f"jobs that end within {clock(limit)}, without their own start:", False
+    yield f"{'machine':>12}{'tests':>8}{'-n':>6}{'jobs':>6}{'slowest':>14}{'device-hours':>14}", True
+    for row in rows:
+        head = f"{row.machine:>12}{row.tests:>8}"
+        if row.plays:
+            hours = sum(play.device_seconds for play in row.plays) / 3600
+            slowest = clock(max(play.makespan for play in row.plays))
+            yield f"{head}{row.workers:>6}{len(row.plays):>6}{slowest:>14}{hours:>14.3g}", False
+        elif row.tests:
+            yield f"{head}  none: {row.longest} alone takes too long", False
+        else:
+            yield f"{head}  none can run here", False
 
 
 def clock(seconds: float) -> str:

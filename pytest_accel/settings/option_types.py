@@ -113,3 +113,21 @@ def rank_plugins(value: str | list[str]) -> tuple[tuple[str, bool], ...]:
     if not words or not all(re.fullmatch(r"[-+][\w.-]+", word) for word in words):
         raise ValueError(value)
     return tuple({word[1:]: word[0] == "+" for word in words}.items())
+
+
+def shard(value: object) -> tuple[int, int]:
+    """Return the two numbers of ``I/N``."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text(value), re.ASCII)
+    number, parts = map(int, match.groups()) if match is not None else (0, 0)
+    if not 1 <= number <= parts:
+        raise ValueError(value)
+    return number, parts
+
+
+def duration(value: object) -> float:
+    """Return the seconds of a text such as ``90s``, ``10min`` or ``1.5h``."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|min|h)", text(value), re.ASCII)
+    seconds = float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]] if match is not None else 0.0
+    if seconds <= 0:
+        raise ValueError(value)
+    return seconds

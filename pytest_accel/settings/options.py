@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -45,6 +46,9 @@ PLAN = "accel_plan"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
 SELECT = "accel_select"
+SHARD = "accel_shard"
+DURATIONS = "accel_durations"
+WITHIN = "accel_within"
 
 
 class Settings(NamedTuple):
@@ -91,6 +95,10 @@ class Settings(NamedTuple):
     """``auto`` if the processes that a launcher has started together form one session."""
     select: str | None = None
     """Condition on what a test needs; tests that do not meet it are deselected. None: all tests are selected."""
+    shard: tuple[int, int] | None = None
+    """Number of the part of the selected tests that this session runs (from 1), and number of parts; None: all."""
+    durations: str | None = None
+    """Path of a file with the times of tests, as given; None: pytest's cache has them."""
     spread: bool = False
     """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
     info: bool = False
@@ -291,6 +299,22 @@ _OPTIONS: dict[str, _Option] = {
         'run only the tests whose needs meet this condition: "devices >= 2", "not marked", "fits"',
         "CONDITION",
     ),
+    SHARD: _Option(
+        "shard",
+        "string",
+        "I/N with ints 1 <= I <= N",
+        option_types.shard,
+        "run part I of N parts of the selected tests, which take about as long on equal machines: 2/4",
+        "I/N",
+    ),
+    DURATIONS: _Option(
+        "durations",
+        "string",
+        "the path of a file",
+        option_types.text,
+        "read the times of tests from this file, if it exists, and add those of this session to it",
+        "FILE",
+    ),
     SPREAD: _Option(
         "spread",
         "bool",
@@ -381,6 +405,14 @@ def add_options(parser: pytest.Parser) -> None:
         help="show how long the tests would take on this machine, or on one with N devices of KIND (8xcuda), and with "
         "how many workers, then stop",
     )
+    group.addoption(
+        _flag(WITHIN),
+        dest=WITHIN,
+        type=_duration,
+        default=None,
+        metavar="TIME",
+        help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
+    )
     # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(
         RULES,
@@ -402,6 +434,14 @@ def is_distributed(config: pytest.Config) -> bool:
     return getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput")
 
 
+def wanted_time(config: pytest.Config) -> float | None:
+    """Return the seconds of ``--accel-within``; None if it is not given. Raise ``pytest.UsageError`` without a plan."""
+    value: float | None = config.getoption(WITHIN)
+    if value is not None and not asks_for_plan(config):
+        raise pytest.UsageError(f"{_flag(WITHIN)} is about a plan: give {_flag(PLAN)} too")
+    return value
+
+
 def asks_for_plan(config: pytest.Config) -> bool:
     """Return True if the session should show a plan."""
     return config.getoption(PLAN) is not None
@@ -411,6 +451,22 @@ def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
     """Return number and kind of the devices that the plan assumes; None for a plan of this machine, or no plan."""
     value = config.getoption(PLAN, None)
     return value if isinstance(value, tuple) else None
+
+
+def durations_path(config: pytest.Config) -> Path | None:
+    """Return the file of ``--accel-durations``; a relative path starts at the folder in which pytest was started."""
+    value = _find(config, DURATIONS, _OPTIONS[DURATIONS])
+    return None if value is None else config.invocation_params.dir / value
+
+
+def _duration(text: str) -> float:
+    """Convert the value of ``--accel-within`` to seconds, for argparse."""
+    try:
+        return option_types.duration(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a number > 0 with s, min or h: 90s, 10min, 1.5h; got {text!r}"
+        ) from None
 
 
 def _planned_machine(text: str) -> tuple[int, str]:

@@ -1,0 +1,112 @@
+"""SessionTimes of tests in a JSON file that jobs of CI hand on to each other (``--accel-durations``).
+
+Each time has the moment at which its session ended. So files can be merged in any order and any number of times: the
+result has every time once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+KEPT = 5
+"""Number of times that are stored for each test and kind of device: the latest."""
+_FORMAT = "pytest-accel durations"
+_VERSION = 1
+
+Durations = dict[str, dict[str, list[float]]]
+"""Seconds by node id and kind of device, the latest last."""
+SessionTimes = Mapping[str, tuple[str, float]]
+"""Kind of device and seconds of the tests of one session, by node id."""
+Entries = dict[str, dict[str, list[tuple[float, float]]]]
+"""Pairs of a moment (seconds since 1970) and a test's seconds, by node id and kind of device, in this order."""
+
+
+class DurationsError(Exception):
+    """Raised for a file that cannot be read or written, or is not of this format. The message names the file."""
+
+
+def read(path: Path) -> Entries:
+    """Return the contents of the file, nothing if it does not exist; raise `DurationsError` if it is not valid."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DurationsError(f"{path} cannot be read as a file of durations: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise DurationsError(f'{path} is no file of durations: it has no "format": "{_FORMAT}"')
+    if data.get("version") != _VERSION:
+        raise DurationsError(f"{path} has version {data.get('version')!r} of the format; allowed is {_VERSION}")
+    try:
+        return {
+            nodeid: {kind: [_entry(*pair) for pair in pairs] for kind, pairs in kinds.items()}
+            for nodeid, kinds in data["tests"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DurationsError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def check(path: Path) -> None:
+    """Raise `DurationsError` unless the file can be written, and read if it exists."""
+    read(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DurationsError(f"{path} cannot be written: {error}") from None
+    if not os.access(path.parent, os.W_OK):
+        raise DurationsError(f"{path} cannot be written: its folder is read-only")
+
+
+def _entry(moment: float, took: float) -> tuple[float, float]:
+    """Return the pair; raise ValueError unless both are finite numbers that are not negative."""
+    if not (0 <= moment < math.inf and 0 <= took < math.inf):
+        raise ValueError(f"{moment!r}, {took!r}: both must be finite and at least 0")
+    return float(moment), float(took)
+
+
+def merge(many: Iterable[Entries]) -> Entries:
+    """Return all entries, of each test and kind the latest `KEPT`."""
+    found: dict[str, dict[str, set[tuple[float, float]]]] = {}
+    for entries in many:
+        for nodeid, kinds in entries.items():
+            for kind, pairs in kinds.items():
+                found.setdefault(nodeid, {}).setdefault(kind, set()).update(pairs)
+    return {
+        nodeid: {kind: sorted(pairs)[-KEPT:] for kind, pairs in sorted(kinds.items())}
+        for nodeid, kinds in sorted(found.items())
+    }
+
+
+def write(path: Path, entries: Entries) -> None:
+    """Replace the file at once, with one line for each test, in the order of the node ids."""
+    tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in merge([entries]).items())
+    text = f'{{\n "format": "{_FORMAT}",\n "version": {_VERSION},\n "tests": {{\n{tests}\n }}\n}}\n'
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise DurationsError(f"{path} cannot be written: {error}") from None
+
+
+def add(path: Path, times: SessionTimes) -> None:
+    """Add the times of a session that ends now to the file."""
+    moment = round(time.time(), 3)
+    new: Entries = {nodeid: {kind: [(moment, round(seconds, 4))]} for nodeid, (kind, seconds) in times.items()}
+    write(path, merge([read(path), new]))
+
+
+def seconds(entries: Entries) -> Durations:
+    """Return the seconds alone."""
+    return {
+        nodeid: {kind: [took for _, took in pairs] for kind, pairs in kinds.items()}
+        for nodeid, kinds in entries.items()
+    }

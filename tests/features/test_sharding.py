@@ -1,0 +1,132 @@
+"""Sessions that run one part of a suite, and the times that they hand on."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Run, Suite
+
+SUITE = """
+    import pytest
+
+
+    @pytest.mark.parametrize("number", range(5))
+    def test_plain(number):
+        pass
+
+
+    @pytest.mark.parametrize("number", range(3))
+    @pytest.mark.devices(2)
+    def test_two(number):
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks():
+        pass
+
+
+    @pytest.mark.devices(8)
+    def test_too_many():
+        pass
+    """
+
+
+def _division(run: Run) -> str:
+    found = re.search(r"^accel: part \d+ of \d+: \d+ of \d+ tests, division ([0-9a-f]{6})$", run.text, re.MULTILINE)
+    assert found is not None, run.text
+    return found[1]
+
+
+def test_the_parts_are_the_whole_suite_and_each_job_divides_it_in_the_same_way(suite: Suite) -> None:
+    suite.write("test_one.py", SUITE)
+    suite.write("test_other.py", SUITE)
+    whole = suite.run("-p", "randomly", "--accel-durations", "times.json")
+    assert whole.ret == 0
+    stored = json.loads((suite.path / "times.json").read_text())["tests"]
+    assert len(stored) == 18  # All that passed.
+    assert set(stored["test_one.py::test_two[0]"]) == {"sim"}
+    assert set(stored["test_one.py::test_plain[0]"]) == {"none"}
+    before = (suite.path / "times.json").read_bytes()
+    runs = []
+    for part in (1, 2, 3):
+        # The order of the tests differs between the jobs, and each works on its own copy of the times.
+        (suite.path / "times.json").write_bytes(before)
+        extra = ("-n2",) if part == 2 else ("-n2", "-p", "randomly")
+        runs.append(suite.run(*extra, "--accel-durations", "times.json", "--accel-shard", f"{part}/3"))
+    assert len({_division(run) for run in runs}) == 1
+    ran = [test for run in runs for test in run.words]
+    assert sorted(ran) == sorted(whole.words)
+
+
+def test_a_part_of_selected_tests(suite: Suite) -> None:
+    suite.write("test_it.py", SUITE)
+    one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
+    other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
+    assert sorted((*one.words, *other.words)) == [
+        *("test_it.py::test_ranks", "test_it.py::test_two[0]", "test_it.py::test_two[1]", "test_it.py::test_two[2]")
+    ]
+    assert "accel: part 1 of 2: 2 of 4 tests" in one.text
+    assert "collected 10 items / 8 deselected / 2 selected" in one.text
+
+
+def test_tests_that_depend_on_each_other_stay_together(suite: Suite) -> None:
+    suite.ini("markers = dependency")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+        @pytest.mark.parametrize("number", range(4))
+        @pytest.mark.dependency
+        def test_chain(number):
+            pass
+
+        @pytest.mark.parametrize("number", range(8))
+        @pytest.mark.xdist_group("server")
+        def test_server(number):
+            pass
+        """,
+    )
+    for part in ("1/2", "2/2"):
+        words = suite.run("--accel-shard", part).words
+        assert {name.partition("[")[0].rpartition("::")[2] for name in words} in ({"test_chain"}, {"test_server"})
+
+
+def test_times_are_not_lost_by_a_wrong_file_or_part(suite: Suite) -> None:
+    suite.write("test_it.py", "def test_it():\n    pass\n")
+    suite.write("times.json", "{}")
+    run = suite.run("--accel-durations", "times.json")
+    assert run.ret == 4
+    assert f"--accel-durations: {suite.path / 'times.json'} is no file of durations" in run.errors
+    run = suite.run("--accel-shard", "3/2")
+    assert run.ret == 4
+    assert "argument --accel-shard: must be I/N with ints 1 <= I <= N, got '3/2'" in run.errors
+    run = suite.run("--accel-within", "5min")
+    assert run.ret == 4
+    assert "--accel-within is about a plan: give --accel-plan too" in run.errors
+
+
+def test_a_plan_shows_the_parts_and_how_many_jobs_a_time_takes(suite: Suite) -> None:
+    suite.write("test_it.py", SUITE)
+    tests = {f"test_it.py::test_two[{number}]": {"cuda": [[0, 60.0]]} for number in range(3)}
+    tests |= {f"test_it.py::test_plain[{number}]": {"none": [[0, 0.1]]} for number in range(5)}
+    tests["test_it.py::test_ranks"] = {"cuda": [[0, 60.0]]}
+    times = {"format": "pytest-accel durations", "version": 1, "tests": tests}
+    (suite.path / "times.json").write_text(json.dumps(times))
+    plan = ("--accel-durations", "times.json", "--accel-plan", "4xcuda")
+    run = suite.run(*plan, "--accel-shard", "1/2", "--accel-within", "65s")
+    assert run.ret == 0
+    assert re.search(r"^2 jobs with -n \d+ each:$", run.text, re.MULTILINE)
+    rows = re.findall(r"^ +(\d/2) +(\d+) +(60\.\d s)$", run.text, re.MULTILINE)
+    assert [part for part, _, _ in rows] == ["1/2", "2/2"]
+    assert sum(int(tests) for _, tests, _ in rows) == 9
+    table = dict(re.findall(r"^ +(\dxcuda) +\d+ +(.*)$", run.text, re.MULTILINE))
+    # Each test but the plain ones takes two devices for a minute; one device is enough for the plain ones only.
+    assert {name: row.split()[1] for name, row in table.items()} == {"4xcuda": "2", "2xcuda": "4", "1xcuda": "1"}
+    late = suite.run(*plan, "--accel-within", "30s")
+    assert re.search(r"4xcuda +9  none: test_it\.py::test_two\[2\] alone takes too long", late.text)
+    assert json.loads((suite.path / "times.json").read_text()) == times

@@ -1,0 +1,72 @@
+"""The file that carries the times of tests from job to job."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_accel.schedule.durations_file import KEPT, DurationsError, Entries, add, merge, read, seconds, write
+
+_ENTRIES = st.dictionaries(
+    st.sampled_from(("a.py::test_1", "b.py::test_é", "c.py::test_\udc80")),
+    st.dictionaries(
+        st.sampled_from(("none", "cuda")),
+        st.lists(st.tuples(st.floats(0, 100), st.floats(0, 9)), min_size=1, max_size=KEPT, unique=True).map(sorted),
+        min_size=1,
+    ),
+)
+
+
+@given(_ENTRIES, _ENTRIES, _ENTRIES)
+def test_files_can_be_merged_in_any_order_and_again(one: Entries, other: Entries, third: Entries) -> None:
+    assert merge([one, other]) == merge([other, one])
+    assert merge([merge([one, other]), third]) == merge([one, merge([other, third])])
+    assert merge([one, one]) == merge([one])
+    assert all(len(pairs) <= KEPT for kinds in merge([one, other]).values() for pairs in kinds.values())
+
+
+@given(entries=_ENTRIES)
+def test_a_file_has_what_was_written(tmp_path_factory: pytest.TempPathFactory, entries: Entries) -> None:
+    path = tmp_path_factory.mktemp("times") / "new" / "durations.json"
+    write(path, entries)
+    assert read(path) == merge([entries])
+    assert os.listdir(path.parent) == ["durations.json"]
+
+
+def test_a_session_adds_its_times(tmp_path: Path) -> None:
+    path = tmp_path / "durations.json"
+    add(path, {"b.py::test_2": ("cuda", 2.0), "a.py::test_1": ("none", 0.123456)})
+    add(path, {"a.py::test_1": ("none", 0.2)})
+    assert seconds(read(path)) == {"a.py::test_1": {"none": [0.1235, 0.2]}, "b.py::test_2": {"cuda": [2.0]}}
+    # One line for each test, in the order of the ids: files can be compared.
+    lines = [line for line in path.read_text().splitlines() if "::" in line]
+    assert [line.split('"')[1] for line in lines] == ["a.py::test_1", "b.py::test_2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "cannot be read as a file of durations: Expecting value"),
+        ("[]", 'is no file of durations: it has no "format": "pytest-accel durations"'),
+        ('{"format": "pytest-accel durations", "version": 2}', "has version 2 of the format; allowed is 1"),
+        ('{"format": "pytest-accel durations", "version": 1}', "is damaged: KeyError: 'tests'"),
+        (json.dumps({"t": {"none": [[0.0, "soon"]]}}), "is damaged: TypeError"),
+        (json.dumps({"t": {"none": [[0.0]]}}), "is damaged: TypeError"),
+        (json.dumps({"t": {"none": [[0.0, float("nan")]]}}), "is damaged: ValueError: 0.0, nan: both must be finite"),
+        (json.dumps({"t": []}), "is damaged: AttributeError"),
+        ("[" * 100_000, "cannot be read as a file of durations: "),
+    ],
+)
+def test_another_file_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "durations.json"
+    if text.startswith('{"t"'):
+        text = f'{{"format": "pytest-accel durations", "version": 1, "tests": {text}}}'
+    path.write_text(text)
+    with pytest.raises(DurationsError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path} {why}")

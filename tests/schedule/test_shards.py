@@ -1,0 +1,104 @@
+"""Partition of a suite into parts: nothing is lost, all jobs agree, and they end together."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.makespan import DEVICES, MIXES, WORKERS, ours
+from benchmarks.virtual import Test, UniformMachine
+from pytest_accel.leases.policy import Request
+from pytest_accel.schedule.shards import SplitTest, partition
+
+NAMES = tuple(f"sim-{number}" for number in range(DEVICES))
+_REQUESTS = st.one_of(
+    st.none(),
+    st.builds(lambda count: Request(0, NAMES[:4], count), st.integers(1, 4)),
+    st.builds(lambda slots: Request(0, (), 0, slots=slots), st.integers(1, 2)),
+)
+_TESTS = st.lists(
+    st.builds(
+        SplitTest,
+        st.builds("m{}.py::C{}::t{}".format, *(st.integers(0, 3),) * 3),
+        st.sampled_from((0.0, 0.1, 1.0, 1.0, 7.3, 60.0)),
+        _REQUESTS,
+        st.sampled_from(("", "", "", "one", "other")),
+    ),
+    max_size=40,
+)
+
+
+@given(_TESTS, st.integers(1, 9), st.integers(1, 8), st.booleans(), st.randoms(use_true_random=False))
+def test_each_test_is_in_one_part_and_all_jobs_agree(
+    tests: list[SplitTest], parts: int, workers: int, timed: bool, draw: random.Random
+) -> None:
+    found = partition(tests, parts, workers, 2, timed=timed)
+    assert len(found) == parts
+    assert sorted(index for part in found for index in part) == list(range(len(tests)))
+    # Other jobs may have collected the tests in another order.
+    shuffled = tests.copy()
+    draw.shuffle(shuffled)
+    other = partition(shuffled, parts, workers, 2, timed=timed)
+    assert [Counter(shuffled[index].nodeid for index in part) for part in other] == [
+        Counter(tests[index].nodeid for index in part) for part in found
+    ]
+
+
+@given(_TESTS, st.integers(1, 9))
+def test_tests_that_belong_together_stay_together(tests: list[SplitTest], parts: int) -> None:
+    found = partition(tests, parts, 2, 2, timed=True)
+    part_of = {index: number for number, part in enumerate(found) for index in part}
+    for names in ("one", "other"):
+        assert len({part_of[index] for index, test in enumerate(tests) if test.together == names}) <= 1
+
+
+def test_modules_stay_whole_if_that_costs_little() -> None:
+    even = [SplitTest(f"m{module}.py::test_{number}", 1.0) for module in range(8) for number in range(5)]
+    for part in partition(even, 4, 2, 2, timed=True):
+        modules = {even[index].nodeid.partition("::")[0] for index in part}
+        assert len(modules) == 2
+        assert len(part) == 10
+    long = [SplitTest(f"m.py::C{number % 4}::test_{number}", 1.0) for number in range(16)]
+    for part in partition(long, 4, 2, 2, timed=True):
+        assert len({long[index].nodeid.split("::")[1] for index in part}) == 1
+
+
+def _times(mix: str, seed: int, parts: int, *, timed: bool) -> tuple[list[float], float]:
+    """Return the makespans of the parts of a suite, and its longest test; without `timed` its times are unknown."""
+    tests = MIXES[mix](random.Random(seed))
+    split = [
+        SplitTest(f"test_{test.module}.py::test_{number}", test.seconds if timed else 1.0, test.request(NAMES))
+        for number, test in enumerate(tests)
+    ]
+    found = partition(split, parts, WORKERS, 0, timed=timed)
+    return [_makespan([tests[index] for index in part], timed=timed) for part in found], max(
+        test.seconds for test in tests
+    )
+
+
+def _makespan(tests: list[Test], *, timed: bool) -> float:
+    machine = UniformMachine(tests, DEVICES, WORKERS)
+    machine.play(ours(machine, [test.seconds if timed else None for test in tests]))
+    return max(span.end for span in machine.spans)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_jobs_end_together_if_the_times_are_known(mix: str) -> None:
+    for seed, parts in ((0, 2), (1, 4), (4, 8)):
+        times, longest = _times(mix, seed, parts, timed=True)
+        # No division is shorter than the longest test.
+        assert max(times) <= 1.05 * max(longest, sum(times) / parts)
+
+
+@pytest.mark.parametrize("mix", ["large ones collected last", "gangs of 3", "half of them shared", "everything"])
+def test_the_jobs_end_nearly_together_if_no_time_is_known(mix: str) -> None:
+    """The times of each size vary evenly by a factor of ten or less in these suites; more cannot be foreseen."""
+    ratios = []
+    for seed in range(4):
+        times, _ = _times(mix, seed, 3, timed=False)
+        ratios.append(max(times) / (sum(times) / 3))
+    assert sum(ratios) / len(ratios) <= 1.15
