@@ -29,8 +29,8 @@ def pytest_accel_merge(item: pytest.Item, report: pytest.TestReport, rank_data: 
 
     Called in the driver (the main process, or an xdist worker) for each phase in which a rank has sent data, before
     any other plugin sees `report`. An implementation may change `report`, for instance add a section or set it to
-    failed. It may add to ``item.user_properties``, which the reports of later phases contain. An exception fails the
-    test.
+    failed. It may add to ``item.user_properties``, which the reports of later phases contain. If it sets `report` to
+    failed or raises an exception, the test has failed, even with ``xfail``.
 
     :param item: the test item in the driver. Its fixtures are set up only in the ranks, not here.
     :param report: the merged report of all ranks.

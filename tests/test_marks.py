@@ -505,6 +505,9 @@ def test_the_examples_of_the_reference(pytester: pytest.Pytester) -> None:
 
 def test_the_reference_names_every_argument_and_kind() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
+    for line in MARKER_LINES:
+        signature = line.partition("): ")[0].replace("'", '"')
+        assert f"\n`{signature})`\n" in text
     for argument in f"{DEVICES_ARGUMENTS}, {DISTRIBUTED_ARGUMENTS}".split(", "):
         assert f"\n| `{argument}` |" in text
     assert f"\n{', '.join(f'`{kind}`' for kind in KINDS.split(', '))}\n" in text

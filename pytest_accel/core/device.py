@@ -23,7 +23,7 @@ class Device:
     """One accelerator that can be leased.
 
     ``id`` is the identity (UUID, else PCI address), which locks, leases and masks use. ``index`` is the number that the
-    management library gives it; it is only for display.
+    management library gives it; it is only for display. Fields that the platform does not report are None or empty.
     """
 
     kind: str
@@ -97,12 +97,13 @@ class MaskError(Exception):
 class Vendor(Protocol):
     """Everything that is specific to one kind of accelerator.
 
-    All methods but :meth:`verify` may run in the controller, and must not initialize a device runtime or import torch.
-    A vendor is pickled to xdist's workers. A rank creates its own vendor, and calls other methods of it without calling
-    :meth:`discover` first.
+    All methods but :meth:`verify` may run in the controller, pytest's main process, and must not initialize a device
+    runtime or import torch. A vendor is pickled to xdist's workers. A rank creates its own vendor, and calls other
+    methods of it without calling :meth:`discover` first.
     """
 
     kind: str
+    """Name of the kind, as in ``--accel`` and in marks: lower-case letters, digits and underscores."""
     mask_variables: tuple[str, ...]
     """Every environment variable that restricts which devices a process sees, outermost layer first."""
     hardware: bool
@@ -112,7 +113,7 @@ class Vendor(Protocol):
     ranks: bool
     """False if no process group accepts tensors of this kind: ranks of tests that name no kind then use the CPU."""
     notes: tuple[str, ...]
-    """Notes of the calls so far on what was left out or guessed, one sentence each."""
+    """Notes of the calls so far on what was left out or guessed, one sentence each. The device line shows them."""
 
     def lacking(self) -> str | None:
         """Return why torch cannot use this kind here (``torch is not built for ROCm``), or None if it can.

@@ -57,7 +57,10 @@ class Health:
 
 @runtime_checkable
 class HealthVendor(Protocol):
-    """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports who uses a device."""
+    """Additional method of a :class:`~pytest_accel.core.device.Vendor` whose driver reports who uses a device.
+
+    ``--accel-busy`` uses it, and so does the pool, to wait until the memory of a device is free again.
+    """
 
     def health(self, devices: Sequence[Device], session: int | None = None) -> Mapping[str, Health]:
         """Return the current health of each of `devices`, by its id.

@@ -385,13 +385,34 @@ def test_help(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None
         assert f"\n  {name} (" in shown
 
 
-def test_the_reference_names_every_option() -> None:
-    text = REFERENCE.read_text(encoding="utf-8")
-    for name in NAMES:
-        row = rf"\n\| \[`{flag(name)}[ `].* \| `{environment_variable(name)}` \| `{name}`"
-        assert re.search(row, text)
-    assert "\n| | `PYTEST_ACCEL_PRELOAD` | [`accel_preload`]" in text
-    assert "\n| | `PYTEST_ACCEL_RANK_PLUGINS` | [`accel_rank_plugins`]" in text
+def test_the_reference_has_the_options_of_the_code(pytester: pytest.Pytester, probe_options: tuple[str, ...]) -> None:
+    shown = pytester.runpytest_inprocess(*probe_options, "--help").stdout.str()
+    flags = set(re.findall(r"^  (--accel[\w-]*)", shown, re.MULTILINE))
+    ini_types = dict(re.findall(r"^  (accel\w*) \((\w+)\):", shown, re.MULTILINE))
+    table = REFERENCE.read_text(encoding="utf-8").partition("\n| Command line |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line[1:-1].split(" |")] for line in table.splitlines()[2:]]
+    assert {name for row in rows for name in re.findall(r"`(--[\w-]+)", row[0])} == flags
+    documented = {}
+    for command_line, environment, ini_name, _, default in rows:
+        if not ini_name:
+            continue
+        (name,) = re.findall(r"`(\w+)`", ini_name)
+        documented[name] = (re.findall(r"\((\w+)\)$", ini_name) or ["string"])[0]
+        if flag(name) in flags:
+            assert command_line.startswith(f"[`{flag(name)}")
+        if name in ("accel_rules", "accel_adopt"):
+            assert environment == ""
+            continue
+        assert environment == f"`{environment_variable(name)}`"
+        value = getattr(Settings(), name.removeprefix("accel_") if name != "accel" else name)
+        match value:
+            case str():
+                assert default == f"`{value}`"
+            case bool():
+                assert default == "off"
+            case float():
+                assert default == f"{value:g}"
+    assert documented == ini_types
 
 
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest reads native TOML from 9.0 on")

@@ -1,0 +1,65 @@
+"""The configuration of the site: `sphinx-build -W docs OUT` builds it from the pages that GitHub shows as well."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from pytest_accel import __version__
+
+_DOCS = Path(__file__).resolve().parent
+_INCLUDED_FILES = {
+    (_DOCS / "project" / match[1]).resolve(): page
+    for page in (_DOCS / "project").glob("*.md")
+    for match in re.finditer(r"^```\{include\} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+}
+"""The pages by the file of the repository that each of them includes."""
+_LINK_UPWARDS = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
+
+project = "pytest-accel"
+author = "The pytest-accel authors"
+copyright = author
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["images"]
+
+# Links to headings have the same targets as on GitHub.
+myst_heading_anchors = 3
+
+# Two hyphens in the text are an option's, not a dash.
+smartquotes = False
+
+# Docstrings have `single` backticks for code.
+default_role = "literal"
+add_module_names = False
+autodoc_member_order = "bysource"
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions of this file to Sphinx's events."""
+    app.connect("source-read", _adapt_links)
+
+
+def _adapt_links(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Adapt a page's links to files outside `docs/`.
+
+    A link to a file that a page includes leads to this page. Other files are not on the site: their links become text.
+    """
+    folder = (_DOCS / docname).parent
+
+    def adapt(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], (folder / link[2]).resolve(), link[3] or ""
+        if target.is_relative_to(_DOCS):
+            return link[0]
+        page = _INCLUDED_FILES.get(target)
+        return f"[{text}](/{page.relative_to(_DOCS).as_posix()}{anchor})" if page else text
+
+    content[0] = _LINK_UPWARDS.sub(adapt, content[0])
