@@ -163,7 +163,8 @@ def test_every_page_is_reachable_from_the_readme() -> None:
 
 
 def test_files_and_tests_that_the_documentation_names_exist() -> None:
-    named = set(re.findall(r"`(test_\w+)", (ROOT / "docs" / "reference" / "launchers.md").read_text(encoding="utf-8")))
+    pages = [ROOT / "docs" / "reference" / f"{name}.md" for name in ("launchers", "launched-sessions")]
+    named = {name for page in pages for name in re.findall(r"`(test_\w+)", page.read_text(encoding="utf-8"))}
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
     assert named - there - {file.stem for file in files} == set()
