@@ -24,6 +24,7 @@ from benchmarks import (
     launching,
     makespan,
     other_tools,
+    shards,
     startup,
     unused,
     warm,
@@ -75,6 +76,7 @@ def main() -> int:
         "broker": leases,
         "launch": launching.figures,
         "makespan": makespan.figures,
+        "shards": shards.figures,
         "fairness": fairness.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

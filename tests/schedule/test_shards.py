@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.makespan import DEVICES, MIXES, WORKERS, ours
-from benchmarks.virtual import Test, UniformMachine
+from benchmarks.makespan import MIXES
+from benchmarks.shards import over_mean
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule.shards import SplitTest, partition
 
-NAMES = tuple(f"sim-{number}" for number in range(DEVICES))
+NAMES = tuple(f"sim-{number}" for number in range(4))
 _REQUESTS = st.one_of(
     st.none(),
-    st.builds(lambda count: Request(0, NAMES[:4], count), st.integers(1, 4)),
+    st.builds(lambda count: Request(0, NAMES, count), st.integers(1, 4)),
     st.builds(lambda slots: Request(0, (), 0, slots=slots), st.integers(1, 2)),
 )
 _TESTS = st.lists(
@@ -67,38 +67,13 @@ def test_modules_stay_whole_if_that_costs_little() -> None:
         assert len({long[index].nodeid.split("::")[1] for index in part}) == 1
 
 
-def _times(mix: str, seed: int, parts: int, *, timed: bool) -> tuple[list[float], float]:
-    """Return the makespans of the parts of a suite, and its longest test; without `timed` its times are unknown."""
-    tests = MIXES[mix](random.Random(seed))
-    split = [
-        SplitTest(f"test_{test.module}.py::test_{number}", test.seconds if timed else 1.0, test.request(NAMES))
-        for number, test in enumerate(tests)
-    ]
-    found = partition(split, parts, WORKERS, 0, timed=timed)
-    return [_makespan([tests[index] for index in part], timed=timed) for part in found], max(
-        test.seconds for test in tests
-    )
-
-
-def _makespan(tests: list[Test], *, timed: bool) -> float:
-    machine = UniformMachine(tests, DEVICES, WORKERS)
-    machine.play(ours(machine, [test.seconds if timed else None for test in tests]))
-    return max(span.end for span in machine.spans)
-
-
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_jobs_end_together_if_the_times_are_known(mix: str) -> None:
     for seed, parts in ((0, 2), (1, 4), (4, 8)):
-        times, longest = _times(mix, seed, parts, timed=True)
-        # No division is shorter than the longest test.
-        assert max(times) <= 1.05 * max(longest, sum(times) / parts)
+        assert over_mean(mix, seed, parts, timed=True) <= 1.05
 
 
 @pytest.mark.parametrize("mix", ["large ones collected last", "gangs of 3", "half of them shared", "everything"])
 def test_the_jobs_end_nearly_together_if_no_time_is_known(mix: str) -> None:
     """The times of each size vary evenly by a factor of ten or less in these suites; more cannot be foreseen."""
-    ratios = []
-    for seed in range(4):
-        times, _ = _times(mix, seed, 3, timed=False)
-        ratios.append(max(times) / (sum(times) / 3))
-    assert sum(ratios) / len(ratios) <= 1.15
+    assert sum(over_mean(mix, seed, 3, timed=False) for seed in range(4)) / 4 <= 1.15
