@@ -6,6 +6,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +17,13 @@ from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.item_redirection import Redirector
 from pytest_accel.schedule import plan_text
 from pytest_accel.schedule.forecast import Play, Suite, best
+from pytest_accel.schedule.history import recall
 from pytest_accel.schedule.plan_text import Jobs
 from pytest_accel.selection import Planned, divide, runnable, skip_reason, suite_of
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
+    from pytest_accel.hardware.inventory import Machine
     from pytest_accel.session import AccelSession
 
 
@@ -53,7 +56,8 @@ class PlanHooks:
         yield from plan_text.plain(plan_text.census(reasons.count(None), skipped.most_common()))
         if None not in reasons:
             return
-        suite = suite_of(planned, config, self._session.machine)
+        target = _Target.of("this one", planned, config, self._session.machine)
+        suite = target.suite
         yield from plan_text.plain(plan_text.about_times(suite.times))
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met", False
@@ -67,53 +71,59 @@ class PlanHooks:
         yield from plan_text.plain(plan_text.about(chosen, suite, shutil.get_terminal_size().columns))
         shard = self._session.settings.shard
         if shard is not None:
-            yield from plan_text.parts(_parts(planned, suite, shard[1], chosen.workers))
+            yield from plan_text.parts(target.parts(shard[1], chosen.workers))
         limit = options.wanted_time(config)
         if limit is not None:
-            rows = [
-                _jobs(name, these, suite, limit, requested) for name, these, suite in self._machines(planned, suite)
-            ]
-            yield from plan_text.jobs(rows, limit)
+            targets = list(self._pretended(planned)) or [target]
+            yield from plan_text.jobs([one.jobs(limit, requested) for one in targets], limit)
 
-    def _machines(self, planned: Planned, suite: Suite) -> Iterator[tuple[str, Planned, Suite]]:
-        """Yield this machine, or the planned one and those with half of its devices, a quarter and so on.
-
-        Each has its name, and the tests and their suite as they are planned for it.
-        """
+    def _pretended(self, planned: Planned) -> Iterator[_Target]:
+        """Yield the machine of ``--accel-plan NxKIND``, and those with half of its devices, a quarter and so on."""
         config = self._session.config
-        machine = options.planned_machine(config)
-        if machine is None:
-            yield "this one", planned, suite
-            return
-        count, kind = machine
-        yield f"{count}x{kind}", planned, suite
-        while (count := count // 2) >= 1:
-            smaller = PretendedMachine(count, kind)
-            redirector, finder = Redirector(self._session, smaller), MarkFinder()
-            these: Planned = [
+        count, kind = options.planned_machine(config) or (0, "")
+        while count >= 1:
+            machine = PretendedMachine(count, kind)
+            redirector, finder = Redirector(self._session, machine), MarkFinder()
+            these = [
                 (item, None if plan is None else redirector.plan(item, finder.find(item))) for item, plan in planned
             ]
-            yield f"{count}x{kind}", these, suite_of(these, config, smaller)
+            yield _Target.of(f"{count}x{kind}", these, config, machine)
+            count //= 2
 
 
-def _parts(planned: Planned, suite: Suite, parts: int, workers: int) -> list[Play]:
-    """Return the session of each part."""
-    numbers = {item: number for number, (item, _) in enumerate(runnable(planned))}
-    return [
-        suite.part([numbers[item] for item in part if item in numbers]).play(workers)
-        for part in divide(planned, suite, parts, workers)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A machine, and the tests as they are planned for it."""
 
+    name: str
+    machine: Machine
+    planned: Planned
+    suite: Suite
+    """The tests that can run on the machine."""
+    config: pytest.Config
 
-def _jobs(name: str, planned: Planned, suite: Suite, limit: float, workers: int | None) -> Jobs:
-    """Return the smallest number of jobs that end within `limit` seconds on the machine `name`."""
-    workers = workers or best(list(suite.plays())).workers if suite.collection else 1
-    longest = max(zip(suite.times.seconds, suite.collection, strict=True), default=(0.0, ""))
-    parts = max(1, math.ceil(suite.least / limit))
-    while longest[0] <= limit and parts <= len(suite.collection):
-        plays = _parts(planned, suite, parts, workers)
-        slowest = max(play.makespan for play in plays)
-        if slowest <= limit:
-            return Jobs(name, len(suite.collection), workers, plays)
-        parts = max(parts + 1, int(parts * slowest / limit))
-    return Jobs(name, len(suite.collection), workers, [], longest[1])
+    @classmethod
+    def of(cls, name: str, planned: Planned, config: pytest.Config, machine: Machine) -> _Target:
+        return cls(name, machine, planned, suite_of(planned, recall(config), machine), config)
+
+    def parts(self, parts: int, workers: int) -> list[Play]:
+        """Return the session of each of `parts` jobs."""
+        numbers = {item: number for number, (item, _) in enumerate(runnable(self.planned))}
+        return [
+            self.suite.part([numbers[item] for item in part if item in numbers]).play(workers)
+            for part in divide(self.planned, self.config, self.machine, parts, workers)
+        ]
+
+    def jobs(self, limit: float, workers: int | None) -> Jobs:
+        """Return the smallest number of jobs that end within `limit` seconds, each with `workers` (None: the best)."""
+        suite = self.suite
+        workers = workers or (best(list(suite.plays())).workers if suite.collection else 1)
+        longest, nodeid = max(zip(suite.times.seconds, suite.collection, strict=True), default=(0.0, ""))
+        parts = max(1, math.ceil(suite.least / limit))
+        while longest <= limit and parts <= len(suite.collection):
+            plays = self.parts(parts, workers)
+            slowest = max(play.makespan for play in plays)
+            if slowest <= limit:
+                return Jobs(self.name, len(suite.collection), workers, plays)
+            parts = max(parts + 1, int(parts * slowest / limit))
+        return Jobs(self.name, len(suite.collection), workers, [], nodeid)

@@ -17,6 +17,7 @@ from pytest_accel.settings import options, select_expression
 if TYPE_CHECKING:
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.item_redirection import Redirector
+    from pytest_accel.schedule.durations_file import Durations
     from pytest_accel.schedule.forecast import Suite
     from pytest_accel.session import AccelSession
 
@@ -57,7 +58,7 @@ def select(
         given = session.worker_input
         workers = 1 if given is None else int(given["workercount"])
         planned = [(item, plans.get(item)) for item in items]
-        divided = divide(planned, suite_of(planned, session.config, session.machine), parts, workers)
+        divided = divide(planned, session.config, session.machine, parts, workers)
         line = f"accel: part {part} of {parts}: {len(divided[part - 1])} of {len(items)} tests, division {_id(divided)}"
         _deselect(session.config, items, set(divided[part - 1]))
         if given is None:
@@ -85,23 +86,27 @@ def runnable(planned: Planned) -> Planned:
     return [(item, plan) for item, plan in planned if skip_reason(item, plan) is None]
 
 
-def suite_of(planned: Planned, config: pytest.Config, machine: Machine) -> Suite:
-    """Return the suite of the :func:`runnable` tests, with the times of earlier sessions."""
+def suite_of(planned: Planned, durations: Durations, machine: Machine) -> Suite:
+    """Return the suite of the :func:`runnable` tests; `durations` are the times of earlier sessions."""
     from pytest_accel.hardware.vendors.cpu import cpu_slots
     from pytest_accel.schedule.forecast import Suite
-    from pytest_accel.schedule.history import recall
 
     tests = [(item.nodeid, None if plan is None else plan.key) for item, plan in runnable(planned)]
-    return Suite.of(tests, recall(config), machine, cpu_slots())
+    return Suite.of(tests, durations, machine, cpu_slots())
 
 
-def divide(planned: Planned, suite: Suite, parts: int, workers: int) -> list[list[pytest.Item]]:
+def divide(
+    planned: Planned, config: pytest.Config, machine: Machine, parts: int, workers: int
+) -> list[list[pytest.Item]]:
     """Divide tests into `parts` parts, for jobs that run `workers` tests at the same time. See `schedule/shards.py`.
 
-    `suite` is the suite of `planned`. Tests that are certain to be skipped are divided, too.
+    Only the times in the file of ``--accel-durations`` count: those in pytest's cache differ from job to job. The tests
+    that are certain to be skipped are divided, too.
     """
+    from pytest_accel.schedule.history import shared
     from pytest_accel.schedule.shards import SplitTest, partition
 
+    suite = suite_of(planned, shared(config), machine)
     needs = zip(runnable(planned), suite.times.seconds, suite.requests, strict=True)
     tests = {item: SplitTest(item.nodeid, seconds, request, _together(item)) for (item, _), seconds, request in needs}
     everything = [tests.get(item) or SplitTest(item.nodeid, 0.0) for item, _ in planned]

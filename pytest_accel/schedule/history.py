@@ -11,7 +11,7 @@ from pytest_accel.core.terminal_lines import write_line
 from pytest_accel.schedule import durations_file
 from pytest_accel.schedule.durations_file import KEPT, Durations, DurationsError, SessionTimes
 from pytest_accel.schedule.test_demand import NO_DEVICE
-from pytest_accel.settings.options import durations_path
+from pytest_accel.settings.options import durations_output, durations_path
 
 KEY = "accel/durations"
 """Key in pytest's cache; the value has lists of seconds by node id and kind of device, the latest last."""
@@ -34,8 +34,13 @@ def expected(values: Sequence[float]) -> float | None:
 
 def recall(config: pytest.Config) -> Durations:
     """Return the stored times: those of the file of ``--accel-durations``, without this option those of the cache."""
+    return _of_cache(config) if durations_path(config) is None else shared(config)
+
+
+def shared(config: pytest.Config) -> Durations:
+    """Return the times in the file of ``--accel-durations``, which several jobs can have; empty without this option."""
     path = durations_path(config)
-    return _of_cache(config) if path is None else durations_file.seconds(durations_file.read(path))
+    return {} if path is None else durations_file.seconds(durations_file.read(path))
 
 
 def check_file(config: pytest.Config) -> None:
@@ -97,7 +102,7 @@ class _Recorder:
         times = {
             nodeid: (self._kinds[nodeid], seconds) for nodeid, seconds in self._seconds.items() if self._passed[nodeid]
         }
-        path = durations_path(session.config)
+        path = durations_output(session.config)
         cache: Any = getattr(session.config, "cache", None)
         if path is not None and not session.config.option.collectonly:
             try:

@@ -459,6 +459,18 @@ def durations_path(config: pytest.Config) -> Path | None:
     return None if value is None else config.invocation_params.dir / value
 
 
+def durations_output(config: pytest.Config) -> Path | None:
+    """Return the file to which the session adds its times: that of ``--accel-durations``, or with ``--accel-shard`` one
+    of its own beside it, ``durations.2-of-4.json``.
+
+    If the jobs changed the file that they read, those that start later would divide the tests in another way.
+    """
+    path, shard = durations_path(config), _find(config, SHARD, _OPTIONS[SHARD])
+    return (
+        path if path is None or shard is None else path.with_name(f"{path.stem}.{shard[0]}-of-{shard[1]}{path.suffix}")
+    )
+
+
 def _duration(text: str) -> float:
     """Convert the value of ``--accel-within`` to seconds, for argparse."""
     try:
