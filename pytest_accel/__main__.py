@@ -1,4 +1,4 @@
-"""``python -m pytest_accel``: show the devices, or diagnose the machine, without a pytest session."""
+"""``python -m pytest_accel``: show the devices, diagnose the machine, or compare censuses, without a pytest session."""
 
 from __future__ import annotations
 
@@ -15,25 +15,34 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options
 from pytest_accel.settings.machine import machine_for
 
-_COMMANDS = ("info", "doctor")
+_COMMANDS = ("info", "doctor", "census")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status: 1 if the doctor finds a problem or a vendor is broken.
+    """Run the command and return the exit status.
 
-    Raise SystemExit with status 2 for wrong arguments.
+    It is 1 if the doctor finds a problem, a vendor is broken, or a test of the censuses ran in no job. Raise SystemExit
+    with status 2 for wrong arguments.
     """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["census"]:
+        return _census(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
-        description="Show the devices that a session has, who holds them and who uses them (info), or look for what is "
-        "wrong with the machine and say what to do (doctor).",
-        epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read.",
+        description="Show the devices that a session has, who holds them and who uses them (info), look for what is "
+        "wrong with the machine and say what to do (doctor), or check that each test of a pipeline ran (census).",
+        epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
+        "census has other options: census --help.",
         allow_abbrev=False,
     )
-    parser.add_argument("command", nargs="?", choices=_COMMANDS, default="info", help="info (default) or doctor")
+    parser.add_argument(
+        "command", nargs="?", choices=_COMMANDS, default="info", help="info (default), doctor or census"
+    )
     options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
+    if given.command == "census":
+        parser.error("census must be the first argument")
     try:
         settings = options.settings_without_pytest(given)
         run = _doctor if given.command == "doctor" else _info
@@ -59,6 +68,46 @@ def _doctor(settings: options.Settings, *, as_json: bool) -> int:
     findings = doctor.examine(settings)
     print(json.dumps(doctor.as_json(findings), indent=2) if as_json else doctor.text(findings))
     return 1 if doctor.problems(findings) else 0
+
+
+def _census(arguments: Sequence[str]) -> int:
+    from pytest_accel.commands.census import census_file, job_merge, merge_text
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel census",
+        description="Check that each test ran in at least one job of a pipeline. The exit status is 1 if one did not.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-census has written")
+    parser.add_argument(
+        "--allow",
+        metavar="FILE",
+        help="the tests that may run in no job: a node id or a pattern with * and ? on each line; # begins a comment",
+    )
+    given = parser.parse_args(arguments)
+    try:
+        jobs = {file: census_file.read(file) for file in given.files}
+        allow = [] if given.allow is None else job_merge.parse_allow(_read(given.allow))
+    except census_file.CensusError as error:
+        parser.error(str(error))
+    merged = job_merge.merge(jobs, allow)
+    text = merge_text.text(merged, given.allow)
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    return 0 if merged.is_proof else 1
+
+
+def _read(path: str) -> str:
+    """Return the text of the file of ``--allow``."""
+    from pytest_accel.commands.census.census_file import CensusError
+
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except OSError as error:
+        raise CensusError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CensusError(f"{path}: must be UTF-8: {error}") from None
 
 
 def _run() -> int:

@@ -84,6 +84,11 @@ def pytest_load_initial_conftests(
         from pytest_accel.nodes import launched_session
 
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
+    census = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else options.census_path(early_config)
+    if census is not None:
+        from pytest_accel.commands.census import census_file
+
+        census_file.remove(census)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
@@ -128,6 +133,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
+    if (census := options.census_path(config)) is not None:
+        from pytest_accel import census_hooks
+
+        census_hooks.register(session, census)
     if not session.is_worker:
         from pytest_accel import report
 

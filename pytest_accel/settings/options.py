@@ -43,6 +43,7 @@ LAUNCHER = "accel_launcher"
 SPREAD = "accel_spread"
 INFO = "accel_info"
 PLAN = "accel_plan"
+CENSUS = "accel_census"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
 SELECT = "accel_select"
@@ -413,6 +414,15 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="TIME",
         help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
     )
+    # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the file.
+    group.addoption(
+        _flag(CENSUS),
+        dest=CENSUS,
+        type=_census_path,
+        default=None,
+        metavar="FILE",
+        help="write what became of each test to this file, for `python -m pytest_accel census`",
+    )
     # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(
         RULES,
@@ -492,6 +502,23 @@ def _planned_machine(text: str) -> tuple[int, str]:
             f"must be nothing (this machine), or NxKIND such as 8xcuda, with N an int from 1 to {MOST} and KIND one of "
             f"{name_kinds(ALL_KINDS)}, got {text!r} (a path goes before the option)"
         ) from None
+
+
+def census_path(config: pytest.Config) -> str | None:
+    """Return the path of the file of ``--accel-census``; None without this option.
+
+    Works before pytest has fully parsed the command line.
+    """
+    path: str | None = config.getoption(CENSUS, None) or getattr(config.known_args_namespace, CENSUS, None)
+    return path
+
+
+def _census_path(text: str) -> str:
+    """Convert the value of ``--accel-census``, for argparse."""
+    try:
+        return option_types.text(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be the path of a file, got {text!r}") from None
 
 
 def settings(config: pytest.Config) -> Settings:

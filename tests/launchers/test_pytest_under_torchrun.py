@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Suite, eventually
-from tests.launchers.under import RANKS, expect_one_session, launched, suites
+from tests.launchers.under import PASSES, RANKS, expect_one_session, launched, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
@@ -25,9 +26,13 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 def test_the_processes_of_torchrun_are_one_session(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 
-    run = suite.start("--junitxml=report.xml", program=PROGRAM).finish()
+    run = suite.start("--junitxml=report.xml", "--accel-census=census.json", program=PROGRAM).finish()
 
     expect_one_session(suite, run, "torchrun")
+    census = json.loads((suite.path / "census.json").read_text())
+    statuses = {test["id"].partition("::")[2]: test["status"] for test in census["tests"]}
+    assert statuses == {**dict.fromkeys(PASSES, "passed"), "test_more": "missing hardware"}
+    assert census["session"]["complete"]
 
 
 @pytest.mark.long
