@@ -1,4 +1,4 @@
-"""``python -m pytest_accel``: show the devices, diagnose the machine, or compare censuses, without a pytest session."""
+"""``python -m pytest_accel``: commands that need no pytest session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options
 from pytest_accel.settings.machine import machine_for
 
-_COMMANDS = ("info", "doctor", "census")
+_COMMANDS = ("info", "doctor", "census", "durations")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,24 +25,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with status 2 for wrong arguments.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["census"]:
-        return _census(arguments[1:])
+    on_files = {"census": _census, "durations": _durations}
+    if arguments and arguments[0] in on_files:
+        return on_files[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
         description="Show the devices that a session has, who holds them and who uses them (info), look for what is "
-        "wrong with the machine and say what to do (doctor), or check that each test of a pipeline ran (census).",
+        "wrong with the machine and say what to do (doctor), check that each test of a pipeline ran (census), or merge "
+        "the times of its tests (durations).",
         epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
-        "census has other options: census --help.",
+        "census and durations have other options: census --help.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "command", nargs="?", choices=_COMMANDS, default="info", help="info (default), doctor or census"
+        "command", nargs="?", choices=_COMMANDS, default="info", help="info (default), doctor, census or durations"
     )
     options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
-    if given.command == "census":
-        parser.error("census must be the first argument")
+    if given.command in on_files:
+        parser.error(f"{given.command} must be the first argument")
     try:
         settings = options.settings_without_pytest(given)
         run = _doctor if given.command == "doctor" else _info
@@ -95,6 +97,30 @@ def _census(arguments: Sequence[str]) -> int:
     encoding = sys.stdout.encoding
     print(text.encode(encoding, "backslashreplace").decode(encoding))
     return 0 if merged.is_proof else 1
+
+
+def _durations(arguments: Sequence[str]) -> int:
+    from pathlib import Path
+
+    from pytest_accel.schedule import durations_file
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel durations",
+        description="Add the times of tests in files of pytest --accel-durations to another such file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("result", type=Path, metavar="RESULT", help="the file to add to; it need not exist")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="the files to add, such as those of jobs")
+    given = parser.parse_args(arguments)
+    if absent := [str(path) for path in given.files if not path.exists()]:
+        parser.error(f"{', '.join(absent)}: no such file")
+    try:
+        entries = durations_file.merge(durations_file.read(path) for path in (given.result, *given.files))
+        durations_file.write(given.result, entries)
+    except durations_file.DurationsError as error:
+        parser.error(str(error))
+    print(f"{given.result}: times of {len(entries)} tests")
+    return 0
 
 
 def _read(path: str) -> str:
