@@ -175,7 +175,7 @@ def _adoption(
 def pytest_unconfigure(config: pytest.Config) -> None:
     session = config.stash.get(SESSION, None)
     if session is not None:
-        session.close(politely=False)  # No-op after a clean shutdown.
+        session.close(gracefully=False)  # No-op after a clean shutdown.
 
 
 class ParametrizeHooks:

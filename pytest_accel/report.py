@@ -79,26 +79,26 @@ class ReportHooks:
             if pool is not None:
                 from pytest_accel.pool.pool_client import waiting_line
 
-                for waiting in pool.withdraw_waiting():
+                for waiting in pool.cancel_waiting():
                     self._session.show(waiting_line(waiting))
-                pool.look_at_interrupted()
+                pool.record_interrupted()
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         """Terminate the ranks before pytest-cov, whose wrapper is outside of this one, combines their coverage data."""
         result = yield
-        self._session.close(politely=True)
+        self._session.close(gracefully=True)
         return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        self._session.close(politely=not interrupted)
+        self._session.close(gracefully=not interrupted)
         if self._session.settings.info and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
         elif exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             pool = self._session.started_pool
-            if pool is not None and pool.summary.complaints:
+            if pool is not None and pool.summary.errors:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
@@ -134,9 +134,9 @@ class ReportHooks:
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
             for line in report_text.interrupted_lines(interrupted, str(config.invocation_params.dir)):
                 terminalreporter.write_line(line)
-        if pool.summary.complaints:
+        if pool.summary.errors:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
-            for text in pool.summary.complaints:
+            for text in pool.summary.errors:
                 terminalreporter.write_line(text)
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:

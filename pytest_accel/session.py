@@ -124,17 +124,17 @@ class AccelSession:
         inventory = self.machine.session
         return inventory.kind if inventory.devices else None
 
-    def close(self, *, politely: bool) -> None:
+    def close(self, *, gracefully: bool) -> None:
         """Return this process's world to the pool; in the controller, close the pool and its processes.
 
-        With `politely`, session fixtures in the ranks are torn down first.
+        With `gracefully`, session fixtures in the ranks are torn down first.
         """
         if self.is_forked_copy:
             return  # The world and the pool belong to the original process.
         if self._driver is not None:
             self._driver.close()
         if self._session_pool is not None:
-            self._session_pool.close(politely=politely)
+            self._session_pool.close(gracefully=gracefully)
 
     def show(self, line: str) -> None:
         """Write a line to the terminal of the controller; any thread may call this method."""

@@ -49,10 +49,10 @@ class SessionPool:
         waits = settings.busy == "wait"
         self.pool = Pool(machine, spec, cpu_slots(), waits_for_busy=waits, nodes=launched or SingleNode())
 
-    def close(self, *, politely: bool) -> None:
+    def close(self, *, gracefully: bool) -> None:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""
         try:
-            self.pool.close(politely=politely)
+            self.pool.close(gracefully=gracefully)
         finally:
             if self._coverage is not None:
                 for problem in self._coverage.combine():

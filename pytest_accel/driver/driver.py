@@ -193,10 +193,10 @@ class Driver:
         folder, test = str(self.config.invocation_params.dir), self._running.item.nodeid
         self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
 
-    def look_at_interrupted(self, marked: MarkedTest) -> None:
+    def record_interrupted(self, marked: MarkedTest) -> None:
         """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""
         if self._world is not None:
-            self._pool_client.look_at_interrupted(self._world.number, marked.item.nodeid)
+            self._pool_client.record_interrupted(self._world.number, marked.item.nodeid)
 
     def end_world(self, reason: str) -> None:
         """Have the pool terminate the world because of `reason`."""

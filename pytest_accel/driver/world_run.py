@@ -126,7 +126,7 @@ class WorldRun:
         except BaseException as error:
             # After Ctrl-C or another plugin's timeout the ranks still run.
             if isinstance(error, KeyboardInterrupt):
-                self._driver.look_at_interrupted(self._test)
+                self._driver.record_interrupted(self._test)
             else:
                 for rank, stack in world.stacks().items():
                     item.add_report_section(when, f"stacks [rank {rank}]", stack)

@@ -99,7 +99,7 @@ class Allocator:
             on_failure=on_failure,
         )
 
-    def lost(self, kind: str, need: DeviceNeed) -> str | None:
+    def unavailable(self, kind: str, need: DeviceNeed) -> str | None:
         """Return why `need` cannot be met any more because devices were set aside in this session, or None."""
         set_aside = self._set_aside(kind)
         missing = shortfall(need, self._inventory(kind)) if set_aside else None

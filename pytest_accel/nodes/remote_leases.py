@@ -44,7 +44,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturn:
-    """Return a lease, or withdraw a request that still waits."""
+    """Return a lease, or cancel a request that still waits."""
 
     number: int
     killed: bool
@@ -121,7 +121,7 @@ class RemoteLeases:
         self._send = send
         self._lock = threading.Lock()
         self._lost = False
-        self._numbers = 0
+        self._last_number = 0
         self._waiting: dict[int, tuple[Callable[[RemoteLease], None], Callable[[Exception], None]]] = {}
         self._inventories: dict[str, InventoryReply] = {}
         self._replies: queue.SimpleQueue[InventoryReply] = queue.SimpleQueue()
@@ -149,8 +149,8 @@ class RemoteLeases:
     ) -> int:
         """Request a lease; see :meth:`Allocator.submit`."""
         with self._lock:
-            self._numbers += 1
-            number = self._numbers
+            self._last_number += 1
+            number = self._last_number
             self._waiting[number] = on_grant, on_failure
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="accel-remote-leases", daemon=True)
@@ -160,13 +160,13 @@ class RemoteLeases:
             self.lose()
         return number
 
-    def cancel(self, kind: str, request: int) -> None:
-        """Withdraw a request, if it still waits."""
+    def cancel(self, request: int) -> None:
+        """Cancel a request if it still waits."""
         with self._lock:
             self._waiting.pop(request, None)
         self._send(LeaseReturn(request, killed=False))
 
-    def give_back(self, kind: str, lease: RemoteLease, *, killed: bool) -> None:
+    def give_back(self, lease: RemoteLease, *, killed: bool) -> None:
         """Return a lease that no process uses any more; see :meth:`Allocator.give_back`."""
         self._send(LeaseReturn(lease.number, killed))
 
@@ -186,7 +186,7 @@ class RemoteLeases:
             elif waiting is not None and isinstance(message, LeaseFailed):
                 self._calls.put(partial(waiting[1], RemoteDevicesError(f"{message.text} (on {self.name})")))
             elif isinstance(message, RemoteLease):
-                self._send(LeaseReturn(message.number, killed=False))  # Granted before the withdrawal arrived.
+                self._send(LeaseReturn(message.number, killed=False))  # Granted before the cancellation arrived.
         elif isinstance(message, LeaseWanted):
             self._calls.put(partial(self.on_wanted, message.number))
         elif isinstance(message, LeaseLost):

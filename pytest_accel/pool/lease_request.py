@@ -15,7 +15,7 @@ from pytest_accel.pool.node_lease import NodeLease, NodeRequest
 
 
 class CombinedLeaseRequest:
-    """A request to one or more sources of leases: granted as a whole, or not at all."""
+    """A request for leases of one or more nodes: granted as a whole, or not at all."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class CombinedLeaseRequest:
         waits = f"{self._holder.test} waits for {self._waiting.what}"
         return ": ".join(filter(None, (waits, "; ".join(obstacles))))
 
-    def withdraw(self) -> list[str] | None:
-        """Cancel the request; return the reasons why it has waited. No-op that returns None if it does not wait."""
+    def cancel_if_waiting(self) -> list[str] | None:
+        """Cancel a request that waits and return why it has waited; otherwise do nothing and return None."""
         obstacles = None if self._waiting is None else self._waiting.obstacles()
         if self._waiting is None or obstacles is None or not self._waiting.cancel():
             return None
@@ -79,14 +79,17 @@ class CombinedLeaseRequest:
         return obstacles
 
     def take_over(self, lease: NodeLease) -> bool:
-        """Get `lease` without a call of `on_grant`, if it is all that is requested, and first in the queue."""
+        """Take `lease` from its holder, without a call of `on_grant`; return True if done.
+
+        This needs a request for this lease alone, which is first in the queue.
+        """
         if len(self._parts) > 1 or self._waiting is None or not self._waiting.take_over(lease):
             return False
         self._done, self._waiting = True, None
         return True
 
     def cancel(self) -> None:
-        """Withdraw the request and return the leases granted so far. No-op after the grant or a failure."""
+        """Cancel the request and give back the leases granted so far. No-op after the grant or a failure."""
         if self._done:
             return
         self._done = True

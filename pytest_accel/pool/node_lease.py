@@ -1,4 +1,4 @@
-"""Requests to one source of leases, and the leases that it grants: devices of a node, or CPU slots."""
+"""Leases of devices of one node or of CPU slots, the requests for them, and notices about them."""
 
 from __future__ import annotations
 
@@ -97,13 +97,16 @@ class NodeRequest(Protocol):
         """Queue the request. The callbacks may run before this returns, and in any thread."""
 
     def cancel(self) -> bool:
-        """Withdraw the request; return False if it does not wait any more."""
+        """Cancel the request; return False if it does not wait any more."""
 
     def obstacles(self) -> list[str] | None:
         """Return a line for each known reason why the request waits; None if it does not wait any more."""
 
     def take_over(self, lease: NodeLease) -> bool:
-        """Get `lease` without a call of `on_grant`, if the request waits for it and is first in the queue."""
+        """Take `lease` from its holder, without a call of `on_grant`, if the request is first in the queue for it.
+
+        Return True if done.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class LocalNodeRequest:
 
     @property
     def unavailable(self) -> str | None:
-        return self.allocator.lost(self.kind, self.need)
+        return self.allocator.unavailable(self.kind, self.need)
 
     def submit(
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
@@ -213,7 +216,6 @@ class RemoteNodeLease:
     leases: RemoteLeases
     notices: LeaseNotices
     node: int
-    kind: str
     lease: RemoteLease
 
     @property
@@ -229,7 +231,7 @@ class RemoteNodeLease:
 
     def give_back(self, *, killed: bool = False) -> None:
         self.notices.forget(self.id)
-        self.leases.give_back(self.kind, self.lease, killed=killed)
+        self.leases.give_back(self.lease, killed=killed)
 
 
 @dataclass(slots=True, eq=False)
@@ -253,12 +255,12 @@ class RemoteNodeRequest:
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]
     ) -> None:
         def granted(lease: RemoteLease) -> None:
-            on_grant(RemoteNodeLease(self.leases, self.notices, self.node, self.kind, lease))
+            on_grant(RemoteNodeLease(self.leases, self.notices, self.node, lease))
 
         self.number = self.leases.submit(self.kind, self.need, holder, granted, on_failure)
 
     def cancel(self) -> bool:
-        self.leases.cancel(self.kind, self.number)
+        self.leases.cancel(self.number)
         return True
 
     def obstacles(self) -> list[str] | None:
@@ -269,6 +271,7 @@ class RemoteNodeRequest:
 
 
 def _created(pid: int) -> float | None:
+    """Return the creation time of a process; None if it cannot be found out."""
     try:
         return psutil.Process(pid).create_time()
     except (psutil.Error, OSError):

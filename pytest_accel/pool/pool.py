@@ -105,6 +105,7 @@ class Pool:
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._last_number = 0
+        """The last number given to a request or a world."""
 
     # Called by drivers
 
@@ -150,7 +151,7 @@ class Pool:
             return request.id
 
     def cancel(self, request_id: int) -> None:
-        """Withdraw a request, without an answer."""
+        """Cancel a request, without an answer."""
         with self._lock:
             request = self._requests.pop(request_id, None)
             if request is not None:
@@ -158,13 +159,13 @@ class Pool:
                 if request.lease_request is not None:
                     request.lease_request.cancel()
 
-    def withdraw(self, request_id: int, why: str) -> None:
-        """Answer with an error if the request still waits for leases; one that has them still gets its world."""
+    def fail_if_waiting(self, request_id: int, why: str) -> None:
+        """Cancel a request that waits for leases, and answer it with an error that says `why`; no-op if it has them."""
         with self._lock:
             request = self._requests.get(request_id)
             if request is None or request.lease_request is None:
                 return
-            obstacles = request.lease_request.withdraw()
+            obstacles = request.lease_request.cancel_if_waiting()
             if obstacles is not None:
                 request.cancelled = True
                 self._answer(request, PoolError("\n".join([why, *obstacles])))
@@ -175,7 +176,7 @@ class Pool:
             request = self._requests.get(request_id)
             return None if request is None or request.lease_request is None else request.lease_request.waiting()
 
-    def withdraw_waiting(self) -> list[str]:
+    def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
         with self._lock:
             lines = []
@@ -199,8 +200,8 @@ class Pool:
         session fixtures can be torn down. With both, the world is killed unless ranks measure coverage: then it is
         retired, since a killed rank loses its data.
 
-        `noticed` are the ranks whose death the driver has reported in a test. Any other dead rank is reported as a
-        complaint: a test killed it and passed.
+        `noticed` are the ranks whose death the driver has reported in a test. The death of any other rank is an error
+        in the session's summary: a test killed the rank and passed.
         """
         with self._lock:
             world = self._manager.worlds.get(number)
@@ -218,12 +219,12 @@ class Pool:
                 if not self._pass_on(world):
                     self._manager.retire(world)
             else:
-                world.rest()
+                world.make_idle()
             # Only after the world is idle: releasing slots may grant waiting requests synchronously.
             self._release_slots(world)
             self._retire_surplus()
 
-    def look_at_interrupted(self, number: int | None = None, test: str = "") -> None:
+    def record_interrupted(self, number: int | None = None, test: str = "") -> None:
         """Record where the ranks of world `number`, which runs `test`, are; of all worlds that run a test if None."""
         with self._lock:
             for world in self._in_state(WorldState.IN_USE):
@@ -245,15 +246,15 @@ class Pool:
                     world.request.cancelled = True
                     self.release(world.spec.world, "its driver ended", frozenset(world.exits))
 
-    def close(self, *, politely: bool) -> None:
+    def close(self, *, gracefully: bool) -> None:
         """Terminate all worlds and the fork server, and wait until every process has ended.
 
-        With `politely`, session fixtures are torn down first; their errors become complaints.
+        With `gracefully`, session fixtures are torn down first; the session's summary shows their errors.
         """
         with self._lock:
             for request in list(self._requests.values()):
                 self.cancel(request.id)
-            self._manager.end_worlds(politely=politely)
+            self._manager.end_worlds(gracefully=gracefully)
         self._manager.stop_starters()
         with self._lock:
             self._allocator.close()
@@ -261,10 +262,13 @@ class Pool:
     # Leases
 
     def _lease_wanted(self, source: str | int | None, number: int) -> None:
-        """Retire the idle world that holds the lease :class:`LeaseId`, or tell the driver that uses the world."""
+        """Retire the world that holds the lease if it is idle, or notify the driver that uses it.
+
+        `source` and `number` are the fields of a :class:`LeaseId`.
+        """
         with self._lock:
             lease = LeaseId(source, number)
-            world = self._holder_of(lease)
+            world = self._world_with(lease)
             if world is None:
                 self._notices.add_wanted(lease)
                 return
@@ -277,13 +281,13 @@ class Pool:
     def _lease_lost(self, source: str | int | None, number: int, why: str) -> None:
         with self._lock:
             lease = LeaseId(source, number)
-            world = self._holder_of(lease)
+            world = self._world_with(lease)
             if world is None:
                 self._notices.add_lost(lease, why)
             else:
                 self._manager.revoke(world, why)
 
-    def _holder_of(self, lease: LeaseId) -> PooledWorld | None:
+    def _world_with(self, lease: LeaseId) -> PooledWorld | None:
         for world in self._manager.worlds.values():
             if any(one is not None and one.id == lease for one in (world.slots, *world.leases.values())):
                 return world
@@ -293,7 +297,7 @@ class Pool:
         """Answer `request` with a warm world, or queue a request for the leases that it needs."""
         key = request.key
         self._requests[request.id] = request
-        world = self._manager.idle(key) if key.need is not None else None
+        world = self._manager.find_idle(key) if key.need is not None else None
         if world is not None:
             self._allocator.broker(key.kind).describe(world.leases[0].id.number, test=request.holder.test)
             self._hand_over(world, request)
@@ -307,7 +311,7 @@ class Pool:
         leases.submit()
 
     def _node_requests(self, key: WorldKey) -> Iterator[NodeRequest]:
-        """Return a request for each node that must grant a lease, in the order in which they are submitted."""
+        """Yield a request for each node that must grant a lease, in the order in which they are submitted."""
         if key.need is None:
             yield SlotsRequest(self._allocator, self._notices, min(key.ranks, self._slots))
             return
@@ -323,19 +327,19 @@ class Pool:
         request.lease_request = None
         try:
             if not self._manager.closing:
-                self._use(request, leases)
+                self._provide_world(request, leases)
                 return
         except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
             self._fail(request, error)  # Before the return of the leases, which may raise as well.
         for lease in leases.values():
             lease.give_back()
 
-    def _use(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
+    def _provide_world(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
         if request.key.need is not None:
             self._start(request, leases, None)
             return
         slots = leases[0]
-        world = self._manager.idle(request.key)
+        world = self._manager.find_idle(request.key)
         if world is None:
             self._start(request, {}, slots)
         else:
@@ -348,11 +352,11 @@ class Pool:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
         self._answer(request, AcquiredWorld(world.spec, world.pids, self._manager.directory, warm))
-        if world.wanted:  # The broker said so, only once, before this driver had the world.
+        if world.wanted:  # The broker notifies once, and has done so before this driver had the world.
             request.driver.on_wanted(world.spec.world)
 
     def _pass_on(self, world: PooledWorld) -> bool:
-        """Hand a wanted world to the next request in the queue if that is for the same key; return True if done."""
+        """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
             if request.key == world.spec.key and request.lease_request is not None:
@@ -400,11 +404,13 @@ class Pool:
 
     def _retire_surplus(self) -> None:
         for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            if world.state is WorldState.IDLE:  # The devices of the one before may have been granted meanwhile.
+            if (
+                world.state is WorldState.IDLE
+            ):  # Retiring another world may have freed slots or devices, and so put this one in use.
                 self._manager.retire(world)
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
-        """Return the worlds in `state`; what the caller does with one may change the state of others."""
+        """Yield the worlds that are in `state` when their turn comes: the caller may change states meanwhile."""
         for world in list(self._manager.worlds.values()):
             if world.state is state:
                 yield world

@@ -22,6 +22,7 @@ from pytest_accel.pool.worker_messages import (
     CancelRequest,
     ControllerMessage,
     EndWithUsageError,
+    FailIfWaiting,
     ImportNothingAhead,
     InterruptedTest,
     KeepModulesOut,
@@ -31,7 +32,6 @@ from pytest_accel.pool.worker_messages import (
     ShowWaiting,
     WarmServer,
     WatchExit,
-    WithdrawRequest,
     WorkerMessage,
     WorldWanted,
 )
@@ -78,8 +78,8 @@ class PoolClient(Protocol):
     def wanted(self, world: int) -> bool:
         """Return True if another request waits for the devices or slots of `world`."""
 
-    def look_at_interrupted(self, world: int, test: str) -> None:
-        """Report an interrupt while `world` runs `test`; see :meth:`Pool.look_at_interrupted`."""
+    def record_interrupted(self, world: int, test: str) -> None:
+        """Report an interrupt while `world` runs `test`; see :meth:`Pool.record_interrupted`."""
 
     def show(self, line: str) -> None:
         """Write a line to the session's terminal."""
@@ -105,8 +105,8 @@ def _receive(
     answers: _Answers,
     timeout: float | None,
     show: Callable[[float], None],
-    withdraw: Callable[[str], None],
-    give_up: Callable[[], None],
+    fail_if_waiting: Callable[[str], None],
+    cancel: Callable[[], None],
 ) -> AcquiredWorld:
     """Wait for the answer to a request for a world; `timeout` limits the wait for devices, not the start of the ranks.
 
@@ -121,15 +121,15 @@ def _receive(
                 break
             waited = monotonic() - began
             if waited >= limit:
-                withdraw(f"no devices came free within {timeout:g} s (--accel-wait)")
+                fail_if_waiting(f"no devices came free within {timeout:g} s (--accel-wait)")
                 limit = math.inf
             elif waited >= show_at:
                 show(waited)
                 show_at = waited + WAITING_SHOWN_AGAIN
     except KeyboardInterrupt:
-        raise  # The session ends; the controller withdraws the request after showing what it waited for.
+        raise  # The session ends; the controller cancels the request after showing what it waited for.
     except BaseException:
-        give_up()
+        cancel()
         raise
     if isinstance(answer, PoolError):
         raise answer
@@ -150,7 +150,7 @@ class LocalPoolClient(_WantedWorlds):
         super().__init__()
         self._pool = pool
         self.show = show
-        self.look_at_interrupted = pool.look_at_interrupted
+        self.record_interrupted = pool.record_interrupted
         self.warm = pool.warm
         self.preload = pool.preload
         self.import_nothing_ahead = pool.import_nothing_ahead
@@ -166,7 +166,11 @@ class LocalPoolClient(_WantedWorlds):
                 self.show(waiting_line(waiting, seconds))
 
         return _receive(
-            answers, timeout, show, lambda why: self._pool.withdraw(number, why), lambda: self._pool.cancel(number)
+            answers,
+            timeout,
+            show,
+            lambda why: self._pool.fail_if_waiting(number, why),
+            lambda: self._pool.cancel(number),
         )
 
     def rank_exit(self, world: int, rank: int, timeout: float) -> RankExit | None:
@@ -221,7 +225,7 @@ class WorkerPoolClient(_WantedWorlds):
             answers,
             timeout,
             lambda seconds: self._send(ShowWaiting(number, seconds)),
-            lambda why: self._send(WithdrawRequest(number, why)),
+            lambda why: self._send(FailIfWaiting(number, why)),
             lambda: self._send(CancelRequest(number)),
         )
 
@@ -238,7 +242,7 @@ class WorkerPoolClient(_WantedWorlds):
             return None
         return end if isinstance(end, RankExit) else None
 
-    def look_at_interrupted(self, world: int, test: str) -> None:
+    def record_interrupted(self, world: int, test: str) -> None:
         self._send(InterruptedTest(world, test))
 
     def show(self, line: str) -> None:
@@ -347,14 +351,14 @@ class PoolService:
             case ShowWaiting(number, seconds):
                 if (waiting := self._pool.waiting(self._requests.get(number, 0))) is not None:
                     self._show(waiting_line(waiting, seconds))
-            case WithdrawRequest(number, why):
-                self._pool.withdraw(self._requests.get(number, 0), why)
+            case FailIfWaiting(number, why):
+                self._pool.fail_if_waiting(self._requests.get(number, 0), why)
             case CancelRequest(number):
                 self._pool.cancel(self._requests.pop(number, 0))
             case ReleaseWorld(world, kill_reason, noticed, retire):
                 self._pool.release(world, kill_reason, noticed, retire)
             case InterruptedTest(world, test):
-                self._pool.look_at_interrupted(world, test)  # Slow, but the session is ending.
+                self._pool.record_interrupted(world, test)  # Slow, but the session is ending.
             case WatchExit(number, world, rank):
                 self._pool.watch_exit(world, rank, lambda end: self._answer(number, end))
             case WarmServer():

@@ -114,8 +114,8 @@ class PooledWorld:
         request, self.request = self.request, None
         return request
 
-    def rest(self) -> None:
-        """Wait for the next driver."""
+    def make_idle(self) -> None:
+        """Keep the world warm for the next driver."""
         self._change(WorldState.IDLE, WorldState.IN_USE)
         self.request, self.wanted, self.since = None, False, monotonic()
 
@@ -151,7 +151,7 @@ class PooledWorld:
         self._forced_exit = forced_exit
 
     def watch_exit(self, rank: int, on_exit: Callable[[RankExit | None], None]) -> None:
-        """Call `on_exit` with the exit status of `rank` once it has ended; with None if the world goes before."""
+        """Call `on_exit` with the exit status of `rank` once it has ended; with None if the world is gone before."""
         if rank in self.exits:
             on_exit(self.exits[rank])
         elif self.state is WorldState.GONE:

@@ -18,7 +18,7 @@ class PoolSummary:
 
     def __init__(self, directory: str) -> None:
         """`directory` is the session's private folder."""
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         """Errors that belong to no test, such as one in the teardown of a session fixture."""
         self.notes: list[str] = []
         """Lines to show with ``-v``."""
@@ -37,29 +37,29 @@ class PoolSummary:
             self.notes.append(text)
 
     def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Complain that a rank has died between tests, or in a test that has passed."""
-        self._complain(world, rank, f"died after its last test had passed ({describe_exit(end)})")
+        """Report that a rank has died between tests, or in a test that has passed."""
+        self._add_error(world, rank, f"died after its last test had passed ({describe_exit(end)})")
 
     def add_unknown_teardown(self, world: PooledWorld) -> None:
-        """Complain that the fork server has ended while the ranks tore down their session fixtures."""
+        """Report that the fork server has ended while the ranks tore down their session fixtures."""
         killed = describe_exit(exited(-signal.SIGKILL))
-        self._complain(world, 0, f"may not have torn down its session fixtures ({killed})")
+        self._add_error(world, 0, f"may not have torn down its session fixtures ({killed})")
 
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
-        """Complain that a rank of a retiring world has not ended its session."""
+        """Report that a rank of a retiring world has not ended its session."""
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._complain(world, rank, f"exited before the end of its session ({describe_exit(end)})")
+            self._add_error(world, rank, f"exited before the end of its session ({describe_exit(end)})")
             return
         stack = (world.stacks or {}).get(rank, "")
         place = f"; it was at {frame}" if (frame := where(stack)) else ""
         what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"
-        self._complain(world, rank, what, stack)
+        self._add_error(world, rank, what, stack)
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
-        """Record where the ranks of a world are when the session is interrupted; a later call only adds the test.
+        """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
 
-        An empty `test` means that it is unknown. The world may then be between two tests, in which case it is left out.
+        An empty `test` means that the test is unknown. No record is made if the world then proves to be between tests.
         """
         recorded = self._interrupted.get(world.spec.world)
         if recorded is not None:
@@ -74,7 +74,7 @@ class PoolSummary:
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def _complain(self, world: PooledWorld, rank: int, *texts: str) -> None:
+    def _add_error(self, world: PooledWorld, rank: int, *texts: str) -> None:
         log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
         about = f"rank {rank} of a world of {world.spec.ranks} "
-        self.complaints.append(about + "\n".join(filter(None, (*texts, log))))
+        self.errors.append(about + "\n".join(filter(None, (*texts, log))))

@@ -9,7 +9,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 
-# Worker to controller. They call the methods of `Pool` with the same meaning.
+# Worker to controller. Most of them call a method of `Pool`, whose docstring has the details.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class ShowWaiting:
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawRequest:
-    """Answer the request `number` with an error that says `why`, if it still waits for leases."""
+class FailIfWaiting:
+    """Cancel the request `number` if it waits for leases, and answer it with an error that says `why`."""
 
     number: int
     why: str
@@ -65,7 +65,7 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Withdraw the request `number`, without an answer."""
+    """Cancel the request `number`, without an answer."""
 
     number: int
 
@@ -91,7 +91,7 @@ class WatchExit:
 
 @dataclass(frozen=True, slots=True)
 class InterruptedTest:
-    """The session was interrupted while `world` ran `test`."""
+    """Record where the ranks of `world` are, since the session was interrupted while it ran `test`."""
 
     world: int
     test: str
@@ -118,7 +118,7 @@ WorkerMessage = (
     | KeepModulesOut
     | AcquireWorld
     | ShowWaiting
-    | WithdrawRequest
+    | FailIfWaiting
     | CancelRequest
     | ReleaseWorld
     | WatchExit

@@ -50,7 +50,7 @@ The tick that takes the stacks may be a second late, and taking them may last an
 
 
 class WorldStarter(Protocol):
-    """Something that starts the processes of worlds: a fork server, several that serve as one, or an MPI job.
+    """Starts the processes of worlds: a fork server, several that serve as one, or an MPI job.
 
     It reports to :class:`StarterCallbacks`.
     """
@@ -129,7 +129,8 @@ class WorldManager:
         """False if the fork server replaces one that has ended."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
-        self._servers_made = len(spawns)
+        self._next_server = len(spawns)
+        """The number of the next fork server of an MPI job."""
 
     def warm(self) -> None:
         """Start the fork server if it is not running."""
@@ -142,7 +143,7 @@ class WorldManager:
             self._server_logs = self._server.log_paths
 
     def _callbacks(self, on_end: Callable[[], None]) -> StarterCallbacks:
-        return StarterCallbacks(self._event, on_end, self._tick, self.fail)
+        return StarterCallbacks(self._handle_message, on_end, self._tick, self.fail)
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork server import `modules`, unless it has worlds or the imports would make forking unsafe.
@@ -187,13 +188,13 @@ class WorldManager:
             self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
 
     def _start_job(self, world: PooledWorld, launcher: str) -> WorldStarter:
-        first = self._servers_made
-        self._servers_made += world.spec.ranks
-        spec = replace(world.spec, servers=tuple(range(first, self._servers_made)))
+        first = self._next_server
+        self._next_server += world.spec.ranks
+        spec = replace(world.spec, servers=tuple(range(first, self._next_server)))
         callbacks = self._callbacks(partial(self._own_starter_ended, world))
         return MpiJob(self._spec, callbacks, self._lock, launcher, spec)
 
-    def idle(self, key: WorldKey) -> PooledWorld | None:
+    def find_idle(self, key: WorldKey) -> PooledWorld | None:
         """Return an idle world of `key` whose ranks are all alive, or None."""
         for world in self.worlds.values():
             if world.state is WorldState.IDLE and world.spec.key == key and not world.exits:
@@ -203,15 +204,15 @@ class WorldManager:
     def kill(self, world: PooledWorld) -> None:
         """Kill the processes of a world at once."""
         world.kill()
-        self._end(world, 0.0)
+        self._kill_after(world, 0.0)
 
     def revoke(self, world: PooledWorld, why: str) -> None:
         """Kill the processes of a world at once, since it has lost the right to use its devices."""
         if world.state is WorldState.IN_USE:
             # The driver returns the world once it has noticed that the ranks are dead.
             world.revoke(RankExit(ExitCause.LOCK_LOST))
-            self._summary.complaints.append(why)
-            self._end(world, 0.0)
+            self._summary.errors.append(why)
+            self._kill_after(world, 0.0)
         elif world.state is WorldState.STARTING:
             self.kill(world)
             self._observer.on_not_started(world, why)
@@ -229,7 +230,7 @@ class WorldManager:
             no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
             hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
             self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log())))
-            self._summary.complaints.append(self.broken)
+            self._summary.errors.append(self.broken)
             for starter in (self._server, *self._own_starters.values()):
                 if starter is not None:
                     with contextlib.suppress(Exception):
@@ -249,14 +250,15 @@ class WorldManager:
         for rank, pid in enumerate(world.pids):
             with contextlib.suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
-        self._end(world, RETIRE_TIMEOUT)
+        self._kill_after(world, RETIRE_TIMEOUT)
 
-    def _end(self, world: PooledWorld, after: float) -> None:
+    def _kill_after(self, world: PooledWorld, seconds: float) -> None:
+        """Have the world's processes killed in some seconds, in which they may exit by themselves."""
         starter = self._starter_of(world)
         if world.ended or starter is None:
             self._forget(world)
         else:
-            starter.send(KillWorld(world.spec.world, after))
+            starter.send(KillWorld(world.spec.world, seconds))
 
     def _starter_of(self, world: PooledWorld) -> WorldStarter | None:
         return self._own_starters.get(world.spec.world, self._server)
@@ -281,16 +283,16 @@ class WorldManager:
         else:
             world.watch_exit(rank, on_exit)
 
-    def end_worlds(self, *, politely: bool) -> None:
+    def end_worlds(self, *, gracefully: bool) -> None:
         """Terminate all worlds, and wait until their processes have ended; the lock is released while waiting.
 
-        With `politely`, idle worlds tear down their session fixtures first.
+        With `gracefully`, idle worlds tear down their session fixtures first.
         """
         self.closing = True
         for world in list(self.worlds.values()):
-            if politely and world.state is WorldState.IDLE:
+            if gracefully and world.state is WorldState.IDLE:
                 self.retire(world)
-            elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not politely:
+            elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
                 self.kill(world)
         deadline = monotonic() + RETIRE_TIMEOUT + 2
         while self.worlds and self._server is not None and (left := deadline - monotonic()) > 0:
@@ -311,9 +313,7 @@ class WorldManager:
         if server is not None:
             server.stop()
         if self.broken is not None:  # The thread that cleans up after the server may have failed.
-            with contextlib.suppress(
-                Exception
-            ):  # For example if /proc cannot be read, a possible cause of the failure.
+            with contextlib.suppress(Exception):  # For example because /proc cannot be read, which ends threads, too.
                 kill_marked(self.directory)
                 shared_memory.remove_all(self.directory)
         with self._lock:
@@ -323,7 +323,7 @@ class WorldManager:
 
     # Callbacks of the starters, in their threads
 
-    def _event(self, message: object) -> None:
+    def _handle_message(self, message: object) -> None:
         with self._lock:
             if isinstance(message, WorldStarted):
                 self._started(message)
@@ -383,7 +383,9 @@ class WorldManager:
                     self._summary.add_unknown_teardown(world)
                 if self.closing or world.state is not WorldState.IN_USE:
                     self._forget(world)
-            for world in [] if self.closing else starting:
+            if self.closing:
+                return
+            for world in starting:
                 if lost:
                     why = "a node of this session is lost: it does not answer any more"
                     self._observer.on_not_started(world, why)

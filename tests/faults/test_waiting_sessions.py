@@ -230,7 +230,7 @@ def test_a_thread_that_ends_with_an_error_ends_the_tests_with_its_traceback(suit
             raise IndexError("met in a thread")
 
 
-        WorldManager._event = broken
+        WorldManager._handle_message = broken
         """,
     )
     suite.write("test_two.py", TWO_TESTS)

@@ -61,7 +61,7 @@ def here() -> Iterator[There]:
     """A machine with the locks that are the environment's now."""
     made = There()
     assert len(made.leases.inventory("sim", SETTINGS).devices) == 4
-    made.leases.give_back("sim", made.ask_all(), killed=False)  # Their folder is looked up for the first lease.
+    made.leases.give_back(made.ask_all(), killed=False)  # Their folder is looked up for the first lease.
     yield made
     made.close()
 
@@ -86,17 +86,17 @@ def test_a_lease_is_given_and_given_back(there: There) -> None:
     assert wanted.get(timeout=30) == first.number
     assert there.granted.empty()
 
-    there.leases.give_back("sim", first, killed=False)
+    there.leases.give_back(first, killed=False)
     assert ids(there.granted.get(timeout=30)) == ["sim-0", "sim-1"]
 
 
-def test_a_request_that_is_withdrawn_holds_nothing(there: There) -> None:
+def test_a_request_that_is_cancelled_holds_nothing(there: There) -> None:
     there.ask(4)
     all_four = there.granted.get(timeout=30)
-    there.leases.cancel("sim", there.ask(4))
-    there.leases.give_back("sim", all_four, killed=False)
-    # Withdrawn when it may have been granted already.
-    there.leases.cancel("sim", there.ask(4))
+    there.leases.cancel(there.ask(4))
+    there.leases.give_back(all_four, killed=False)
+    # Cancelled when it may have been granted already.
+    there.leases.cancel(there.ask(4))
 
     there.ask(4)
     assert len(there.granted.get(timeout=30).devices) == 4
@@ -187,8 +187,8 @@ def test_one_machine_is_asked_after_the_other(there: There, two: There) -> None:
     # As long as the first has none, nothing is taken of the second.
     second = two.ask_all()
 
-    two.leases.give_back("sim", second, killed=False)
-    there.leases.give_back("sim", first, killed=False)
+    two.leases.give_back(second, killed=False)
+    there.leases.give_back(first, killed=False)
 
     leases = asked.leases.get(timeout=30)
     assert {node: ids(lease) for node, lease in leases.items()} == {1: ["sim-0"], 2: ["sim-0", "sim-1"]}
@@ -207,7 +207,7 @@ def test_what_is_no_longer_wanted_is_given_back(there: There, two: There) -> Non
     there.ask(4)
 
     asked.request.cancel()
-    two.leases.give_back("sim", second, killed=False)
+    two.leases.give_back(second, killed=False)
 
     assert len(there.granted.get(timeout=30).devices) == 4
     assert len(two.ask_all().devices) == 4

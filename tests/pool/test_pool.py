@@ -62,7 +62,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(manager, "start", start)
     yield made
-    made.close(politely=False)
+    made.close(gracefully=False)
 
 
 def states(pool: Pool) -> list[WorldState]:
@@ -126,12 +126,12 @@ def test_slots_are_taken_for_one_test(pool: Pool) -> None:
     assert second.wanted == []
 
 
-def test_a_withdrawn_request_is_answered_with_its_obstacles(pool: Pool) -> None:
+def test_a_request_that_has_waited_too_long_is_answered_with_its_obstacles(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(FOUR)
     number = second.acquire(TWO)
-    pool.withdraw(number, "no devices came free")
-    pool.withdraw(number, "no devices came free")
+    pool.fail_if_waiting(number, "no devices came free")
+    pool.fail_if_waiting(number, "no devices came free")
     (answer,) = second.answers
     assert isinstance(answer, PoolError)
     assert str(answer).startswith("no devices came free\nsim-0, sim-1, sim-2, sim-3 are held by pid ")
@@ -154,7 +154,7 @@ def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
     driver = Driver(pool)
     driver.acquire(TWO)
     pool._lease_lost("sim", FIRST_LEASE, "the lock of sim-0 was lost")
-    assert pool.summary.complaints == ["the lock of sim-0 was lost"]
+    assert pool.summary.errors == ["the lock of sim-0 was lost"]
     assert states(pool) == []
 
 

@@ -39,7 +39,7 @@ def in_use() -> PooledWorld:
 def idle() -> PooledWorld:
     world = in_use()
     world.take_back()
-    world.rest()
+    world.make_idle()
     return world
 
 
@@ -78,7 +78,7 @@ TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], W
     "take_slots": (lambda world: world.take_slots(SLOTS, wanted=False), {IDLE}, IDLE),
     "take_back": (lambda world: world.take_back(), {IN_USE}, IN_USE),
     "clear_wanted": (lambda world: world.clear_wanted(), {IN_USE}, IN_USE),
-    "rest": (lambda world: world.rest(), {IN_USE}, IDLE),
+    "make_idle": (lambda world: world.make_idle(), {IN_USE}, IDLE),
     "retire": (lambda world: world.retire(), {IN_USE, IDLE}, RETIRING),
     "retire quietly": (lambda world: world.retire(quietly=True), {IN_USE, IDLE}, KILLED),
     "record_stacks": (lambda world: world.record_stacks({0: "stack"}), {RETIRING}, RETIRING),
@@ -138,7 +138,7 @@ def test_a_world_that_rests_is_not_wanted_any_more() -> None:
     world.mark_wanted()
     world.take_back()
     before = monotonic()
-    world.rest()
+    world.make_idle()
     assert not world.wanted
     assert world.since >= before
 
@@ -211,7 +211,7 @@ def test_the_worlds_that_have_been_idle_longest_are_the_surplus() -> None:
         world = make_world(number)
         world.hand_over(make_request())
         if number != 1:
-            world.rest()
+            world.make_idle()
         worlds.append(world)
     assert [world.spec.world for world in surplus(worlds, 6)] == []
     assert [world.spec.world for world in surplus(worlds, 4)] == [0]
