@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pytest_accel.core.device import Device, Share
 
 WHOLE = 1_000_000
@@ -29,6 +31,11 @@ def parts(share: Share | None, device: Device) -> int | None:
     if not device.memory:
         return None
     return -(-share.bytes * WHOLE // device.memory)
+
+
+def with_parts(devices: Sequence[str], parts: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    """Return pairs of each of `devices` and its number of parts; empty `parts`: whole devices."""
+    return tuple(zip(devices, parts or (WHOLE,) * len(devices), strict=True))
 
 
 def fraction(share: Share | None, device: Device) -> float:

@@ -23,9 +23,9 @@ from pytest_accel.leases.lease_table import Lease, LeaseTable
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.leases.locks import DeviceLocks
 from pytest_accel.leases.obstacles import Obstacles
-from pytest_accel.leases.policy import Grant, Request, Shortage, check, decide, shortages, wanted
+from pytest_accel.leases.policy import Grant, Request, Shortage, check_request, decide, shortages, wanted
 from pytest_accel.leases.polling import Callback, PollingThread, PollSchedule
-from pytest_accel.leases.request_queue import RequestQueue, Waiting
+from pytest_accel.leases.request_queue import RequestQueue, WaitingRequest
 
 
 class BrokerError(Exception):
@@ -105,13 +105,12 @@ class Broker:
                 f"candidates {sorted(unknown)} are not among the session's devices {list(self._table.devices)}"
             )
         request = Request(next(self._ids), chosen, count, slots, tuple(ties), taken, sets)
-        check(request, self._slots)
+        check_request(request, self._slots)
         with self._lock:
             if self._closed:
-                raise RuntimeError("the broker is closed: no lease can be asked for any more")
+                raise RuntimeError("the broker is closed: no lease can be requested any more")
             if not self._queue:
-                # Out of date: these are not checked while no request waits.
-                self._unavailable.clear()
+                self._unavailable.clear()  # Outdated: nothing has updated it while no request waited.
             self._queue.add(request, holder, on_grant, on_failure or _raise, self._clock())
             callbacks = self._react()
         self._run_callbacks(callbacks)
@@ -245,7 +244,7 @@ class Broker:
         return callbacks
 
     def _grant(self) -> list[Callback]:
-        """Grant what can be granted, and unlock what is not needed then; return the callbacks that tell it.
+        """Grant what can be granted, and unlock what is not needed then; return the callbacks that report the grants.
 
         A request gets all its devices or none: locks that were taken for a grant that fails are released again.
         """
@@ -274,14 +273,16 @@ class Broker:
         self._unlock_unneeded(other_waits)
         return callbacks
 
-    def _acquire(self, grant: Grant, waiting: Waiting, holder: Holder, other_waits: Mapping[str, float]) -> str | None:
+    def _acquire(
+        self, grant: Grant, waiting: WaitingRequest, holder: Holder, other_waits: Mapping[str, float]
+    ) -> str | None:
         """Lock all devices of a grant or none; return the first that this session may not or cannot lock, or None."""
         for device in grant.devices:
             if waiting.is_behind(other_waits, [device]):
                 return device
         return None if self._locks is None else self._locks.try_acquire_all(grant.devices, holder)
 
-    def _add_lease(self, grant: Grant, waiting: Waiting, holder: Holder) -> Callback:
+    def _add_lease(self, grant: Grant, waiting: WaitingRequest, holder: Holder) -> Callback:
         self._queue.pop(grant.request)
         lease = Lease(next(self._ids), grant.devices, grant.slots, grant.parts)
         self._table.add(lease, holder)
@@ -307,7 +308,7 @@ class Broker:
             self._unavailable.clear()
             callbacks += self._grant()
             awaited = self._awaited_elsewhere()
-        # If the wait file cannot be written, this session loses its place in the queue, but may get the device.
+        # If the wait file cannot be written, the session has no place in the queue, but may still get the device.
         with suppress(Exception):
             locks.wait_queue.publish(awaited)
         if schedule.queue_check_due(now):

@@ -128,7 +128,7 @@ class DeviceLock:
         last = self._holder
         self._set(LockState.UNLOCKED, None)
         try:
-            with suppress(OSError):  # If this cannot be found out, the next session checks the processes again.
+            with suppress(OSError):  # If the check fails, the content stays, and the next session repeats the check.
                 if not is_in_use(last):
                     os.ftruncate(self._locked(), 0)
         finally:
@@ -200,8 +200,8 @@ class DeviceLock:
 def who_holds(folder: Path, device_id: str) -> Holder | None:
     """Return the current holder of a device, or the last one if its processes are still alive, else None.
 
-    A holder that has not written the lock file yet, or has written something invalid, is returned with pid 0. This
-    writes nothing, and `folder` need not exist.
+    A holder that has not written the lock file yet, or has written something invalid, is returned with pid 0. No
+    file is written, and `folder` need not exist.
     """
     path = lock_path(folder, device_id)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.hardware.shares import WHOLE, with_parts
 from pytest_accel.leases.holder import Holder
 
 
@@ -20,9 +20,9 @@ class Lease:
     parts: tuple[int, ...] = ()
     """Parts of each of `devices` that the lease has, in the same order; empty: whole devices."""
 
-    def takes(self) -> Iterator[tuple[str, int]]:
+    def takes(self) -> tuple[tuple[str, int], ...]:
         """Return pairs of each device and the parts of it that the lease has."""
-        return zip(self.devices, self.parts or (WHOLE,) * len(self.devices), strict=True)
+        return with_parts(self.devices, self.parts)
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class LeaseTable:
             self._used[device] = self._used.get(device, 0) + parts
 
     def notify(self, lease_ids: Iterable[int]) -> int | None:
-        """Return the first of the leases whose holder has not been notified, and record that it is; None if all are."""
+        """Mark the first of the leases whose holder has not been notified, and return it; None if all have been."""
         for lease_id in lease_ids:
             if not self._leases[lease_id].notified:
                 self._leases[lease_id].notified = True

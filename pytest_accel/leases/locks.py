@@ -39,7 +39,7 @@ class DeviceLocks:
     @property
     def retained(self) -> list[str]:
         """The devices that were released and are still locked."""
-        return self._in(LockState.RETAINED)
+        return self._in_state(LockState.RETAINED)
 
     def holds(self, device_id: str) -> bool:
         """Return True if a lease of this session holds the device."""
@@ -104,7 +104,7 @@ class DeviceLocks:
         Return the devices for which that fails, with the reason. The session does not hold them any more.
         """
         lost: dict[str, str] = {}
-        for device_id in (*self._in(LockState.HELD), *self._in(LockState.RETAINED)):
+        for device_id in (*self._in_state(LockState.HELD), *self._in_state(LockState.RETAINED)):
             lock = self._locks[device_id]
             try:
                 if not lock.is_in_place():
@@ -116,12 +116,12 @@ class DeviceLocks:
     def close(self) -> None:
         """Unlock all devices and delete the wait file. The object can be used again."""
         self.wait_queue.close()
-        for device_id in self._in(LockState.HELD):
+        for device_id in self._in_state(LockState.HELD):
             self.retain(device_id)
         self.unlock()
         self._forget()
 
-    def _in(self, state: LockState) -> list[str]:
+    def _in_state(self, state: LockState) -> list[str]:
         return [device_id for device_id, lock in self._locks.items() if lock.state is state]
 
     def _forget(self) -> None:
@@ -134,7 +134,7 @@ _INSTANCES: weakref.WeakSet[DeviceLocks] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    # A forked process shares the open files and thereby the locks: a lock kept there would outlive its session.
+    # A forked process shares the open files, and so the locks: it would keep them when the session has ended.
     for locks in tuple(_INSTANCES):
         locks._forget()
 

@@ -78,7 +78,7 @@ class Shortage:
     """The devices whose free parts are all kept for the request."""
 
 
-def check(request: Request, slots: int) -> None:
+def check_request(request: Request, slots: int) -> None:
     """Raise ValueError for a request that could not be granted even if all its candidates and `slots` were free."""
     count, sets = request.count, request.sets
     if sets < 1 or count % sets:

@@ -1,4 +1,4 @@
-"""The thread in which a broker follows what other sessions do, since no lock tells when it becomes free."""
+"""The thread in which a broker polls the locks and wait files of other sessions, which send no notices."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class PollSchedule:
     lock_check: float
     """Time of the next check of the lock files."""
     idle_since: float
+    """Time at which the thread was last needed."""
 
     def is_over(self, now: float, *, needed: bool) -> bool:
-        """Return True if the thread has not been needed for a while. `needed` tells if it is needed now."""
+        """Return True if the thread has not been needed for a while. `needed` is True if it is needed now."""
         if needed:
             self.idle_since = now
         return now - self.idle_since > _IDLE_TIME
@@ -44,7 +45,7 @@ class PollSchedule:
         return now >= self.queue_check
 
     def queue_checked(self, now: float, *, hit: bool) -> None:
-        """Plan the next check after one that has found a lease that another session waits for, or has not."""
+        """Plan the next check; `hit` is True if this one has found a lease that another session waits for."""
         self.queue_check = now + (_QUEUE_CHECK_AFTER_HIT if hit else _QUEUE_CHECK_INTERVAL)
 
     def lock_check_due(self, now: float) -> bool:
@@ -57,8 +58,8 @@ class PollSchedule:
     def pause(self, now: float, changed: float, *, waiting: bool) -> float:
         """Return the seconds until the next poll.
 
-        `waiting` tells if a request waits for another session, and `changed` is the time of the last change in this
-        session, which may be one in another session soon.
+        `waiting` is True if a request waits for another session. `changed` is the time of the last change in this
+        session: other sessions may react to it soon, so polls are frequent for some time after it.
         """
         if not waiting:
             return self.queue_check - now
@@ -101,7 +102,7 @@ class PollingThread:
             self._thread.start()
 
     def hurry(self) -> None:
-        """Poll at once, unless the thread polls often already."""
+        """Have the thread poll at once, unless it polls often already."""
         if self._thread is not None and self._pause > _FAST_POLL:
             self._changed.notify()
 
@@ -121,8 +122,7 @@ class PollingThread:
                     polled = self._poll(schedule, now)
                 except Exception as error:
                     failure = error
-                    # Before the callbacks, which may need a new thread.
-                    self._thread = None
+                    self._thread = None  # The callbacks may start a new thread.
                     callbacks = self._on_error(error)
                 else:
                     if polled is None:

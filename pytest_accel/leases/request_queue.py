@@ -12,8 +12,8 @@ from pytest_accel.leases.policy import Request, Shortage
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that waits, with the callbacks that answer it."""
+class WaitingRequest:
+    """A request that waits, with its holder, arrival time, and the callbacks that answer it."""
 
     request: Request
     holder: Holder
@@ -38,7 +38,7 @@ class RequestQueue:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, WaitingRequest] = {}
         self._last_arrival = 0.0
 
     def __len__(self) -> int:
@@ -50,11 +50,11 @@ class RequestQueue:
         return [waiting.request for waiting in self._waiting.values()]
 
     @property
-    def first(self) -> Waiting | None:
+    def first(self) -> WaitingRequest | None:
         """The request that arrived first."""
         return next(iter(self._waiting.values()), None)
 
-    def get(self, request_id: int) -> Waiting | None:
+    def get(self, request_id: int) -> WaitingRequest | None:
         """Return a request that waits, or None."""
         return self._waiting.get(request_id)
 
@@ -68,13 +68,13 @@ class RequestQueue:
     ) -> None:
         """Append a request that arrived at `arrival`."""
         self._last_arrival = max(arrival, math.nextafter(self._last_arrival, math.inf))
-        self._waiting[request.id] = Waiting(request, holder, on_grant, on_failure, self._last_arrival)
+        self._waiting[request.id] = WaitingRequest(request, holder, on_grant, on_failure, self._last_arrival)
 
-    def pop(self, request_id: int) -> Waiting | None:
+    def pop(self, request_id: int) -> WaitingRequest | None:
         """Remove and return a request; None if it does not wait."""
         return self._waiting.pop(request_id, None)
 
-    def clear(self) -> list[Waiting]:
+    def clear(self) -> list[WaitingRequest]:
         """Remove and return all requests."""
         removed = list(self._waiting.values())
         self._waiting.clear()

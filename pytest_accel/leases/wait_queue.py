@@ -1,7 +1,7 @@
 """The wait queue between sessions: files in the lock folder that say which devices each session waits for.
 
-Each waiting session has one file with the devices that it would take and the time since when it waits. The session
-rewrites its file regularly; the others ignore a file that has not been modified for two seconds.
+Each waiting session has one file with the devices that it would take, each with the time since when it waits for it.
+The session rewrites its file regularly; the others ignore a file that has not been modified for two seconds.
 """
 
 from __future__ import annotations

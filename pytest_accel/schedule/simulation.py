@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_accel.hardware.shares import WHOLE
+from pytest_accel.hardware.shares import with_parts
 from pytest_accel.leases.policy import Request, decide
 
 
@@ -172,7 +172,7 @@ class SimulatedMachine:
         for grant in decide([request for request, _, _ in self._waiting], self._free, self._free_slots):
             worker, index = waiting[grant.request]
             self._waiting = [entry for entry in self._waiting if entry[0].id != grant.request]
-            taken = tuple(zip(grant.devices, grant.parts or (WHOLE,) * len(grant.devices), strict=True))
+            taken = with_parts(grant.devices, grant.parts)
             for device, parts in taken:
                 self._free[device] -= parts
                 assert self._free[device] >= 0
