@@ -23,14 +23,14 @@ from pytest_accel.forkserver.world_sockets import WorldSockets, open_sockets
 class _ForkedWorld:
     """The ranks of a world that the fork server has not yet reaped."""
 
-    pids: dict[int, int] = field(default_factory=dict)
-    """Rank by process id."""
+    ranks: dict[int, int] = field(default_factory=dict)
+    """By process id."""
     deadline: float | None = None
-    """Time at which the ranks are killed (`clock.monotonic`); None: they are not."""
+    """Time at which the ranks are killed (`clock.monotonic`); None: no kill is planned."""
 
 
 class ForkedWorlds:
-    """The worlds that have ranks of a fork server. Only this class changes their state.
+    """The worlds that have ranks forked from this server, which owns the object. Only this class changes their state.
 
     A world exists from its start until its last rank has been reaped.
     """
@@ -54,9 +54,9 @@ class ForkedWorlds:
         return number in self._worlds
 
     @property
-    def ranks(self) -> dict[int, int]:
-        """The world of each rank, by the rank's process id."""
-        return {pid: number for number, world in self._worlds.items() for pid in world.pids}
+    def world_by_pid(self) -> dict[int, int]:
+        """The number of the world of each rank, by the rank's process id."""
+        return {pid: number for number, world in self._worlds.items() for pid in world.ranks}
 
     @property
     def due(self) -> float | None:
@@ -72,16 +72,16 @@ class ForkedWorlds:
         try:
             with open_sockets(spec, self._session, port, connection) as sockets:
                 for rank in sockets.listeners:
-                    world.pids[self._start_rank(spec, rank, sockets)] = rank
-                self._send(WorldStarted(spec.world, tuple(world.pids), sockets.port))
+                    world.ranks[self._start_rank(spec, rank, sockets)] = rank
+                self._send(WorldStarted(spec.world, tuple(world.ranks), sockets.port))
         except OSError:
             text = traceback.format_exc()
             self.kill(spec.world)
-            if not world.pids:  # Otherwise it ends when they have been reaped.
+            if not world.ranks:  # Otherwise `reap` removes the world.
                 del self._worlds[spec.world]
             self._send(StartFailed(spec.world, text))
             return 0
-        return len(world.pids)
+        return len(world.ranks)
 
     def kill(self, number: int, after: float = 0.0) -> None:
         """Kill the ranks of a world after some seconds, in which they may exit by themselves."""
@@ -89,12 +89,12 @@ class ForkedWorlds:
         self.kill_overdue()
 
     def kill_overdue(self) -> None:
-        """Kill the ranks of all worlds whose time is over."""
+        """Kill the ranks of all worlds whose deadline has passed."""
         now = monotonic()
         for world in self._worlds.values():
             if world.deadline is not None and world.deadline <= now:
                 world.deadline = None
-                for pid in world.pids:
+                for pid in world.ranks:
                     kill_tree(pid)
 
     def reap(self, on_other: Callable[[int], None]) -> None:
@@ -109,15 +109,15 @@ class ForkedWorlds:
                 return
             if pid == 0:
                 return
-            number = self.ranks.get(pid)
+            number = self.world_by_pid.get(pid)
             if number is None:
                 on_other(pid)
                 continue
             world = self._worlds[number]
-            rank = world.pids.pop(pid)
+            rank = world.ranks.pop(pid)
             kill_group(pid)
             self._send(RankExited(number, rank, exited(os.waitstatus_to_exitcode(status))))
-            if not world.pids:
+            if not world.ranks:
                 del self._worlds[number]
                 record = shared_memory_path(self._session.directory, self._session.server)
                 shared_memory.remove(record, self._worlds)

@@ -3,9 +3,6 @@
 The fork server has imported torch and pytest, and has one thread and no device runtime, so that starting a rank costs
 only a fork. It is the subreaper of all processes that its ranks start (prctl(2), PR_SET_CHILD_SUBREAPER). When the
 controller exits, for whatever reason, the fork server kills all remaining processes and removes the session's folder.
-
-`multiprocessing` has a fork server too, but only one for each process. It belongs to the code under test, which may set
-its preload or use it inside a rank. It also forks one process a request, and warns of every orphan that it adopts.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ class _Server:
                     return
                 if self.shared_memory.descriptor in ready:
                     self.shared_memory.on_change()
-                self.shared_memory.look_if_due(self.worlds.ranks)
+                self.shared_memory.look_if_due(self.worlds.world_by_pid)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
                 self.worlds.reap(self._standby.forget)
@@ -108,7 +105,7 @@ class _Server:
                 self._standby.prepare(started)
         elif isinstance(message, KillWorld):
             if message.world in self.worlds:
-                self.shared_memory.look(self.worlds.ranks)
+                self.shared_memory.look(self.worlds.world_by_pid)
                 self.worlds.kill(message.world, message.after)
         elif isinstance(message, Preload):
             self._preload(message.modules)
@@ -116,11 +113,11 @@ class _Server:
             self._keep_out(message.modules)
 
     def _send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # The controller has exited; serve() is about to notice.
+        with contextlib.suppress(OSError):  # The controller has exited, which serve() notices next.
             self.connection.send(message)
 
     def _start_rank(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int:
-        return self._standby.give(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
+        return self._standby.assign(spec, rank, sockets) or self._fork(partial(sockets.role, spec, rank))
 
     def _close(self) -> None:
         """Close, in a forked rank, what only the server uses."""
@@ -158,16 +155,19 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def main(descriptor: int, controller: int) -> None:
-    """Serve `controller` on the socket `descriptor`. Read the pickled :class:`SessionSpec` from standard input."""
+    """Run a fork server that is a child of `controller`; read the pickled :class:`SessionSpec` from standard input."""
     spec: SessionSpec = pickle.load(sys.stdin.buffer)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    work(descriptor, spec, controller, controller)
+    serve(descriptor, spec, controller, controller)
 
 
-def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
-    """Serve `controller` on the socket `descriptor`. `parent` is this process's parent, perhaps not the controller."""
+def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> None:
+    """Serve `controller` on the socket `descriptor`, and exit.
+
+    `parent` is the parent of this process: the controller, or a launcher that has started the process for it.
+    """
     connection = Connection(descriptor)
     prctl.become_subreaper()
     # The documentation of gc.freeze advises this for a process that forks. Importing torch also takes 1/7 less time.
@@ -190,11 +190,11 @@ def work(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> No
     code = 1
     try:
         server.serve()
-        server.shared_memory.look(server.worlds.ranks)
+        server.shared_memory.look(server.worlds.world_by_pid)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        if getpid() == server.preloader.serving_pid:  # Not in a fork that escapes.
+        if getpid() == server.preloader.serving_pid:  # Not in a forked child that an error has led here.
             clean_up(spec)
         _exit(code)  # Finalizing an interpreter with torch takes longer than the rest of the session's shutdown.

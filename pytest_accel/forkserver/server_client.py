@@ -45,7 +45,7 @@ class ServerProcess(Protocol):
 
 
 Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
-"""Function that starts a fork server for a session, given the server's end of a connection. The caller closes it."""
+"""Function that starts a fork server for a session, given the server's end of a connection, which the caller closes."""
 
 
 class OwnServer:
@@ -60,7 +60,7 @@ class OwnServer:
             given.write(pickle.dumps(spec))
             given.seek(0)
             self.process = subprocess.Popen(
-                interpreter(spec, source),
+                python_command(spec, source),
                 pass_fds=[end.fileno()],
                 stdin=given,
                 stdout=log,
@@ -82,7 +82,7 @@ class OwnServer:
         return False
 
 
-def interpreter(spec: SessionSpec, source: str) -> list[str]:
+def python_command(spec: SessionSpec, source: str) -> list[str]:
     """Return the command that runs `source` in a Python with the flags of this one and the session's ``sys.path``."""
     # The private function passes on -W, -X and similar flags. `subprocess` has no public one; multiprocessing uses it.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class StarterCallbacks:
-    """The callbacks of what starts the processes of worlds: a fork server, several, or an MPI job.
+    """The callbacks of a starter, which starts the processes of worlds: a fork server, several, or an MPI job.
 
     They are called in threads of the starter.
     """
@@ -148,7 +148,7 @@ class ForkServerClient:
                 send_descriptors(self._connection, descriptors)
 
     def kill(self) -> None:
-        """Kill a server that does not answer. `on_end` is called as soon as it has exited."""
+        """Kill the server. `on_end` is called as soon as it has exited."""
         self._process.kill()
 
     def stop(self) -> None:

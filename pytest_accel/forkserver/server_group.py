@@ -1,4 +1,4 @@
-"""Several fork servers that serve as one, as under a launcher: each server forks some of a world's ranks."""
+"""Several fork servers that serve as one: under a launcher, each server forks some of a world's ranks."""
 
 from __future__ import annotations
 
@@ -59,9 +59,12 @@ class ForkServerGroup:
         self._clients: dict[int, ForkServerClient] = {}
         """By number, in the order of the servers."""
         for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
-            on_tick = _nothing if self._clients else callbacks.on_tick  # One of the servers' threads is enough.
+            on_tick = (lambda: None) if self._clients else callbacks.on_tick  # One of the servers' threads is enough.
             of_server = replace(
-                callbacks, on_message=partial(self._event, number), on_end=partial(self._end, number), on_tick=on_tick
+                callbacks,
+                on_message=partial(self._handle_message, number),
+                on_end=partial(self._server_ended, number),
+                on_tick=on_tick,
             )
             self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
 
@@ -86,7 +89,7 @@ class ForkServerGroup:
             self._report_unstarted(message.world)
 
     def kill(self) -> None:
-        """Kill servers that do not answer. `on_end` is called as soon as all have exited."""
+        """Kill the servers. `on_end` is called as soon as all have exited."""
         for client in self._clients.values():
             client.kill()
 
@@ -110,7 +113,7 @@ class ForkServerGroup:
         descriptors = [end.fileno() for end in chain.from_iterable(starting.pairs)]
         self._clients[server].send(StartWorld(starting.spec, port), descriptors)
 
-    def _event(self, server: int, message: object) -> None:
+    def _handle_message(self, server: int, message: object) -> None:
         with self._lock:
             if isinstance(message, WorldStarted):
                 self._started(server, message)
@@ -152,7 +155,7 @@ class ForkServerGroup:
             if starting.spec.server_of(rank) not in starting.requested:
                 self._callbacks.on_message(RankExited(world, rank, exited(-signal.SIGKILL)))
 
-    def _end(self, server: int) -> None:
+    def _server_ended(self, server: int) -> None:
         with self._lock:
             self._ended.add(server)
             for number, client in self._clients.items():
@@ -160,7 +163,3 @@ class ForkServerGroup:
                     client.kill()
             if len(self._ended) == len(self._clients):
                 self._callbacks.on_end()
-
-
-def _nothing() -> None:
-    pass

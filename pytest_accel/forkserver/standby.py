@@ -63,7 +63,7 @@ class StandbyProcesses:
         """Number of worlds that this server has started."""
 
     def prepare(self, ranks: int) -> None:
-        """Plan the processes for the next world, after one with this number of `ranks` has started.
+        """Plan the forks for the next world, after one with this number of `ranks` has started.
 
         Plan none after the server's first world: many sessions need only one.
         """
@@ -73,7 +73,7 @@ class StandbyProcesses:
             self.due = monotonic() + _DELAY
 
     def add_if_due(self) -> None:
-        """Fork one process if it is time to. A failure is ignored: worlds start without standby processes, too."""
+        """Fork one process if one is due. A failure is ignored: worlds start without standby processes, too."""
         if self.due is None or monotonic() < self.due:
             return
         if self._missing > 0:
@@ -89,13 +89,13 @@ class StandbyProcesses:
 
             def wait() -> Role:
                 ours.close()
-                return _receive(theirs)
+                return _receive_role(theirs)
 
             self._waiting[self._fork(wait)] = ours
             stack.pop_all()
             theirs.close()
 
-    def give(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int | None:
+    def assign(self, spec: WorldSpec, rank: int, sockets: WorldSockets) -> int | None:
         """Make a standby process the rank `rank`; return its process id, or None if there is none."""
         store_port = sockets.store_port
         held = store_port.listening if store_port is not None and rank == 0 else None
@@ -138,7 +138,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _receive(connection: Connection) -> Role:
+def _receive_role(connection: Connection) -> Role:
     """Wait for the role of this standby process; exit if the server closes the connection."""
     with connection:
         try:

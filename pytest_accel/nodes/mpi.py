@@ -34,7 +34,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.forkserver.server_client import StarterCallbacks, interpreter
+from pytest_accel.forkserver.server_client import StarterCallbacks, python_command
 from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.launch.launch_api import program_of, version_of
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
@@ -93,7 +93,7 @@ class MpiJob:
         environment = {name: value for name, value in unmeasured(os.environ).items() if name not in dropped}
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [program, *mpi_flags(version_of(program), self._world.ranks), *interpreter(self._spec, source)],
+                [program, *mpi_flags(version_of(program), self._world.ranks), *python_command(self._spec, source)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -251,7 +251,7 @@ def serve(path: str, controller: int) -> None:
         length, descriptors, _, _ = socket.recv_fds(call, _LENGTH.size, 1)
         data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
     if data:
-        server.work(descriptors[0], pickle.loads(data), controller, parent)
+        server.serve(descriptors[0], pickle.loads(data), controller, parent)
 
 
 def _nothing() -> None:

@@ -68,7 +68,7 @@ def test_a_world_exists_until_its_last_rank_is_reaped(processes: Processes) -> N
     [started] = processes.sent
     assert isinstance(started, WorldStarted)
     assert (started.world, started.pids, started.port is None) == (7, (100, 101), False)
-    assert worlds.ranks == {100: 7, 101: 7}
+    assert worlds.world_by_pid == {100: 7, 101: 7}
     others: list[int] = []
     processes.exits = [(101, 9), (OTHER, 0)]
     worlds.reap(others.append)
