@@ -107,7 +107,7 @@ class Redirector:
 
         assert self._session.launched is not None
         try:
-            return self._session.launched.devices[node].inventory(kind, self._session.settings)
+            return self._session.launched.remote_leases[node].inventory(kind, self._session.settings)
         except RemoteDevicesError as error:
             return str(error)
 

@@ -29,9 +29,9 @@ from pytest_accel.nodes.agent_messages import End, KillServer, ServerEnded, Star
 from pytest_accel.nodes.remote_leases import LeaseAgent
 from pytest_accel.settings.machine import machine_for
 
-_LOST = 1
+_DRIVER_LOST = 1
 """Exit status of an agent whose driver has exited without sending `End`."""
-_TIMEOUT = 30.0
+_EXIT_TIMEOUT = 30.0
 """Seconds that a driver may take to exit after it has sent `End`, and a fork server after the loss of its driver."""
 
 
@@ -102,7 +102,7 @@ class _Agent:
         if self._status is None:
             # The driver's fork server removes the folder, but ranks of this agent may write files there afterwards.
             self._owns_folder = True
-            return _LOST
+            return _DRIVER_LOST
         return self._status
 
     def _handle(self, message: object) -> None:
@@ -114,7 +114,7 @@ class _Agent:
         elif isinstance(message, End):
             self._status = message.status
             # The driver exits first: a launcher that sees another exit status than 0 terminates all processes.
-            self._transport.expect_exit(message.driver, _TIMEOUT)
+            self._transport.expect_exit(message.driver, _EXIT_TIMEOUT)
         else:
             self._lease_agent.handle(message)
 
@@ -171,7 +171,7 @@ class _Agent:
     def close(self) -> None:
         """Wait for the fork server, which exits since its connection is closed, and remove all that is left."""
         self._transport.close()
-        if self._server is not None and not self._server.wait(_TIMEOUT):
+        if self._server is not None and not self._server.wait(_EXIT_TIMEOUT):
             self._server.kill_tree()
             self._server.wait(None)
         self._lease_agent.close()

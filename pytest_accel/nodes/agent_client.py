@@ -57,10 +57,11 @@ class AgentClient:
         """
         self.hello = hello
         self.lost = False
-        self.silent: str | None = None
+        """True if the connection to the agent has ended."""
+        self.node_loss: str | None = None
         """Why the whole node counts as lost; None if it does not."""
-        self.devices = RemoteLeases(node, transport.send)
-        """The devices of the agent's node. Only one agent of a node leases them."""
+        self.leases = RemoteLeases(node, transport.send)
+        """The leases on devices of the agent's node. Only one agent of a node is asked for them."""
         self._transport = transport
         self._on_lost = on_lost
         self._changes = changes
@@ -84,16 +85,16 @@ class AgentClient:
 
     def _run(self) -> None:
         try:
-            self.silent = self._transport.run(self._handle)
+            self.node_loss = self._transport.run(self._handle)
         finally:  # After any error: otherwise a caller that waits for a server of this agent would wait forever.
             self.lost = True
-            self.devices.lose()
+            self.leases.lose()
             for server in self._servers:
                 self._end(server)
             self._on_lost()
 
     def _end(self, server: _AgentServer) -> None:
-        server.lost = self.silent is not None
+        server.lost = self.node_loss is not None
         server.ended.set()
 
     def _handle(self, message: object) -> None:
@@ -105,7 +106,7 @@ class AgentClient:
                     log.write(message.log)
             server.ended.set()
         else:
-            self.devices.handle(message)
+            self.leases.handle(message)
 
 
 class _AgentServer:

@@ -33,7 +33,7 @@ class Hello:
     host: str = ""
     """The node's host name."""
     node: str = ""
-    """The node's identity: equal for processes that can pass each other files and signals (`machines.identity`)."""
+    """The result of `tcp_rendezvous.node_identity`, equal for processes that can pass each other files and signals."""
 
     def as_json(self) -> dict[str, object]:
         """Return a value for JSON, the inverse of :func:`hello_of`."""
@@ -101,6 +101,8 @@ class StartServer:
 
 @dataclass(frozen=True, slots=True)
 class KillServer:
+    """Kill a fork server."""
+
     number: int
 
 

@@ -16,13 +16,13 @@ from pytest_accel.core.launcher_env import LauncherEnv, of_a_rank, without_local
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
-from pytest_accel.nodes import agent, machines
+from pytest_accel.nodes import agent, local_rendezvous, tcp_rendezvous
 from pytest_accel.nodes.agent_client import AgentClient, ClientTransport
 from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.local_rendezvous import RendezvousError
 from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
-from pytest_accel.nodes.machines import RemotePeer, Rendezvous
 from pytest_accel.nodes.remote_leases import RemoteLeases
-from pytest_accel.nodes.rendezvous import RendezvousError, gather, join
+from pytest_accel.nodes.tcp_rendezvous import RemotePeer, Rendezvous
 from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _LOSS_TIMEOUT = 0.5
@@ -39,13 +39,13 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
     rendezvous = None
     if process.local_size != process.size:
         try:
-            rendezvous = machines.read_rendezvous(os.environ, process)
+            rendezvous = tcp_rendezvous.read_rendezvous(os.environ, process)
         except RendezvousError as error:
             raise pytest.UsageError(str(error)) from None
     given = tuple(without_local_rank([str(arg) for arg in early_config.invocation_params.args]))
     where = str(early_config.invocation_params.dir)
     root = str(early_config.rootpath)
-    node = machines.identity() if rendezvous is not None else ""
+    node = tcp_rendezvous.node_identity() if rendezvous is not None else ""
     hello = Hello(process.rank, os.getpid(), given, where, root, _masks(), platform.node(), node)
     for name in of_a_rank(os.environ):
         del os.environ[name]  # This process is a rank of no world; each world sets its own values.
@@ -55,11 +55,11 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
         remote: list[RemotePeer] = []
         local = list(range(1, process.size))
         if rendezvous is not None:
-            remote, local = machines.receive(process, rendezvous, hello)
-        session = LaunchedSession(process, hello, gather(process, expected=local), remote)
+            remote, local = tcp_rendezvous.gather(process, rendezvous, hello)
+        session = LaunchedSession(process, hello, local_rendezvous.gather(process, expected=local), remote)
     except RendezvousError as error:
         raise pytest.UsageError(str(error)) from None
-    difference = differences(process.launcher, [hello, *session.hellos])
+    difference = find_difference(process.launcher, [hello, *session.hellos])
     if difference is not None:
         session.end(int(pytest.ExitCode.USAGE_ERROR))
         raise pytest.UsageError(difference)
@@ -68,10 +68,10 @@ def enter(early_config: pytest.Config, args: list[str], process: LauncherEnv) ->
 
 def _run_agent(process: LauncherEnv, hello: Hello, rendezvous: Rendezvous | None) -> int:
     if rendezvous is not None:
-        met = machines.call(process, rendezvous, hello)
+        met = tcp_rendezvous.join(process, rendezvous, hello)
         if met is not None:
             return agent.serve_driver(TcpAgentTransport(*met))
-    return agent.serve_driver(LocalAgentTransport(join(process, hello)))
+    return agent.serve_driver(LocalAgentTransport(local_rendezvous.join(process, hello)))
 
 
 def _masks() -> dict[str, str]:
@@ -79,8 +79,8 @@ def _masks() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
-def differences(launcher: str, hellos: Sequence[Hello]) -> str | None:
-    """Return a message on the first difference that keeps the processes from forming one session, or None.
+def find_difference(launcher: str, hellos: Sequence[Hello]) -> str | None:
+    """Return a message about the first difference that keeps the processes from forming one session, or None.
 
     The first of `hellos` is rank 0's.
     """
@@ -96,21 +96,22 @@ def differences(launcher: str, hellos: Sequence[Hello]) -> str | None:
     return None
 
 
-_COMPARED: Mapping[str, Callable[[Hello], str]] = {
-    "arguments": lambda hello: " ".join(hello.args) or "none",
-    "working directory": lambda hello: hello.directory,
-    "root directory": lambda hello: hello.rootdir,
-    "visible devices": lambda hello: _masked(hello),
-}
-
-
 def _masked(hello: Hello) -> str:
     return " ".join(f"{name}={value}" for name, value in hello.masks.items()) or "no mask"
 
 
+_COMPARED: Mapping[str, Callable[[Hello], str]] = {
+    "arguments": lambda hello: " ".join(hello.args) or "none",
+    "working directory": lambda hello: hello.directory,
+    "root directory": lambda hello: hello.rootdir,
+    "visible devices": _masked,
+}
+"""The facts that must be equal, by name, each with a function that returns its text."""
+
+
 def _compared(hello: Hello, show: Callable[[Hello], str], *, remote: bool) -> object:
     """Return the value that must be equal: for masks on another node only their lengths, since devices differ there."""
-    if remote and show is _COMPARED["visible devices"]:
+    if remote and show is _masked:
         return {name: len(value.split(",")) for name, value in hello.masks.items()}
     return show(hello)
 
@@ -128,10 +129,10 @@ class LaunchedSession:
         """`own` is the greeting of this process; `found` are the others on this node, `remote` those on other nodes."""
         self.process = process
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
-        self.layout = machines.layout_of(own, [hello.rank for hello, _ in found], remote)
+        self.layout = tcp_rendezvous.layout_of(own, [hello.rank for hello, _ in found], remote)
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message on the processes that have ended too early."""
-        self._before = dict(os.environ)
+        self._environ_before = dict(os.environ)
         self._ended = False
         self._loss = threading.Event()
         transports: list[tuple[Hello, ClientTransport]] = [
@@ -139,28 +140,28 @@ class LaunchedSession:
             *((one.hello, TcpClientTransport(one.link)) for one in remote),
         ]
         self._clients = [
-            AgentClient(hello, transport, self._name(hello.rank), self._lose, self._changes)
+            AgentClient(hello, transport, self._name(hello.rank), self._agent_lost, self._changes)
             for hello, transport in sorted(transports, key=lambda pair: pair[0].rank)
         ]
 
     @property
-    def servers(self) -> tuple[Spawn, ...]:
+    def spawns(self) -> tuple[Spawn, ...]:
         """One function for each launched process that starts its fork server."""
         return (spawn_here, *(client.spawn for client in self._clients))
 
     @property
-    def devices(self) -> dict[int, RemoteLeases]:
+    def remote_leases(self) -> dict[int, RemoteLeases]:
         """The devices of the other nodes, by node number; the first agent of each node leases them."""
         clients = {client.hello.rank: client for client in self._clients}
         return {
-            number: clients[min(node.server_numbers)].devices for number, node in enumerate(self.layout.nodes) if number
+            number: clients[min(node.server_numbers)].leases for number, node in enumerate(self.layout.nodes) if number
         }
 
     @property
-    def lost(self) -> str | None:
+    def loss(self) -> str | None:
         """A message on the processes and nodes that were lost; None if there are none."""
         gone = [client for client in self._clients if client.lost]
-        silent = {client.hello.node: client.silent for client in gone}
+        silent = {client.hello.node: client.node_loss for client in gone}
         named = [
             f"rank {client.hello.rank} (pid {client.hello.pid}{self._on_node(client.hello.rank)})"
             for client in gone
@@ -185,35 +186,39 @@ class LaunchedSession:
     def _on_node(self, rank: int) -> str:
         return "" if rank in self.layout.nodes[0].server_numbers else f" on {self._name(rank)}"
 
-    def heed_signals(self) -> None:
+    def handle_sigterm(self) -> None:
         """Install a handler for SIGTERM that ends the session with a message on the cause.
 
         A launcher that sees one of its processes end sends SIGTERM to the others.
         """
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminated)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _terminated(self, number: int, frame: object) -> None:
+    def _on_sigterm(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._loss.wait(_LOSS_TIMEOUT)
-        pytest.exit(self.lost or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
+        pytest.exit(self.loss or f"{self.process.launcher} has sent SIGTERM", returncode=pytest.ExitCode.INTERRUPTED)
 
     def end(self, status: int) -> None:
         """Have the other processes exit with `status`, after this one."""
         self._ended = True
-        if signal.getsignal(signal.SIGTERM) == self._terminated:
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for client in self._clients:
             client.end(status)
 
-    def _lose(self) -> None:
+    def _agent_lost(self) -> None:
         if self._ended:
             return
         self._loss.set()
-        if self.on_lost is not None and self.lost is not None:
-            self.on_lost(self.lost)
+        if self.on_lost is not None and self.loss is not None:
+            self.on_lost(self.loss)
 
     def _changes(self) -> dict[str, str | None]:
         """Return the environment variables that changed since the start; None for a removed one."""
-        names = {name for name in self._before.keys() | os.environ if self._before.get(name) != os.environ.get(name)}
+        names = {
+            name
+            for name in self._environ_before.keys() | os.environ
+            if self._environ_before.get(name) != os.environ.get(name)
+        }
         return {name: os.environ.get(name) for name in names if not name.startswith("PYTEST_CURRENT_TEST")}

@@ -27,12 +27,12 @@ class LauncherHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self._session = session
-        self._launched.on_lost = self._lose
-        self._launched.heed_signals()
-        if self._launched.lost is not None:
-            self._lose(self._launched.lost)
+        self._launched.on_lost = self._fail_session
+        self._launched.handle_sigterm()
+        if self._launched.loss is not None:
+            self._fail_session(self._launched.loss)
 
-    def _lose(self, text: str) -> None:
+    def _fail_session(self, text: str) -> None:
         assert self._session is not None
         self._session.shouldfail = text
 

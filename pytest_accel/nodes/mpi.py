@@ -129,13 +129,11 @@ class MpiJob:
 
     def _run(self) -> None:
         try:
-            self._attend()
+            self._run_job()
         except BaseException:
-            self._callbacks.on_failure(
-                f"the thread that attends to an MPI job has ended with an error:\n{format_exc()}"
-            )
+            self._callbacks.on_failure(f"the thread that runs an MPI job has ended with an error:\n{format_exc()}")
 
-    def _attend(self) -> None:
+    def _run_job(self) -> None:
         calls = self._gather()
         with self._lock:
             if len(calls) == self._world.ranks and not self._over.is_set():
@@ -175,7 +173,7 @@ class MpiJob:
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
         spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
-        callbacks = StarterCallbacks(self._note, self._servers_ended, _nothing, self._callbacks.on_failure)
+        callbacks = StarterCallbacks(self._forward, self._servers_ended, lambda: None, self._callbacks.on_failure)
         self._servers = ForkServerGroup(self._spec, callbacks, self._lock, spawns, self._world.servers)
         self._servers.send(StartWorld(self._world))
 
@@ -186,14 +184,15 @@ class MpiJob:
             if rank not in self._exited:
                 self._callbacks.on_message(RankExited(self._world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 
-    def _note(self, message: object) -> None:
+    def _forward(self, message: object) -> None:
+        """Pass on a message of the fork servers, and record which ranks have exited."""
         if isinstance(message, RankExited):
             self._exited.add(message.rank)
         self._callbacks.on_message(message)
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class _MpiServer:
     """A fork server that is a child process of ``mpirun``."""
 
     pid: int
@@ -230,13 +229,13 @@ def _receive_process(call: socket.socket) -> Handshake[tuple[int, int]]:
     return rank, pid
 
 
-def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _Launched:
+def _hand_over(call: socket.socket, pid: int, spec: SessionSpec, end: socket.socket) -> _MpiServer:
     """Pass a process of the job its end of the connection to the pool."""
     with contextlib.suppress(OSError):  # The process has ended; the pool notices that its connection is closed.
         data = pickle.dumps(spec)
         socket.send_fds(call, [_LENGTH.pack(len(data))], [end.fileno()])
         call.sendall(data)
-    return _Launched(pid)
+    return _MpiServer(pid)
 
 
 def serve(path: str, controller: int) -> None:
@@ -252,7 +251,3 @@ def serve(path: str, controller: int) -> None:
         data = call.makefile("rb").read(*_LENGTH.unpack(length)) if descriptors else b""
     if data:
         server.serve(descriptors[0], pickle.loads(data), controller, parent)
-
-
-def _nothing() -> None:
-    pass

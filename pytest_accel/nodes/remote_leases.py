@@ -1,4 +1,4 @@
-"""Leases on devices of another node: an agent takes them there, with that node's locks, for this session's worlds."""
+"""Leases on devices of another node: an agent there takes them, with that node's locks, for this session's worlds."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class InventoryRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
+    """Request a lease."""
+
     number: int
     """Identifies the request, and then the lease, on both sides."""
     kind: str
@@ -63,6 +65,8 @@ class LeaseUsers:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReply:
+    """The answer to :class:`InventoryRequest`."""
+
     kind: str
     inventory: Inventory | None
     error: str = ""
@@ -71,7 +75,7 @@ class InventoryReply:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLease:
-    """A granted lease: the answer to a request."""
+    """A granted lease: the answer to the :class:`LeaseRequest` with the same number."""
 
     number: int
     devices: tuple[Device, ...]
@@ -79,6 +83,8 @@ class RemoteLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFailed:
+    """The other answer to a :class:`LeaseRequest`: an error."""
+
     number: int
     text: str
 
@@ -174,8 +180,8 @@ class RemoteLeases:
         """Tell the agent which processes of its node use the lease."""
         self._send(LeaseUsers(lease.number, pids))
 
-    def handle(self, message: object) -> bool:
-        """Handle a message of the agent; return False if it is not about leases."""
+    def handle(self, message: object) -> None:
+        """Handle a message of the agent."""
         if isinstance(message, InventoryReply):
             self._replies.put(message)
         elif isinstance(message, (RemoteLease, LeaseFailed)):
@@ -191,9 +197,6 @@ class RemoteLeases:
             self._calls.put(partial(self.on_wanted, message.number))
         elif isinstance(message, LeaseLost):
             self._calls.put(partial(self.on_lost, message.number, f"{message.why} (on {self.name})"))
-        else:
-            return False
-        return True
 
     def lose(self) -> None:
         """Fail all waiting requests, since the connection to the node or its agent is lost."""
@@ -229,11 +232,11 @@ class LeaseAgent:
     def handle(self, message: object) -> None:
         """Handle a message of the driver."""
         if isinstance(message, InventoryRequest):
-            self._look(message)
+            self._send_inventory(message)
         elif self._machine is None or self._allocator is None:
             return
         elif isinstance(message, LeaseRequest):
-            self._ask(message, self._allocator, self._machine)
+            self._submit(message, self._allocator, self._machine)
         elif isinstance(message, LeaseReturn):
             kind, request = self._requests.pop(message.number, ("", 0))
             if message.number in self._leases:
@@ -255,7 +258,7 @@ class LeaseAgent:
         if self._allocator is not None:
             self._allocator.close()
 
-    def _look(self, message: InventoryRequest) -> None:
+    def _send_inventory(self, message: InventoryRequest) -> None:
         try:
             if self._machine is None:
                 machine = self._make_machine(message.settings)
@@ -266,7 +269,7 @@ class LeaseAgent:
         except Exception as error:
             self._send(InventoryReply(message.kind, None, str(error)))
 
-    def _ask(self, message: LeaseRequest, allocator: Allocator, machine: Machine) -> None:
+    def _submit(self, message: LeaseRequest, allocator: Allocator, machine: Machine) -> None:
         by_id = {device.id: device for device in machine.of(message.kind).devices}
 
         def grant(lease: Lease) -> None:

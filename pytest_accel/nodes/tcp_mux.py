@@ -55,6 +55,8 @@ class StreamSocket(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Stream:
+    """A stream at this end of the connection."""
+
     number: int
     socket: socket.socket
     end: int | None
@@ -136,13 +138,13 @@ class TcpMux:
 
         self._post(lambda: self._selector.register(descriptor, selectors.EVENT_READ, on_ready))
 
-    def settle(self, timeout: float) -> None:
+    def flush(self, timeout: float) -> None:
         """Wait, at most `timeout` seconds, until earlier messages have been passed to the connection."""
-        settled = threading.Event()
-        if self._post(settled.set):
-            settled.wait(timeout)
+        flushed = threading.Event()
+        if self._post(flushed.set):
+            flushed.wait(timeout)
 
-    def expire(self, seconds: float) -> None:
+    def end_after(self, seconds: float) -> None:
         """Have :meth:`run` return after `seconds`, if the connection has not ended before."""
         self._deadline = monotonic() + seconds
         self._post(lambda: None)
@@ -159,9 +161,8 @@ class TcpMux:
                 left = None if self._deadline is None else max(0.0, self._deadline - monotonic())
                 for key, mask in self._selector.select(left):
                     current = self._selector.get_map().get(key.fd)
-                    if (
-                        current is not None and current.fileobj is key.fileobj
-                    ):  # Otherwise an earlier handler closed it.
+                    # Otherwise a handler that ran before in this loop has closed it.
+                    if current is not None and current.fileobj is key.fileobj:
                         key.data(mask)
             return None
         except EOFError:
@@ -179,13 +180,12 @@ class TcpMux:
         finally:
             self._end()
 
-    def leave_to_parent(self) -> None:
+    def close_in_child(self) -> None:
         """Close this copy of the connection in a process that was forked from this one."""
         self._link.close()
 
-    # In the thread of `run`
-
     def _post(self, call: Callable[[], object]) -> bool:
+        """Have `call` called in the thread of :meth:`run`; return False if the connection has ended."""
         with self._lock:
             if self._over:
                 return False
@@ -193,6 +193,8 @@ class TcpMux:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_write, b"w")
             return True
+
+    # In the thread of `run`
 
     def _on_wake(self, mask: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -302,9 +304,9 @@ class TcpMux:
         if mask & selectors.EVENT_WRITE:
             self._flush(stream)
         if mask & selectors.EVENT_READ and stream.number in self._streams:
-            self._carry(stream)
+            self._forward(stream)
 
-    def _carry(self, stream: _Stream) -> bool:
+    def _forward(self, stream: _Stream) -> bool:
         """Forward a piece of what `stream` has received; return True if there was data."""
         try:
             data = stream.socket.recv(_CHUNK)
@@ -324,7 +326,7 @@ class TcpMux:
 
         A child of the process may still hold the socket open, so there may be no end of file.
         """
-        while self._carry(stream):
+        while self._forward(stream):
             pass
         if stream.number in self._streams:
             self._put(_CLOSE, stream.number, b"")

@@ -16,8 +16,8 @@ from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.nodes.agent_messages import StartServer
-from pytest_accel.nodes.machines import AuthenticatedLink
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
+from pytest_accel.nodes.tcp_rendezvous import AuthenticatedLink
 
 _FLUSH_TIMEOUT = 2.0
 """Seconds to wait until the last message has been sent."""
@@ -32,7 +32,7 @@ class TcpClientTransport:
         self.run = self._mux.run
         self._token: str | None = None
         # If a test forks this process, the child must not keep the connection open after this process has ended.
-        os.register_at_fork(after_in_child=self._mux.leave_to_parent)
+        os.register_at_fork(after_in_child=self._mux.close_in_child)
 
     def start_server(self, message: StartServer, end: socket.socket) -> None:
         self._mux.listen(agent_path(message.spec.directory, message.spec.server))
@@ -49,7 +49,7 @@ class TcpClientTransport:
         return self._token
 
     def finish(self) -> None:
-        self._mux.settle(_FLUSH_TIMEOUT)
+        self._mux.flush(_FLUSH_TIMEOUT)
         if self._token is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._token)
@@ -84,7 +84,7 @@ class TcpAgentTransport:
         return server_end
 
     def expect_exit(self, driver: int, timeout: float) -> None:
-        self._mux.expire(timeout)  # The exit ends the connection.
+        self._mux.end_after(timeout)  # The exit ends the connection.
 
     def close(self) -> None:
         if self._driver_end is not None:

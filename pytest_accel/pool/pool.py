@@ -53,20 +53,20 @@ class Nodes(Protocol):
         """The present nodes with their fork servers."""
 
     @property
-    def servers(self) -> Sequence[Spawn]:
+    def spawns(self) -> Sequence[Spawn]:
         """The functions that start the fork servers, by number."""
 
     @property
-    def devices(self) -> Mapping[int, RemoteLeases]:
-        """The devices of all nodes but the driver's, by node number."""
+    def remote_leases(self) -> Mapping[int, RemoteLeases]:
+        """The leases on devices of all nodes but the driver's, by node number."""
 
 
 class SingleNode:
     """The node of a session without a launcher."""
 
     layout = HERE
-    servers = (spawn_here,)
-    devices: Mapping[int, RemoteLeases] = MappingProxyType({})
+    spawns = (spawn_here,)
+    remote_leases: Mapping[int, RemoteLeases] = MappingProxyType({})
 
 
 class Pool:
@@ -96,9 +96,9 @@ class Pool:
         self._lock = threading.RLock()
         self._notices = LeaseNotices()
         self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.servers)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.spawns)
         self._nodes = nodes
-        for node, source in nodes.devices.items():
+        for node, source in nodes.remote_leases.items():
             source.on_wanted = partial(self._lease_wanted, node)
             source.on_lost = partial(self._lease_lost, node)
             source.on_failure = self._manager.fail
@@ -319,7 +319,7 @@ class Pool:
         needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
         for node in layout.order(needs):
             if node:
-                yield RemoteNodeRequest(self._nodes.devices[node], self._notices, node, key.kind, needs[node])
+                yield RemoteNodeRequest(self._nodes.remote_leases[node], self._notices, node, key.kind, needs[node])
             else:
                 yield LocalNodeRequest(self._allocator, self._notices, self._machine, key.kind, needs[node])
 

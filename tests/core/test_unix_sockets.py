@@ -21,7 +21,7 @@ from pytest_accel.core import paths, unix_sockets
 from pytest_accel.core.connect import call_agent
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
 from tests.faults.conftest import eventually
 
@@ -181,7 +181,7 @@ def test_another_user_who_connects_to_a_bridge_is_led_nowhere(common: Path) -> N
     with call_agent(path, "own"), unix_sockets.connect(path):
         eventually("the stream", lambda: list(opened) == ["own"])
         # Who is still to say what it wants is let go as well.
-        bridges[0].expire(0)
+        bridges[0].end_after(0)
         for thread in threads:
             thread.join()
     opened["own"].close()

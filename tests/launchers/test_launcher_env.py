@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.launcher_env import LauncherEnv, find, of_a_rank, without_local_rank
-from pytest_accel.nodes import machines
+from pytest_accel.nodes import tcp_rendezvous
 from pytest_accel.nodes.agent_messages import Hello
-from pytest_accel.nodes.launched_session import differences
-from pytest_accel.nodes.machines import AuthenticatedLink, Rendezvous, call, read_rendezvous, receive
-from pytest_accel.nodes.rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.nodes.launched_session import find_difference
+from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
+from pytest_accel.nodes.tcp_rendezvous import AuthenticatedLink, Rendezvous, read_rendezvous
 from tests.faults.conftest import eventually
 
 SECRET = "nobody can guess this one"
@@ -143,14 +143,14 @@ def hello(rank: int, **other: object) -> Hello:
 
 def test_machines_may_have_different_masks() -> None:
     here, there = hello(0, masks={"A": "0,1"}), {"node": "there", "masks": {"A": "2,3"}}
-    assert differences("torchrun", [here, hello(1, **there)]) is None
-    told = differences("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
+    assert find_difference("torchrun", [here, hello(1, **there)]) is None
+    told = find_difference("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
     assert told is not None
     assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in told
 
 
 def test_equal_processes_agree() -> None:
-    assert differences("torchrun", [hello(0), hello(1), hello(2)]) is None
+    assert find_difference("torchrun", [hello(0), hello(1), hello(2)]) is None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_equal_processes_agree() -> None:
     ],
 )
 def test_processes_that_differ_are_named_with_both_values(other: dict[str, object], what: str) -> None:
-    told = differences("torchrun", [hello(0), hello(1), hello(2, **other)])
+    told = find_difference("torchrun", [hello(0), hello(1), hello(2, **other)])
     assert told is not None
     assert what in told
 
@@ -275,7 +275,7 @@ def meeting() -> Rendezvous:
 def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
     """Call as a rank of three, in a thread that has begun."""
     process = LauncherEnv("mpirun", own.rank, 3, 0, 2, ("a",))
-    thread = threading.Thread(target=lambda: found.update({own.rank: call(process, where, own, 30)}))
+    thread = threading.Thread(target=lambda: found.update({own.rank: tcp_rendezvous.join(process, where, own, 30)}))
     thread.start()
     return thread
 
@@ -300,7 +300,7 @@ def test_remote_processes_are_accepted_and_strangers_are_not(meeting: Rendezvous
 
         beginning = threading.Thread(target=come_after_strangers)
         beginning.start()
-        remote, near = receive(process, meeting, hello(0, node="here"), 60)
+        remote, near = tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 60)
         beginning.join()
         for thread in threads:
             thread.join()
@@ -342,7 +342,7 @@ def all_of(end: socket.socket) -> bytes:
 def test_different_secrets_are_reported_at_both_ends(
     meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
+    monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
     process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
     other = replace(meeting, secret=b"the secret of somebody else")
     failures: list[str] = []
@@ -350,13 +350,13 @@ def test_different_secrets_are_reported_at_both_ends(
     def come() -> None:
         reach(meeting).close()
         with pytest.raises(RendezvousError) as raised:
-            call(replace(process, rank=1), other, hello(1, node="there", host="remote-node"), 30)
+            tcp_rendezvous.join(replace(process, rank=1), other, hello(1, node="there", host="remote-node"), 30)
         failures.append(str(raised.value))
 
     thread = threading.Thread(target=come)
     thread.start()
     with pytest.raises(RendezvousError) as raised:
-        receive(process, meeting, hello(0, node="here"), 5)
+        tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 5)
     thread.join()
 
     wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
@@ -379,9 +379,9 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
             told.put(value)
         return value or told.get()
 
-    monkeypatch.setattr(machines, "_ask_store", ask_store)
-    monkeypatch.setattr(machines, "_addresses", lambda where: ["127.0.0.1"])
-    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
+    monkeypatch.setattr(tcp_rendezvous, "_ask_store", ask_store)
+    monkeypatch.setattr(tcp_rendezvous, "_addresses", lambda where: ["127.0.0.1"])
+    monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
     process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
     where = replace(meeting, key="pytest-accel/0")
     found: list[object] = []
@@ -389,14 +389,14 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
     def come() -> None:
         try:
             own = hello(1, node="there")
-            found.append(call(replace(process, rank=1), replace(where, secret=theirs.encode()), own, 30))
+            found.append(tcp_rendezvous.join(replace(process, rank=1), replace(where, secret=theirs.encode()), own, 30))
         except RendezvousError as error:
             found.append(str(error))
 
     thread = threading.Thread(target=come)
     thread.start()
     if theirs == SECRET:
-        remote, _ = receive(process, where, hello(0, node="here"), 30)
+        remote, _ = tcp_rendezvous.gather(process, where, hello(0, node="here"), 30)
         thread.join()
         (met,) = found
         assert isinstance(met, tuple)
@@ -404,7 +404,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
             link.socket.close()
     else:
         with pytest.raises(RendezvousError, match=r"rank 1 at 127.0.0.1 has another secret"):
-            receive(process, where, hello(0, node="here"), 5)
+            tcp_rendezvous.gather(process, where, hello(0, node="here"), 5)
         thread.join()
         assert "has another secret" in str(found[0])
 
@@ -424,7 +424,7 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
-    monkeypatch.setattr(machines, "_WRONG_TIMEOUT", 0.0)
+    monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
     mark = tmp_path / "mark"
     failures: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -433,7 +433,7 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
         def come(rank: int) -> None:
             process = LauncherEnv("mpirun", rank, 3, 0, 2, ("a",))
             with pytest.raises(RendezvousError) as raised:
-                call(process, where, hello(rank, node="there", host="there"), 30)
+                tcp_rendezvous.join(process, where, hello(rank, node="there", host="there"), 30)
             failures.append(str(raised.value))
 
         threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
@@ -484,7 +484,7 @@ def test_rank_0_rejects_its_own_messages_as_proof(meeting: Rendezvous, to: str) 
     thread = threading.Thread(target=deceive)
     thread.start()
     with pytest.raises(RendezvousError, match="rank 1 did not connect within 2 s"):
-        receive(process, meeting, hello(0, node="here"), 2)
+        tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 2)
     thread.join()
     assert heard == [b""]
 
@@ -513,7 +513,7 @@ def test_a_slow_stranger_does_not_delay_the_others(meeting: Rendezvous) -> None:
 
     thread = threading.Thread(target=come_meanwhile)
     thread.start()
-    remote, _ = receive(process, meeting, hello(0, node="here"), 60)
+    remote, _ = tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 60)
     # It is over while the stranger is still at it.
     assert not over.is_set()
     thread.join()

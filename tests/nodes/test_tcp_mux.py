@@ -75,7 +75,7 @@ def near(far: Far) -> Iterator[TcpMux]:
     for thread in threads:
         thread.start()
     yield made
-    made.expire(0)
+    made.end_after(0)
     for thread in threads:
         thread.join()
 

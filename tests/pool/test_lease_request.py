@@ -37,7 +37,7 @@ class There:
         self.failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def _answer(self, message: object) -> None:
-        assert self.leases.handle(message)
+        self.leases.handle(message)
 
     def _hear(self) -> None:
         while (message := self._said.get()) is not None:

@@ -30,9 +30,9 @@ from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.nodes import mutual_auth, shared_secret
 from pytest_accel.nodes.agent_messages import Hello, hello_of
+from pytest_accel.nodes.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
 from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
 from pytest_accel.nodes.placement import ForkServer, Layout, Node
-from pytest_accel.nodes.rendezvous import TIMEOUT, RendezvousError, missing
 
 _RETRY_INTERVAL = 0.1
 """Seconds between two attempts to connect to rank 0."""
@@ -128,7 +128,7 @@ def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezv
     return Rendezvous(address, int(port), secret, None, job)
 
 
-def identity() -> str:
+def node_identity() -> str:
     """Return a text that identifies this machine or container.
 
     Processes with the same identity see the same file systems, process ids and network (namespaces(7)).
@@ -140,12 +140,12 @@ def identity() -> str:
     return " ".join(found)
 
 
-def receive(
+def gather(
     process: LauncherEnv, where: Rendezvous, own: Hello, timeout: float = TIMEOUT
 ) -> tuple[list[RemotePeer], list[int]]:
     """Wait for the others, in rank 0; return the processes on other nodes in order of rank, and the ranks on this node.
 
-    The ranks on this node are disconnected: they connect again locally (`rendezvous.join`). Raise
+    The ranks on this node are disconnected: they connect again locally (`local_rendezvous.join`). Raise
     :class:`RendezvousError`, which names the missing ranks, after `timeout` seconds.
     """
     deadline = monotonic() + timeout
@@ -163,7 +163,7 @@ def receive(
 
         def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
             note = partial(_note_wrong, wrong, _plain(call.getpeername()[0]))
-            return _greet(secret, where.job, process.size, own, note)
+            return _greet_caller(secret, where.job, process.size, own, note)
 
         with Handshakes(listener, begin, process.size) as handshakes:
             while len(remote) + len(local) < process.size - 1:
@@ -171,7 +171,7 @@ def receive(
                 if met is None:
                     absent = [rank for rank in range(1, process.size) if rank not in remote and rank not in local]
                     notes = [_wrong_text(rank, wrong[rank]) for rank in absent if rank in wrong]
-                    raise RendezvousError("; ".join([str(missing(process, absent, timeout)), *notes]))
+                    raise RendezvousError("; ".join([str(missing_ranks(process, absent, timeout)), *notes]))
                 call, (hello, peer) = met
                 if hello.rank in remote:  # The process has retried, since the end of the greeting came too late.
                     remote.pop(hello.rank).link.socket.close()
@@ -187,7 +187,7 @@ def receive(
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
-def call(
+def join(
     process: LauncherEnv, where: Rendezvous, hello: Hello, timeout: float = TIMEOUT
 ) -> tuple[AuthenticatedLink, float] | None:
     """Return the connection of another rank to rank 0, and the seconds by which the clock of rank 0 is ahead.
@@ -211,7 +211,7 @@ def call(
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
-                remote, clock, key = perform(link, _present(secret, where.job, hello), until)
+                remote, clock, key = perform(link, _greet_rank_0(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 if isinstance(error, WrongSecret) and wrong_since is None:
@@ -240,7 +240,7 @@ def _mixed(random: bytes, users: bytes) -> bytes:
     return hmac.digest(random, users, "sha256")
 
 
-def _greet(
+def _greet_caller(
     secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
 ) -> Handshake[tuple[Hello, Peer]]:
     """Greet a caller, as rank 0; return its greeting and identity."""
@@ -256,7 +256,7 @@ def _greet(
     return hello, peer
 
 
-def _present(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, bytes]]:
+def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, bytes]]:
     """Greet rank 0; return True if it is on another node, the seconds to add to this clock, and the key for frames."""
     peer = yield from mutual_auth.prove_caller(secret, job, hello.rank)
     messages = Messages(peer, caller=True)

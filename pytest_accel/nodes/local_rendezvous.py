@@ -63,7 +63,7 @@ def gather(
             while len(found) < len(expected):
                 met = handshakes.wait(deadline)
                 if met is None:
-                    raise missing(process, [rank for rank in expected if rank not in found], timeout)
+                    raise missing_ranks(process, [rank for rank in expected if rank not in found], timeout)
                 call, hello = met
                 if hello.rank in expected:
                     found[hello.rank] = hello, Connection(call.detach())
@@ -79,7 +79,7 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
     return receive_hello()
 
 
-def missing(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
+def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
         f"{process.launcher} has started {process.size} processes, and rank {', '.join(map(str, ranks))} did not "
