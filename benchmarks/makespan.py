@@ -180,7 +180,7 @@ class Polling(UniformMachine):
         request = self.jobs[index].request
         grant = None if request is None else next(iter(decide([request], self._free, 0)), None)
         if request is not None and grant is None:
-            self.at(self.interval, lambda: self.run(worker, index))
+            self.call_later(self.interval, lambda: self.run(worker, index))
             return
         devices = () if grant is None else grant.devices
         parts = WHOLE if request is None or not request.parts else request.parts[0]
@@ -220,7 +220,7 @@ def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list
         bound = lower_bound([(test.size, test.seconds) for test in tests], DEVICES, workers)
         kind = Polling if scheduler.startswith("pytest-isolate") else UniformMachine
         machine = kind(tests, DEVICES, workers)
-        found.append(machine.play(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
+        found.append(machine.simulate(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
     return found
 
 
@@ -233,7 +233,7 @@ def thought(count: int) -> list[float]:
         share = draw.choice((1.0, 1.0, 1.0, 0.5)) if devices < 4 else 1.0
         tests.append(Test(draw.uniform(0.2, 8), devices, share, number // 20))
     machine = UniformMachine(tests, 64, 64)
-    machine.play(ours(machine, [test.seconds for test in tests]))
+    machine.simulate(ours(machine, [test.seconds for test in tests]))
     return machine.scheduler_seconds
 
 
@@ -301,7 +301,7 @@ def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Re
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(DEVICES)))
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     machine = UniformMachine(tests, DEVICES, workers)
-    return _timed((folder / "stamps").read_text(), machine.play(ours(machine, [test.seconds for test in tests])))
+    return _timed((folder / "stamps").read_text(), machine.simulate(ours(machine, [test.seconds for test in tests])))
 
 
 def _timed(stamps: str, virtual: float) -> Real:

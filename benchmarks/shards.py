@@ -34,7 +34,7 @@ def over_mean(mix: str, seed: int, parts: int, *, timed: bool) -> float:
 
 def _makespan(tests: Sequence[Test], *, timed: bool) -> float:
     machine = UniformMachine(tests, DEVICES, WORKERS)
-    machine.play(ours(machine, [test.seconds if timed else None for test in tests]))
+    machine.simulate(ours(machine, [test.seconds if timed else None for test in tests]))
     return max(span.end for span in machine.spans)
 
 

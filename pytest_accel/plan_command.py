@@ -16,7 +16,7 @@ from pytest_accel.driver.items import marked_of
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.item_redirection import Redirector
 from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Play, Suite, best
+from pytest_accel.schedule.forecast import Forecast, Suite, best
 from pytest_accel.schedule.history import recall
 from pytest_accel.schedule.plan_text import Jobs
 from pytest_accel.selection import Planned, divide, runnable, skip_reason, suite_of
@@ -53,7 +53,7 @@ class PlanHooks:
         planned = [(item, None if (marked := marked_of(item)) is None else marked.plan) for item in items]
         reasons = [skip_reason(item, plan) for item, plan in planned]
         skipped = Counter(reason for reason in reasons if reason is not None)
-        yield from plan_text.plain(plan_text.census(reasons.count(None), skipped.most_common()))
+        yield from plan_text.plain(plan_text.count_tests(reasons.count(None), skipped.most_common()))
         if None not in reasons:
             return
         target = _Target.of("this one", planned, config, self._session.machine)
@@ -61,13 +61,13 @@ class PlanHooks:
         yield from plan_text.plain(plan_text.about_times(suite.times))
         if options.planned_machine(config) is not None:
             yield "requirements for memory, capability and name are assumed to be met", False
-        plays = list(suite.plays())
-        chosen = best(plays)
+        forecasts = list(suite.forecasts())
+        chosen = best(forecasts)
         requested = getattr(config.option, "numprocesses", None)
         if requested:
-            chosen = next((play for play in plays if play.workers == requested), None) or suite.play(requested)
-            plays = sorted({play.workers: play for play in (*plays, chosen)}.values(), key=lambda play: play.workers)
-        yield from plan_text.table(plays, suite.devices)
+            chosen = next((one for one in forecasts if one.workers == requested), None) or suite.forecast(requested)
+            forecasts = sorted({one.workers: one for one in (*forecasts, chosen)}.values(), key=lambda one: one.workers)
+        yield from plan_text.table(forecasts, suite.devices)
         yield from plan_text.plain(plan_text.about(chosen, suite, shutil.get_terminal_size().columns))
         shard = self._session.settings.shard
         if shard is not None:
@@ -106,24 +106,24 @@ class _Target:
     def of(cls, name: str, planned: Planned, config: pytest.Config, machine: Machine) -> _Target:
         return cls(name, machine, planned, suite_of(planned, recall(config), machine), config)
 
-    def parts(self, parts: int, workers: int) -> list[Play]:
+    def parts(self, parts: int, workers: int) -> list[Forecast]:
         """Return the session of each of `parts` jobs."""
         numbers = {item: number for number, (item, _) in enumerate(runnable(self.planned))}
         return [
-            self.suite.part([numbers[item] for item in part if item in numbers]).play(workers)
+            self.suite.part([numbers[item] for item in part if item in numbers]).forecast(workers)
             for part in divide(self.planned, self.config, self.machine, parts, workers)
         ]
 
     def jobs(self, limit: float, workers: int | None) -> Jobs:
         """Return the smallest number of jobs that end within `limit` seconds, each with `workers` (None: the best)."""
         suite = self.suite
-        workers = workers or (best(list(suite.plays())).workers if suite.collection else 1)
+        workers = workers or (best(list(suite.forecasts())).workers if suite.collection else 1)
         longest, nodeid = max(zip(suite.times.seconds, suite.collection, strict=True), default=(0.0, ""))
-        parts = max(1, math.ceil(suite.least / limit))
+        parts = max(1, math.ceil(suite.lower_bound / limit))
         while longest <= limit and parts <= len(suite.collection):
-            plays = self.parts(parts, workers)
-            slowest = max(play.makespan for play in plays)
+            forecasts = self.parts(parts, workers)
+            slowest = max(forecast.makespan for forecast in forecasts)
             if slowest <= limit:
-                return Jobs(self.name, len(suite.collection), workers, plays)
+                return Jobs(self.name, len(suite.collection), workers, forecasts)
             parts = max(parts + 1, int(parts * slowest / limit))
         return Jobs(self.name, len(suite.collection), workers, [], nodeid)

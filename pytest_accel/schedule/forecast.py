@@ -1,4 +1,4 @@
-"""Forecast of a session's duration: the real scheduler under a virtual clock, for a number of workers. No test runs."""
+"""Forecasts of a session with a number of workers, made by the real scheduler under a virtual clock. No test runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.schedule import simulation
 from pytest_accel.schedule.backlog import GUESS
 from pytest_accel.schedule.durations_file import Durations
-from pytest_accel.schedule.history import expected
-from pytest_accel.schedule.lower_bounds import least
+from pytest_accel.schedule.history import expected, expected_times
+from pytest_accel.schedule.lower_bounds import suite_lower_bound
 from pytest_accel.schedule.scheduler import DeviceScheduling
 from pytest_accel.schedule.simulation import SimulatedTest, Span
 from pytest_accel.schedule.test_demand import Demand
@@ -39,12 +39,12 @@ class Times:
     """Seconds assumed for each of these."""
 
 
-def times(durations: Durations, tests: Sequence[tuple[str, str]]) -> Times:
+def assumed_times(durations: Durations, tests: Sequence[tuple[str, str]]) -> Times:
     """Return the times of `tests`, each a node id and a kind of device.
 
     A test without any remembered time is assumed to take the median of the others.
     """
-    here = [expected(durations.get(nodeid, {}).get(kind, ())) for nodeid, kind in tests]
+    here = expected_times(durations, tests)
     there = [_anywhere(durations.get(nodeid, {})) for nodeid, _ in tests]
     known = [other if one is None else one for one, other in zip(here, there, strict=True)]
     timed = [one for one in known if one is not None]
@@ -65,8 +65,8 @@ def _anywhere(by_kind: Mapping[str, Sequence[float]]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """A simulated session with a number of workers."""
+class Forecast:
+    """The simulated session with one number of workers."""
 
     workers: int
     spans: tuple[Span, ...]
@@ -111,7 +111,7 @@ class Suite:
         demand = Demand.of((index, key) for index, (_, key) in enumerate(tests) if key is not None)
         kinds = demand.kinds_of_tests(len(tests))
         node_ids = [nodeid for nodeid, _ in tests]
-        return cls(node_ids, demand, times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)
+        return cls(node_ids, demand, assumed_times(durations, list(zip(node_ids, kinds, strict=True))), machine, slots)
 
     def part(self, indices: Sequence[int]) -> Suite:
         """Return the suite of some of the tests."""
@@ -134,38 +134,40 @@ class Suite:
         return f"{count} {word}{'' if count == 1 else 's'}"
 
     @cached_property
-    def least(self) -> float:
+    def lower_bound(self) -> float:
         """Lower bound of the makespan in seconds, for any order of tests and any number of workers."""
-        return least(list(zip(self.requests, self.times.seconds, strict=True)), self.slots)
+        return suite_lower_bound(list(zip(self.requests, self.times.seconds, strict=True)), self.slots)
 
-    def play(self, workers: int) -> Play:
-        """Simulate the session with ``-n workers``."""
+    def forecast(self, workers: int) -> Forecast:
+        """Simulate the session with ``-n workers``, and return the result."""
         tests = zip(self.collection, self.times.seconds, self.requests, strict=True)
         jobs = [SimulatedTest(nodeid, seconds, request) for nodeid, seconds, request in tests]
-        clock = simulation.SimulatedMachine(jobs, self._free, workers, self.slots)
+        machine = simulation.SimulatedMachine(jobs, self._free, workers, self.slots)
         backlog = self._demand.backlog(self.collection, self._machine, self.slots, self.times.expected)
-        scheduler = DeviceScheduling(self.collection, backlog, self._free, self.slots, clock, clock=lambda: clock.now)
-        clock.play(scheduler)
-        return Play(workers, tuple(clock.spans))
+        scheduler = DeviceScheduling(
+            self.collection, backlog, self._free, self.slots, machine, clock=lambda: machine.now
+        )
+        machine.simulate(scheduler)
+        return Forecast(workers, tuple(machine.spans))
 
-    def plays(self) -> Iterator[Play]:
-        """Simulate 1, 2, 4, ... workers, up to the first number that does not make the session shorter."""
+    def forecasts(self) -> Iterator[Forecast]:
+        """Yield the forecasts for 1, 2, 4, ... workers, up to the first that does not make the session shorter."""
         workers, last = 1, float("inf")
         while True:
-            play = self.play(workers)
-            yield play
-            if play.makespan > last * (1 - CLOSE) or workers >= len(self.collection):
+            forecast = self.forecast(workers)
+            yield forecast
+            if forecast.makespan > last * (1 - CLOSE) or workers >= len(self.collection):
                 return
-            workers, last = 2 * workers, play.makespan
+            workers, last = 2 * workers, forecast.makespan
 
 
-def best(plays: Sequence[Play]) -> Play:
-    """Return the session with the fewest workers among those that are about as short as the shortest."""
-    shortest = min(play.makespan for play in plays)
-    return min((play for play in plays if play.makespan <= shortest * (1 + CLOSE)), key=lambda play: play.workers)
+def best(forecasts: Sequence[Forecast]) -> Forecast:
+    """Return the forecast with the fewest workers among those whose session is about as short as the shortest."""
+    shortest = min(forecast.makespan for forecast in forecasts)
+    return min((one for one in forecasts if one.makespan <= shortest * (1 + CLOSE)), key=lambda one: one.workers)
 
 
-def chain(spans: Sequence[Span]) -> list[Span]:
+def critical_path(spans: Sequence[Span]) -> list[Span]:
     """Return the critical path of a session: the last test to end, preceded by the test that it waited for, and so on.
 
     `spans` are in the order in which the tests end. If several tests end when a test begins, it has waited for one

@@ -1,4 +1,4 @@
-"""SessionTimes of tests in earlier sessions, stored in pytest's cache, or in the file of ``--accel-durations``."""
+"""Times of tests in earlier sessions, stored in pytest's cache, or in the file of ``--accel-durations``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KEY = "accel/durations"
 """Key in pytest's cache; the value has lists of seconds by node id and kind of device, the latest last."""
 _DECAY = 0.8
 """Weight of a session's time relative to that of the session after it."""
-_TESTS = 100_000
-"""Number of tests that are stored: those that ran last."""
+_MOST_TESTS = 100_000
+"""Maximum number of tests that are stored: those that ran last."""
 
 
 def expected(values: Sequence[float]) -> float | None:
@@ -71,7 +71,7 @@ def remember(durations: Durations, times: SessionTimes) -> Durations:
     for nodeid, (kind, seconds) in times.items():
         earlier = kept.pop(nodeid, {})
         kept[nodeid] = earlier | {kind: [*earlier.get(kind, ()), round(seconds, 4)][-KEPT:]}
-    return dict(list(kept.items())[-_TESTS:])
+    return dict(list(kept.items())[-_MOST_TESTS:])
 
 
 def record_times(config: pytest.Config) -> None:

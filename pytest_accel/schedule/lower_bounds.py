@@ -10,7 +10,7 @@ from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.policy import Request
 
 
-def least(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
+def suite_lower_bound(tests: Sequence[tuple[Request | None, float]], slots: int) -> float:
     """Return a lower bound of the seconds for `tests` (requests with seconds), for any order and number of workers.
 
     `slots` is the number of CPU slots. Tests that can run on some of the devices only are also bounded by these alone.

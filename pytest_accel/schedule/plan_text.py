@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_accel.schedule.forecast import CLOSE, Play, Suite, Times, best, chain
+from pytest_accel.schedule.forecast import CLOSE, Forecast, Suite, Times, best, critical_path
 
 _SHOWN = 5
 """Number of tests of the critical path that are shown."""
@@ -22,7 +22,7 @@ class Jobs:
     """Number of tests that can run on the machine; the others would be skipped."""
     workers: int
     """Number of xdist workers of each job."""
-    plays: Sequence[Play]
+    forecasts: Sequence[Forecast]
     """The session of each job; none if no number of jobs ends in time."""
     longest: str = ""
     """Node id of the longest test, if there are no jobs."""
@@ -37,7 +37,7 @@ def plain(lines: Iterable[str]) -> Iterator[Line]:
     return ((line, False) for line in lines)
 
 
-def census(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
+def count_tests(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
     """Return lines with the number of tests to run, and the number skipped for each reason."""
     total = sum(count for _, count in skipped)
     yield f"{_tests(tests)} to run" + (f", {total} skipped:" if total else "")
@@ -59,29 +59,30 @@ def about_times(found: Times) -> Iterator[str]:
         yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted with those times"
 
 
-def table(plays: Sequence[Play], devices: int) -> Iterator[Line]:
+def table(forecasts: Sequence[Forecast], devices: int) -> Iterator[Line]:
     """Return a table of the session's makespan by the number of workers; the best line is highlighted."""
-    shortest = best(plays)
+    chosen = best(forecasts)
     yield "", False
     yield f"{'-n':>5}{'makespan':>14}{'utilisation':>14}" if devices else f"{'-n':>5}{'makespan':>14}", True
-    for play in plays:
-        line = f"{play.workers:>5}{clock(play.makespan):>14}"
-        line += f"{play.utilisation(devices):>14.0%}" if devices else ""
-        yield line + ("   best" if play is shortest else ""), play is shortest
+    for forecast in forecasts:
+        line = f"{forecast.workers:>5}{clock(forecast.makespan):>14}"
+        line += f"{forecast.utilisation(devices):>14.0%}" if devices else ""
+        yield line + ("   best" if forecast is chosen else ""), forecast is chosen
     yield f"best: the fewest workers with a makespan within {CLOSE:.0%} of the shortest", False
 
 
-def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
+def about(forecast: Forecast, suite: Suite, columns: int) -> Iterator[str]:
     """Return the details of the session with one number of workers, in lines of at most `columns` characters."""
     yield ""
-    over = play.makespan / suite.least - 1 if suite.least else 0.0
+    over = forecast.makespan / suite.lower_bound - 1 if suite.lower_bound else 0.0
     more = f", {over:.0%} above it" if over >= 0.005 else ""
-    yield f"-n {play.workers}: makespan {clock(play.makespan)}; lower bound of any order {clock(suite.least)}{more}"
+    bound = f"lower bound of any order {clock(suite.lower_bound)}{more}"
+    yield f"-n {forecast.workers}: makespan {clock(forecast.makespan)}; {bound}"
     if suite.devices:
-        held = suite.devices * play.makespan
-        hours = f"{play.device_seconds / 3600:.3g} device-hours used of {held / 3600:.3g}"
-        yield f"{suite.devices} devices: {hours}, utilisation {play.utilisation(suite.devices):.0%}"
-    links = chain(play.spans)
+        held = suite.devices * forecast.makespan
+        hours = f"{forecast.device_seconds / 3600:.3g} device-hours used of {held / 3600:.3g}"
+        yield f"{suite.devices} devices: {hours}, utilisation {forecast.utilisation(suite.devices):.0%}"
+    links = critical_path(forecast.spans)
     longest = sorted(links, key=lambda span: (span.begin - span.end, -span.begin))[:_SHOWN]
     yield "Critical path: each test started when the one before it ended" + (
         f" (the longest {_SHOWN} of {len(links)}):" if len(links) > _SHOWN else ":"
@@ -93,15 +94,15 @@ def about(play: Play, suite: Suite, columns: int) -> Iterator[str]:
             yield head + _shortened(suite.collection[span.index], max(_NARROW, columns - len(head) - 1))
 
 
-def parts(plays: Sequence[Play]) -> Iterator[Line]:
+def parts(forecasts: Sequence[Forecast]) -> Iterator[Line]:
     """Return a table of the parts of the suite, one for each job of ``--accel-shard``."""
-    slowest = max(play.makespan for play in plays)
-    mean = sum(play.makespan for play in plays) / len(plays)
+    slowest = max(forecast.makespan for forecast in forecasts)
+    mean = sum(forecast.makespan for forecast in forecasts) / len(forecasts)
     yield "", False
-    yield f"{len(plays)} jobs with -n {plays[0].workers} each:", False
+    yield f"{len(forecasts)} jobs with -n {forecasts[0].workers} each:", False
     yield f"{'part':>8}{'tests':>8}{'makespan':>14}", True
-    for number, play in enumerate(plays, 1):
-        yield f"{f'{number}/{len(plays)}':>8}{len(play.spans):>8}{clock(play.makespan):>14}", False
+    for number, forecast in enumerate(forecasts, 1):
+        yield f"{f'{number}/{len(forecasts)}':>8}{len(forecast.spans):>8}{clock(forecast.makespan):>14}", False
     if mean:
         yield f"the slowest takes {slowest / mean - 1:.0%} more than the mean", False
 
@@ -113,10 +114,10 @@ def jobs(rows: Sequence[Jobs], limit: float) -> Iterator[Line]:
     yield f"{'machine':>12}{'tests':>8}{'-n':>6}{'jobs':>6}{'slowest':>14}{'device-hours':>14}", True
     for row in rows:
         head = f"{row.machine:>12}{row.tests:>8}"
-        if row.plays:
-            hours = sum(play.device_seconds for play in row.plays) / 3600
-            slowest = clock(max(play.makespan for play in row.plays))
-            yield f"{head}{row.workers:>6}{len(row.plays):>6}{slowest:>14}{hours:>14.3g}", False
+        if row.forecasts:
+            hours = sum(forecast.device_seconds for forecast in row.forecasts) / 3600
+            slowest = clock(max(forecast.makespan for forecast in row.forecasts))
+            yield f"{head}{row.workers:>6}{len(row.forecasts):>6}{slowest:>14}{hours:>14.3g}", False
         elif row.tests:
             yield f"{head}  none: {row.longest} alone takes too long", False
         else:

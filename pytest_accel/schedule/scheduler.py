@@ -52,7 +52,7 @@ class Orders(Protocol):
 class _Worker:
     """The scheduler's view of one xdist worker."""
 
-    node: Any
+    node: WorkerNode
     ready: bool = False
     """True if it has collected the same tests as the others."""
     queue: deque[Task] = field(default_factory=deque)

@@ -33,7 +33,7 @@ class Span:
     """The simulated run of a test."""
 
     index: int
-    """Index of its job."""
+    """Index of the test."""
     worker: int
     begin: float
     """Seconds since the start of the session."""
@@ -51,10 +51,13 @@ class Worker:
     number: int
     queue: deque[int] = field(default_factory=deque)
     current: int | None = None
+    """Index of the test that it runs."""
     following: int | None = None
+    """Index of the test that it runs next."""
     ended: bool = False
     shutting_down: bool = False
     held: set[int] = field(default_factory=set)
+    """Indices of the tests on hold."""
 
     @property
     def gateway(self) -> SimpleNamespace:
@@ -67,7 +70,7 @@ class Worker:
     def send_steal(self, indices: Sequence[int]) -> None:
         stolen = list(indices) if set(indices) <= set(self.queue) else []
         self.queue = deque(index for index in self.queue if index not in stolen)
-        self.machine.at(0.0, lambda: self.machine.scheduler.remove_pending_tests_from_node(self, stolen))
+        self.machine.call_later(0.0, lambda: self.machine.scheduler.remove_pending_tests_from_node(self, stolen))
 
     def shutdown(self) -> None:
         self.shutting_down = True
@@ -84,7 +87,7 @@ class Worker:
             index, self.following = self.following, self.queue.popleft() if self.queue else None
             self.current = index
             if index in self.held:
-                self.machine.at(0.0, lambda: self.done(0.0))
+                self.machine.call_later(0.0, lambda: self.done(0.0))
             else:
                 self.machine.run(self, index)
 
@@ -117,7 +120,8 @@ class SimulatedMachine:
         self._free_slots = slots
         self._waiting: list[tuple[Request, Worker, int]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
+        self._last_number = 0
+        """The last number given to an event or a request."""
         self._awake: deque[Worker] = deque()
 
     def hold(self, node: Worker, index: int) -> None:
@@ -126,24 +130,24 @@ class SimulatedMachine:
     def go(self, node: Worker, index: int) -> None:
         node.held.discard(index)
 
-    def at(self, delay: float, call: Callable[[], None]) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (self.now + delay, self._number, call))
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        self._last_number += 1
+        heapq.heappush(self._events, (self.now + delay, self._last_number, call))
 
     def wake(self, worker: Worker) -> None:
         self._awake.append(worker)
 
     def run(self, worker: Worker, index: int) -> None:
         """Run a test: wait for its devices or slots, then for its duration."""
-        self._number += 1
+        self._last_number += 1
         request = self.jobs[index].request
         if request is None:
             self._begin(worker, index, (), 0)
         else:
-            self._waiting.append((replace(request, id=self._number), worker, index))
+            self._waiting.append((replace(request, id=self._last_number), worker, index))
             self._grant()
 
-    def play(self, scheduler: Any) -> float:
+    def simulate(self, scheduler: Any) -> float:
         """Simulate the whole session and return its seconds. Raises AssertionError unless each test has run once."""
         self.scheduler = scheduler
         for worker in self.workers:
@@ -190,4 +194,4 @@ class SimulatedMachine:
             self._grant()
             worker.done(self.now - start)
 
-        self.at(self.jobs[index].seconds, end)
+        self.call_later(self.jobs[index].seconds, end)

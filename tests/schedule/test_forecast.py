@@ -13,8 +13,8 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule import plan_text
-from pytest_accel.schedule.forecast import Play, Suite, Times, best, chain, times
-from pytest_accel.schedule.lower_bounds import least
+from pytest_accel.schedule.forecast import Forecast, Suite, Times, assumed_times, best, critical_path
+from pytest_accel.schedule.lower_bounds import suite_lower_bound
 from pytest_accel.schedule.simulation import Span
 from pytest_accel.schedule.test_demand import Demand
 
@@ -60,54 +60,55 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), st.integers(1, 9))
 def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: Case, workers: int) -> None:
     suite = case.suite()
-    play = suite.play(workers)
-    assert suite.least - 1e-9 <= play.makespan <= sum(case.seconds) + 1e-9
-    assert sorted(span.index for span in play.spans) == list(range(len(case.keys)))
-    assert 0.0 <= play.utilisation(suite.devices) <= 1.0 + 1e-9
+    forecast = suite.forecast(workers)
+    assert suite.lower_bound - 1e-9 <= forecast.makespan <= sum(case.seconds) + 1e-9
+    assert sorted(span.index for span in forecast.spans) == list(range(len(case.keys)))
+    assert 0.0 <= forecast.utilisation(suite.devices) <= 1.0 + 1e-9
 
 
 @given(cases(), st.integers(1, 9))
 def test_the_critical_chain_has_no_gap(case: Case, workers: int) -> None:
-    play = case.suite().play(workers)
-    links = chain(play.spans)
+    forecast = case.suite().forecast(workers)
+    links = critical_path(forecast.spans)
     assert links[0].begin == 0.0
-    assert links[-1].end == play.makespan
+    assert links[-1].end == forecast.makespan
     assert [link.end for link in links[:-1]] == [link.begin for link in links[1:]]
 
 
 @given(cases())
 def test_workers_are_doubled_while_that_shortens_the_plan(case: Case) -> None:
     suite = case.suite()
-    plays = list(suite.plays())
-    assert [play.workers for play in plays] == [2**number for number in range(len(plays))]
-    chosen = best(plays)
-    assert all(chosen.makespan <= 1.02 * play.makespan + 1e-9 for play in plays)
-    assert all(play.makespan > 1.02 * min(one.makespan for one in plays) for play in plays[: plays.index(chosen)])
+    forecasts = list(suite.forecasts())
+    assert [forecast.workers for forecast in forecasts] == [2**number for number in range(len(forecasts))]
+    chosen = best(forecasts)
+    assert all(chosen.makespan <= 1.02 * forecast.makespan + 1e-9 for forecast in forecasts)
+    shortest = min(one.makespan for one in forecasts)
+    assert all(one.makespan > 1.02 * shortest for one in forecasts[: forecasts.index(chosen)])
 
 
 def test_the_critical_chain_prefers_tests_on_the_same_device() -> None:
     had = Span(0, 0, 0.0, 2.0, (("d0", 1),))
     other = Span(1, 1, 0.0, 2.0)
     last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
-    assert chain([had, other, last]) == [had, last]
-    assert chain([had, other, Span(2, 1, 2.0, 3.0)])[0] == other
-    assert chain([]) == []
+    assert critical_path([had, other, last]) == [had, last]
+    assert critical_path([had, other, Span(2, 1, 2.0, 3.0)])[0] == other
+    assert critical_path([]) == []
 
 
 def test_tests_that_fit_only_some_devices_are_limited_to_those() -> None:
     some = Request(0, ("a",), 1)
     everywhere = Request(0, ("a", "b", "c", "d"), 1)
-    assert least([(some, 3.0)] * 4 + [(everywhere, 1.0)] * 4, 8) == pytest.approx(12.0)
-    assert least([(Request(0, (), 0, slots=2), 3.0)] * 4, 2) == pytest.approx(12.0)
-    assert least([(None, 3.0)] * 4, 8) == 3.0
-    assert least([], 8) == 0.0
+    assert suite_lower_bound([(some, 3.0)] * 4 + [(everywhere, 1.0)] * 4, 8) == pytest.approx(12.0)
+    assert suite_lower_bound([(Request(0, (), 0, slots=2), 3.0)] * 4, 2) == pytest.approx(12.0)
+    assert suite_lower_bound([(None, 3.0)] * 4, 8) == 3.0
+    assert suite_lower_bound([], 8) == 0.0
 
 
 def test_durations_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
     remembered = {"a": {"sim": [4.0], "cuda": [1.0]}, "b": {"cuda": [2.0], "rocm": [3.0]}, "c": {"sim": [6.0]}}
-    found = times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
+    found = assumed_times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
     assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 1, 4.0)
-    assert times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
+    assert assumed_times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
 
 
 def test_the_source_of_durations_is_described() -> None:
@@ -141,6 +142,6 @@ def test_names_fit_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
     suite = Case((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"
-    lines = list(plan_text.about(Play(1, spans), suite, 80))
+    lines = list(plan_text.about(Forecast(1, spans), suite, 80))
     assert any(line.endswith("test_file.py::test_name") and "…" in line for line in lines)
     assert max(map(len, lines)) <= 80

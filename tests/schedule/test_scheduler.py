@@ -25,7 +25,7 @@ class Crashing(UniformMachine):
     def run(self, worker: Worker, index: int) -> None:
         if index in self._crashing:
             self._crashing.remove(index)
-            self.at(0.1, lambda: self._crash(worker))
+            self.call_later(0.1, lambda: self._crash(worker))
         else:
             super().run(worker, index)
 
@@ -57,7 +57,7 @@ def expectations(tests: Sequence[Test], known: int) -> list[float | None]:
 @given(suites(), st.integers(1, 6), st.integers(0, 3))
 def test_every_test_runs_once(tests: list[Test], workers: int, known: int) -> None:
     machine = UniformMachine(tests, 4, workers)
-    seconds = machine.play(ours(machine, expectations(tests, known)))
+    seconds = machine.simulate(ours(machine, expectations(tests, known)))
     assert seconds >= lower_bound([(test.size, test.seconds) for test in tests], 4, workers) - 1e-6
     assert all(worker.ended for worker in machine.workers)
 
@@ -66,7 +66,7 @@ def test_every_test_runs_once(tests: list[Test], workers: int, known: int) -> No
 def test_every_test_runs_once_if_workers_die(tests: list[Test], workers: int, crashing: set[int]) -> None:
     crashing = {index for index in crashing if index < len(tests)}
     machine = Crashing(tests, 4, workers, set(crashing))
-    machine.play(ours(machine, expectations(tests, 0)))
+    machine.simulate(ours(machine, expectations(tests, 0)))
     assert sorted(machine.crashed) == sorted(machine.collection[index] for index in crashing)
 
 
