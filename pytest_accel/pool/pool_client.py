@@ -101,7 +101,7 @@ class _WantedWorlds:
         self._wanted.add(world)
 
 
-def _receive(
+def _wait_for_world(
     answers: _Answers,
     timeout: float | None,
     show: Callable[[float], None],
@@ -165,7 +165,7 @@ class LocalPoolClient(_WantedWorlds):
             if (waiting := self._pool.waiting(number)) is not None:
                 self.show(waiting_line(waiting, seconds))
 
-        return _receive(
+        return _wait_for_world(
             answers,
             timeout,
             show,
@@ -221,7 +221,7 @@ class WorkerPoolClient(_WantedWorlds):
     def acquire(self, key: WorldKey, holder: Holder, timeout: float | None) -> AcquiredWorld:
         number, answers = self._expect()
         self._send(AcquireWorld(number, key, holder))
-        return _receive(
+        return _wait_for_world(
             answers,
             timeout,
             lambda seconds: self._send(ShowWaiting(number, seconds)),

@@ -125,8 +125,8 @@ class WorldManager:
         """The fork server, or several that serve as one: the starter of all worlds that have none of their own."""
         self._server_logs: tuple[str, ...] = ()
         """The log files of the present fork server, or of the last one."""
-        self._preload = True
-        """False if the fork server replaces one that has ended."""
+        self._preloads = True
+        """True if the fork server preloads modules; False once it replaces one that has ended."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
         self._next_server = len(spawns)
@@ -150,7 +150,7 @@ class WorldManager:
 
         A server that replaces one that has ended preloads nothing.
         """
-        if self._server is not None and self._preload and not self._spec.bare:
+        if self._server is not None and self._preloads and not self._spec.bare:
             self._server.send(Preload(modules))
 
     def import_nothing_ahead(self, why: str) -> None:
@@ -372,7 +372,7 @@ class WorldManager:
             worlds, lost = list(self.worlds.values()), self._server.lost
             starting = [world for world in worlds if world.state is WorldState.STARTING]
             if not self.closing:
-                self._server, self._preload = None, False
+                self._server, self._preloads = None, False
                 for world in worlds:
                     if world.state is WorldState.IN_USE:
                         _mark_dead(world, lost)  # Before the slow cleanup, since the drivers wait for it.
