@@ -17,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _CONTENT_LIMIT = 64 * 1024
-"""Bytes that are read of a file at most."""
+"""Maximum number of bytes that are read from a file."""
+_TEXT_LIMIT = 300
+"""Maximum number of characters of a text from a file that are shown."""
 _FOR_ALL = 0o666
 
 
@@ -69,9 +71,9 @@ def read(descriptor: int) -> bytes:
     return os.pread(descriptor, _CONTENT_LIMIT, 0).partition(b"\n")[0]
 
 
-def printable(text: str, limit: int = 300) -> str:
-    """Return untrusted `text` as one line without control characters, truncated to `limit` characters."""
-    return "".join(character if character.isprintable() else "?" for character in text[:limit])
+def printable(text: str) -> str:
+    """Return untrusted `text` as one line without control characters, truncated to `_TEXT_LIMIT` characters."""
+    return "".join(character if character.isprintable() else "?" for character in text[:_TEXT_LIMIT])
 
 
 def user_name(uid: int) -> str:

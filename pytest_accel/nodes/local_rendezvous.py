@@ -15,6 +15,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
 from pytest_accel.core.launcher_env import LauncherEnv
 from pytest_accel.core.paths import user_folder
+from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.leases.lock_dir import VARIABLE
 from pytest_accel.nodes.agent_messages import Hello, receive_hello
 
@@ -82,7 +83,7 @@ def _receive_hello(call: socket.socket) -> Handshake[Hello]:
 def missing_ranks(process: LauncherEnv, ranks: Sequence[int], timeout: float) -> RendezvousError:
     """Return the error for `ranks` that did not connect within `timeout` seconds."""
     return RendezvousError(
-        f"{process.launcher} has started {process.size} processes, and rank {', '.join(map(str, ranks))} did not "
+        f"{process.launcher} has started {process.size} processes, and {ranks_text(ranks)} did not "
         f"connect within {timeout:g} s: each process must run pytest with this plugin (with --accel-launcher none, "
         "each runs all tests by itself)"
     )

@@ -108,11 +108,10 @@ class PooledWorld:
         slots, self.slots = self.slots, None
         return slots
 
-    def take_back(self) -> WorldRequest | None:
-        """Take the world from its driver, whose request is returned. Another transition must follow."""
+    def take_back(self) -> None:
+        """Take the world from its driver. Another transition must follow."""
         self._change(WorldState.IN_USE, WorldState.IN_USE)
-        request, self.request = self.request, None
-        return request
+        self.request = None
 
     def make_idle(self) -> None:
         """Keep the world warm for the next driver."""

@@ -36,7 +36,7 @@ from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.forkserver.server_client import ForkServerClient, Spawn, StarterCallbacks, spawn_here
+from pytest_accel.forkserver.server_client import ForkServerClient, Spawn, StarterCallbacks
 from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.nodes.mpi import MpiJob
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
@@ -107,7 +107,7 @@ class WorldManager:
         lock: threading.RLock,
         observer: WorldObserver,
         summary: PoolSummary,
-        spawns: Sequence[Spawn] = (spawn_here,),
+        spawns: Sequence[Spawn],
     ) -> None:
         """`spawns` start the fork servers from which ranks are forked."""
         self.worlds: dict[int, PooledWorld] = {}
