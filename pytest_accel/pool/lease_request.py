@@ -81,7 +81,7 @@ class CombinedLeaseRequest:
     def take_over(self, lease: NodeLease) -> bool:
         """Take `lease` from its holder, without a call of `on_grant`; return True if done.
 
-        This needs a request for this lease alone, which is first in the queue.
+        This is possible only if the request is for this one lease, and first in the queue.
         """
         if len(self._parts) > 1 or self._waiting is None or not self._waiting.take_over(lease):
             return False

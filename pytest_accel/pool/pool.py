@@ -404,9 +404,8 @@ class Pool:
 
     def _retire_surplus(self) -> None:
         for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
-            if (
-                world.state is WorldState.IDLE
-            ):  # Retiring another world may have freed slots or devices, and so put this one in use.
+            # Not if retiring the previous one has freed devices for a request that then got this world.
+            if world.state is WorldState.IDLE:
                 self._manager.retire(world)
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:

@@ -50,7 +50,7 @@ The tick that takes the stacks may be a second late, and taking them may last an
 
 
 class WorldStarter(Protocol):
-    """Starts the processes of worlds: a fork server, several that serve as one, or an MPI job.
+    """A starter of the processes of worlds: a fork server, several that serve as one, or an MPI job.
 
     It reports to :class:`StarterCallbacks`.
     """
@@ -313,7 +313,7 @@ class WorldManager:
         if server is not None:
             server.stop()
         if self.broken is not None:  # The thread that cleans up after the server may have failed.
-            with contextlib.suppress(Exception):  # For example because /proc cannot be read, which ends threads, too.
+            with contextlib.suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                 kill_marked(self.directory)
                 shared_memory.remove_all(self.directory)
         with self._lock:
