@@ -69,7 +69,7 @@ class RankState:
         early, self.early = self.early, []
         return early
 
-    def has_passed(self, serial: int, phases: int, at: float) -> bool:
+    def record_passed(self, serial: int, phases: int, at: float) -> bool:
         """Record that the first `phases` phases have passed; return True if one of them had no report yet."""
         unreported = [when for when in PHASES[:phases] if when not in self.reports]
         for when in unreported:

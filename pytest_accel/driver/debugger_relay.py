@@ -1,4 +1,4 @@
-"""Lends the driver's terminal to one rank's debugger at a time."""
+"""The driver's side of debuggers in ranks: one rank at a time gets the terminal."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def is_interactive(config: pytest.Config) -> bool:
 
 @contextlib.contextmanager
 def lend_terminal(config: pytest.Config, pid: int) -> Iterator[tuple[int, int]]:
-    """Give the descriptors of this process's input and output to the process `pid`, and forward Ctrl-C to it.
+    """Yield the descriptors of this process's input and output for the process `pid`, and forward Ctrl-C to it.
 
     `pytest_enter_pdb` and `pytest_leave_pdb` are called, so that plugins with timeouts suspend them.
     """

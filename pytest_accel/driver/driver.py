@@ -55,7 +55,7 @@ class Driver:
         """A test that the world's ranks have started before pytest has asked for its setup phase."""
 
     def prepare(self, marked: MarkedTest, following: MarkedTest | None) -> None:
-        """Wait for the test's world before its phases begin, so that the timeouts of other plugins do not include this.
+        """Wait for the test's world before its phases begin, so that the timeouts of other plugins exclude the wait.
 
         `following` is the next test of this process if it has marks, else None.
         """
@@ -67,7 +67,10 @@ class Driver:
                 self._error = error  # Raised in the setup phase, where pytest reports it as an error of this test.
 
     def begin(self, marked: MarkedTest) -> World:
-        """Start the test in its world, and return the world: a new one if the last must not be used again."""
+        """Start the test in its world, and return the world. Replace a world that must not be used again.
+
+        Then send the next test ahead, if it can run in the same world.
+        """
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -103,7 +106,7 @@ class Driver:
         )
 
     def _ensure_world(self, marked: MarkedTest) -> World:
-        """Return a world in which the test can run: the present one if possible, else another from the pool."""
+        """Return a world in which the test can run: the current one if possible, else another from the pool."""
         world = self._world
         if world is not None and self._started_ahead is marked:
             return world  # Report any failure of the world in this test, which it runs already.
@@ -115,13 +118,13 @@ class Driver:
             or (world is not None and marked.key.fresh and world.used)
         )
         if world is not None and (unfit or not world.alive or not world.condition.reusable):
-            self._close()
+            self.close()
             world = None
         while world is None:
             try:
                 world = self._acquire(marked)
             except LostWorld:
-                self._close()
+                self.close()
         return world
 
     def _acquire(self, marked: MarkedTest) -> World:
@@ -144,7 +147,7 @@ class Driver:
         outcomes = world.start()
         if outcomes is not None:
             verdict = judge(Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about))
-            self._close()
+            self.close()
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
 
@@ -161,7 +164,7 @@ class Driver:
     def _update_started_ahead(self, world: World) -> None:
         """Determine whether the ranks have started the announced test by themselves."""
         announced, self._announced = self._announced, None
-        if announced is not None and world.has_gone_on:
+        if announced is not None and world.has_run_ahead:
             self._started_ahead = announced
 
     def after(self, following: MarkedTest | None) -> None:
@@ -180,7 +183,7 @@ class Driver:
             or not world.condition.reusable
             or not world.alive  # The pool then reports the death, and the next test is not blamed for it.
         ):
-            self._close()
+            self.close()
         elif following.is_sure_to_run and not self.streams:
             # Start the next test now: the ranks work while pytest prepares its setup phase.
             self._started_ahead = following
@@ -202,13 +205,10 @@ class Driver:
         """Have the pool terminate the world because of `reason`."""
         if self._world is not None:
             self._world.condition.rule_out(reason)
-            self._close()
+            self.close()
 
     def close(self) -> None:
-        """Give the world back after the last test."""
-        self._close()
-
-    def _close(self) -> None:
+        """Give the world back to the pool; no-op if there is none."""
         world, self._world = self._world, None
         ahead, self._started_ahead, self._announced = self._started_ahead, None, None
         if world is not None:

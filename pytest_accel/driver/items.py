@@ -12,8 +12,8 @@ from pytest_accel.core.shims import leave_fixtures_to_ranks
 from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver import rank_data_merge, repro_command
+from pytest_accel.driver.item_hooks import without_rank_hooks
 from pytest_accel.driver.item_plan import ItemPlan
-from pytest_accel.driver.log_capture_bypass import without_rank_hooks
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
 from pytest_accel.driver.world_run import WorldRun
@@ -40,7 +40,7 @@ class MarkedItem(MarkedTest):
         self.limits = TimeLimits(plan.timeout or driver.settings.timeout)
         self._driver = driver
         self._run: WorldRun | None = None
-        """The last run of the test."""
+        """The last run of the test; None if it has not begun."""
         self._verdicts: dict[str, Verdict] = {}
         self._subtests = Subtests(item)
         self._failed_in_merge = False

@@ -70,6 +70,7 @@ class LogTail:
         self._kept = kept
         self._show = show
         self._begun = False
+        """True if output of the running test has been shown."""
         self._ranks = [
             _RankOutput(LogReader(inspector, rank), f"[rank {rank}] " if ranks > 1 else "") for rank in range(ranks)
         ]

@@ -16,7 +16,7 @@ from pytest_accel.core.connect import call_rank
 from pytest_accel.diagnostics.rank_state import RankState
 from pytest_accel.pool.world_request import AcquiredWorld
 
-STALLED = 30
+STALL_TIMEOUT = 30
 """Seconds after which a rank that has sent part of a message counts as hung."""
 
 
@@ -41,10 +41,10 @@ class RankConnection(RankState):
         try:
             stream = call()
         except OSError:
-            # The rank is dead. Use a closed connection, so that the exit is found like any other.
+            # The rank is dead. Use a closed connection, so that the monitor notices the exit.
             stream, other = socket.socketpair()
             other.close()
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALLED, 0))
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_TIMEOUT, 0))
         # For a rank on another machine, the agent of its node closes the connection when the process has ended.
         is_remote = grant.spec.is_remote(rank)
         pidfd = None if is_remote else prctl.end_of(pid)
@@ -65,7 +65,7 @@ class RankConnection(RankState):
             yield self.pidfd
 
     def send(self, data: bytes) -> None:
-        """Send a pickled message. Do nothing if the rank is dead, which is found when its outcome is awaited."""
+        """Send a pickled message. No-op if the rank is dead: the monitor notices the exit."""
         with contextlib.suppress(OSError):
             self.connection.send_bytes(data)
 

@@ -27,7 +27,7 @@ from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_memory
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
-from pytest_accel.driver.rank_connection import STALLED, RankConnection
+from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
 from pytest_accel.pool.pool_client import PoolClient
 from pytest_accel.pool.world_request import AcquiredWorld
@@ -51,11 +51,11 @@ class RankMonitor:
         self._examiner = Examiner(self._inspector, grouped=grant.spec.grouped)
         self._oom_kills = self._count_oom_kills(grant.spec.ranks)
         self.serial = 0
-        """Number of the present test."""
+        """Number of the current test."""
         self.began = 0.0
-        """Time at which the present test began (`clock.monotonic`)."""
+        """Time at which the current test began (`clock.monotonic`)."""
         self.announced_ahead = False
-        """True if the ranks have been sent the test to run after the present one."""
+        """True if the ranks have been sent the test to run after the current one."""
         self.ready: set[int] = set()
         """The ranks that can run tests."""
         self.exit_request: ExitRequest | None = None
@@ -77,7 +77,7 @@ class RankMonitor:
         self._selector.close()
 
     def begin(self, now: float) -> None:
-        """Make the next test the present one, and handle the messages that ranks have already sent about it."""
+        """Make the next test the current one, and handle the messages that ranks have already sent about it."""
         self.serial += 1
         self.announced_ahead = False
         self.began = now
@@ -104,21 +104,21 @@ class RankMonitor:
             if key.fileobj is rank.connection:
                 self._receive(rank)
             else:
-                self._exited(rank)
+                self._handle_exit(rank)
         return bool(events)
 
     def _receive(self, rank: RankConnection) -> None:
         try:
             self._handle_received(rank)
         except (EOFError, OSError):
-            self._exited(rank)
+            self._handle_exit(rank)
 
     def _handle_received(self, rank: RankConnection) -> None:
         try:
             messages = rank.connection.recv()
         except BlockingIOError:
             stack = self.stacks().get(rank.rank, "")
-            self._end(rank, "hung", f"stopped in the middle of a message for {STALLED} s", stack)
+            self._record_end(rank, "hung", f"stopped in the middle of a message for {STALL_TIMEOUT} s", stack)
             return
         for message in messages:
             self._handle(rank, message)
@@ -135,12 +135,12 @@ class RankMonitor:
         elif isinstance(message, Ready):
             self.ready.add(rank.rank)
         elif isinstance(message, CannotRun):
-            self._end(rank, "unstarted", message.text)
+            self._record_end(rank, "unstarted", message.text)
         elif isinstance(message, ForkReturned):
-            self._end(rank, "failed", message.text, phase=message.phase)
+            self._record_end(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
             self.exit_request = self.exit_request or message
-            self._end(rank, "died", f"asked for the end of the session: {message.reason}")
+            self._record_end(rank, "died", f"asked for the end of the session: {message.reason}")
         elif isinstance(message, PhaseReport) and message.serial == self.serial:
             rank.reports[message.when] = message
         elif isinstance(message, ExtraReport) and message.serial == self.serial:
@@ -193,23 +193,23 @@ class RankMonitor:
         """Count phases that ranks have `noted` but not reported yet as passed; return whether there were any."""
         changed = False
         for number, (passed, at) in noted.items():
-            changed |= self.ranks[number].has_passed(self.serial, passed, at)
+            changed |= self.ranks[number].record_passed(self.serial, passed, at)
         return changed
 
-    # Ends of ranks
+    # Exits and hangs of ranks
 
-    def end_hung(self, pending: Sequence[RankConnection], text: str, *, secondary: bool) -> None:
-        """Take the stacks of the ranks `pending`, and record that they hang; `text` says why they are given up.
+    def record_hung(self, pending: Sequence[RankConnection], text: str, *, secondary: bool) -> None:
+        """Take the stacks of the ranks `pending`, and record that they hang; `text` is the reason.
 
-        With `secondary`, they are given up because of another rank.
+        With `secondary`, the reason is the failure or end of another rank.
         """
         # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
         thoroughly = all(rank.end is None and not rank.has_failed for rank in self.ranks)
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
-            self._end(rank, "hung", text, stacks.get(rank.rank, ""), secondary=secondary)
+            self._record_end(rank, "hung", text, stacks.get(rank.rank, ""), secondary=secondary)
 
-    def _end(
+    def _record_end(
         self,
         rank: RankConnection,
         ending: Ending,
@@ -239,7 +239,7 @@ class RankMonitor:
             if source in self._selector.get_map():
                 self._selector.unregister(source)
 
-    def _exited(self, rank: RankConnection) -> None:
+    def _handle_exit(self, rank: RankConnection) -> None:
         """Handle the exit of a rank's process, or the end of its connection."""
         if rank.end is not None:
             return
@@ -250,15 +250,16 @@ class RankMonitor:
             rank.died_early = now
             self._unregister(rank)
         else:
-            self._end_exited(rank, now)
+            self._record_exit(rank, now)
 
-    def end_early_deaths(self) -> None:
-        """End the ranks that died when it was not yet known in which test."""
+    def record_early_deaths(self) -> None:
+        """Record the ends of the ranks that died when it was not yet known in which test."""
         for rank in self.ranks:
             if rank.died_early is not None:
-                self._end_exited(rank, rank.died_early)
+                self._record_exit(rank, rank.died_early)
 
-    def _end_exited(self, rank: RankConnection, at: float) -> None:
+    def _record_exit(self, rank: RankConnection, at: float) -> None:
+        """Record that the process of `rank` ended at time `at`, with its exit status if the pool knows it."""
         if rank.end is not None:
             return  # The rank had sent the reason.
         others = [other for other in self.ranks if other is not rank and not other.done and other.died_early is None]
@@ -270,7 +271,7 @@ class RankMonitor:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
             end = with_memory(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
             text = describe_exit(end)
-        self._end(rank, "died", text, at=at, exit=end)
+        self._record_end(rank, "died", text, at=at, exit=end)
 
     def _count_oom_kills(self, size: int) -> dict[int, int | None]:
         return self._inspector.ask(NodeInspector.oom_kills, dict.fromkeys(range(size)))

@@ -84,6 +84,7 @@ def _pytest_options(config: pytest.Config) -> list[str]:
 
 
 def _collecting_options(config: pytest.Config) -> list[str]:
+    """Return those flags of `_COLLECTING` that the session was given."""
     values = {flag: getattr(config.option, name, None) for name, flag in _COLLECTING.items()}
     words = [flag for flag, value in values.items() if value is True]
     return words + [f"{flag}={each}" for flag, value in values.items() if isinstance(value, list) for each in value]

@@ -122,7 +122,7 @@ class World:
     ) -> None:
         """Have every rank run the test `node` now, instead of one that was sent ahead.
 
-        With `ahead`, the ranks start the test by themselves once all of them have passed the present one.
+        With `ahead`, the ranks start the test by themselves once all of them have passed the current one.
         """
         if ahead:
             self._monitor.announced_ahead = True
@@ -133,34 +133,34 @@ class World:
             rank.send(data)
 
     @property
-    def has_gone_on(self) -> bool:
-        """True if the ranks have started the test that was sent ahead; known once all have finished the present one."""
+    def has_run_ahead(self) -> bool:
+        """True if the ranks have started the test that was sent ahead; known once all have finished the current one."""
         checksums = [rank.finished.checksum for rank in self._ranks if rank.finished is not None and rank.end is None]
         return self._monitor.announced_ahead and may_run_ahead(checksums, self.size)
 
     def switch_to_next(self) -> None:
-        """Make the test that the ranks have started by themselves the present one."""
+        """Make the test that the ranks have started by themselves the current one."""
         self._monitor.begin(max(rank.reports["teardown"].at for rank in self._ranks))
-        self._monitor.end_early_deaths()
+        self._monitor.record_early_deaths()
 
     def wait(self, when: When, timeout: float, left: float | None = None) -> tuple[RankOutcome, ...]:
         """Return how phase `when` ended on every rank, at most `timeout` seconds and a short grace after it began.
 
         `left` is the rest of the `timeout` if all phases of the test share it. Once a rank has failed or ended, the
-        ranks that may wait for it get the grace to finish the test; a rank that does not is counted as hung, and the
-        world is killed afterwards. All ranks are then waited for, so that their ends are reported with the failure.
+        ranks that may wait for it have a grace time to finish the test; a rank that does not is counted as hung, and
+        the world is killed afterwards. Then wait for all ranks, to report their ends with the failure.
         """
         left = timeout if left is None else left
         while pending := [rank for rank in self._ranks if not rank.settled(when)]:
             self._pump_or_give_up(pending, when, timeout, left)
-        while (pending := [rank for rank in self._ranks if not rank.done]) and self._has_gone_wrong:
+        while (pending := [rank for rank in self._ranks if not rank.done]) and self._any_failed_or_ended:
             # Only ranks in their teardown have its timeout; the others have the grace alone.
             in_teardown = all(rank.settled("call") for rank in pending)
             if not in_teardown and self._grace().end == math.inf:
                 break  # The failure is in a teardown alone: the other ranks' phases have their own timeouts.
             self._pump_or_give_up(pending, "teardown", timeout, left if in_teardown else math.inf)
-        if when == "teardown" and not self.has_gone_on:
-            self._monitor.end_early_deaths()
+        if when == "teardown" and not self.has_run_ahead:
+            self._monitor.record_early_deaths()
         if self._log_tail is not None:
             self._log_tail.finish() if when == "teardown" else self._log_tail.drain()
         outcomes = tuple(rank.outcome(when) for rank in self._ranks)
@@ -169,11 +169,14 @@ class World:
         return outcomes
 
     @property
-    def _has_gone_wrong(self) -> bool:
+    def _any_failed_or_ended(self) -> bool:
         return any(rank.end is not None or rank.died_early is not None or rank.has_failed for rank in self._ranks)
 
     def _pump_or_give_up(self, pending: list[RankConnection], when: When, timeout: float, left: float) -> None:
-        """Wait for messages; give up `pending` after the timeout of phase `when`, or the grace after a failure."""
+        """Wait for messages; count `pending` as hung after the timeout of phase `when`, or the grace after a failure.
+
+        `left` is the rest of the `timeout`.
+        """
         if self._debugger.serve(self._ranks, partial(self._monitor.pump, math.inf)):
             return
         began = max(beginning(when, self._ranks, self._monitor.began), self._debugger.ended)
@@ -212,7 +215,7 @@ class World:
             self._log_tail.finish()
         self._monitor.close()
         # Ranks that have finished their test can be shut down cleanly, even if they must be killed otherwise.
-        ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_gone_on
+        ended = all(rank.finished is not None and rank.end is None for rank in self._ranks) and not self.has_run_ahead
         kill_reason = self.condition.kill_reason
         retire = self.condition.retire or (kill_reason is not None and ended)
         self._pool_client.release(self.number, kill_reason, frozenset(self._reported_ends), retire)
@@ -233,4 +236,4 @@ class World:
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
         """
         text = f"was terminated {spent.seconds:g} s after {spent.cause}" if spent.cause else timed_out
-        self._monitor.end_hung(pending, text, secondary=bool(spent.cause))
+        self._monitor.record_hung(pending, text, secondary=bool(spent.cause))

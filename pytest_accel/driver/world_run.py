@@ -88,7 +88,7 @@ class WorldRun:
             self._add_properties([("accel_devices", ",".join(device.id for device in spec.devices))])
 
     def _judge(self, when: When) -> Verdict:
-        """Wait for phase `when` in the present world, and return its verdict."""
+        """Wait for phase `when` in the current world, and return its verdict."""
         __tracebackhide__ = True
         world = self._world
         assert world is not None

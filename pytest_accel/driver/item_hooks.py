@@ -40,7 +40,7 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
     """Return a subclass of `kind` whose hook calls leave out the plugins that must act only in ranks.
 
     pytest's log capture is one of them: the ranks log, and capture their own logs. In the driver the capture would
-    cost more than all other work of the driver for a test (see `let_loggers_propagate`).
+    cost more than all other work of the driver for a test.
     """
 
     class Redirected(kind):  # type: ignore[valid-type, misc]
