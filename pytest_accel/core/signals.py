@@ -1,4 +1,4 @@
-"""Signals that make a rank write its stacks or the record of its collectives."""
+"""Signals that make a rank write its stacks or the record of its collectives, and the names of signals."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ FLIGHT_SIGNAL: int | None = STACK_SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else
 
 None if the system has no real-time signals, since programs have their own uses for the others.
 """
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal: ``SIGSEGV`` for 11, ``signal 99`` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

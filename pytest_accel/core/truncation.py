@@ -31,6 +31,11 @@ def read_cut(path: str, longest: int = _LONGEST_SECTION) -> str:
         return f"{first}\n[… {size - 2 * half} bytes left out …]\n{last}"
 
 
+def cut_end(line: str, longest: int) -> str:
+    """Return `line`, with an ellipsis in place of its end if it is longer than `longest` characters."""
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def cut_lines(lines: list[str]) -> list[str]:
     """Return `lines`, truncated to `_MOST_LINES` lines of about `_LONGEST_LINE` characters each."""
     if len(lines) > _MOST_LINES:

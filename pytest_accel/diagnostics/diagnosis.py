@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_accel.diagnostics.exit_status import where
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.python_stacks import where
 from pytest_accel.rank.collectives import describe_waits, place_in, read_record
 
 
@@ -46,7 +46,7 @@ class Examiner:
         self._grouped = grouped
 
     def stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """Return the Python stacks of the processes `pids`, by rank; see `take_stacks`."""
+        """Return the Python stacks of the processes `pids`, by rank; see `python_stacks.take_stacks`."""
         return self._inspector.ask(NodeInspector.stacks, pids)
 
     def hung(

@@ -20,9 +20,10 @@ from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_pat
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.diagnostics.exit_status import tail, take_stacks
+from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.oom import oom_kills
 from pytest_accel.diagnostics.pyspy import native_frames
+from pytest_accel.diagnostics.python_stacks import take_stacks
 from pytest_accel.diagnostics.waiting_limits import is_at_work
 from pytest_accel.rank import captured_output as captured
 from pytest_accel.rank import progress_file as progress
@@ -80,7 +81,7 @@ class NodeInspector:
         """Return the native frames; see `native_frames`."""
         return native_frames(pids)
 
-    def sizes(self, ranks: Mapping[int, None]) -> dict[int, int]:
+    def log_sizes(self, ranks: Mapping[int, None]) -> dict[int, int]:
         """Return the size of each rank's log, in bytes."""
         found = {}
         for rank, path in self._paths(log_path, ranks).items():
@@ -88,7 +89,7 @@ class NodeInspector:
                 found[rank] = os.stat(path).st_size
         return found
 
-    def pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
+    def log_pieces(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, bytes]:
         """Return a piece of each rank's log; `wanted` has the offset and the maximum number of bytes."""
         found = {}
         for rank, path in self._paths(log_path, wanted).items():
@@ -98,14 +99,14 @@ class NodeInspector:
                 found[rank] = file.read(limit)
         return found
 
-    def cut(self, ranks: Mapping[int, None]) -> dict[int, None]:
+    def truncate_logs(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Truncate the logs to nothing."""
         for path in self._paths(log_path, ranks).values():
             with contextlib.suppress(OSError):
                 os.truncate(path, 0)
         return {}
 
-    def remove(self, ranks: Mapping[int, None]) -> dict[int, None]:
+    def remove_files(self, ranks: Mapping[int, None]) -> dict[int, None]:
         """Remove all files of ranks that have ended."""
         for path in RANK_FILES:
             for one in self._paths(path, ranks).values():
@@ -116,13 +117,13 @@ class NodeInspector:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The driver's request to the inspector on another node; the answer is the result of `look`."""
+    """The driver's request to the inspector on another node; the answer is the result of `method`."""
 
-    look: Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
+    method: Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]
     """A method of :class:`NodeInspector`."""
     world: int
     given: Mapping[int, object]
-    """The argument of `look`."""
+    """The argument of `method`."""
 
 
 class WorldInspector:
@@ -135,9 +136,9 @@ class WorldInspector:
         self._here = NodeInspector(directory, spec.world)
 
     def ask(
-        self, look: Callable[[NodeInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
+        self, method: Callable[[NodeInspector, Mapping[int, Given]], dict[int, Found]], given: Mapping[int, Given]
     ) -> dict[int, Found]:
-        """Return the result of `look`, a method of :class:`NodeInspector`, for the ranks in `given`.
+        """Return the result of `method`, a method of :class:`NodeInspector`, for the ranks in `given`.
 
         All nodes work in parallel.
         """
@@ -145,9 +146,9 @@ class WorldInspector:
         for rank, value in given.items():
             if self._spec.is_remote(rank):
                 remote.setdefault(self._spec.server_of(rank), {})[rank] = value
-        calls = [self._begin(server, Inspection(look, self._spec.world, part)) for server, part in remote.items()]
+        calls = [self._begin(server, Inspection(method, self._spec.world, part)) for server, part in remote.items()]
         local = {rank: value for rank, value in given.items() if not self._spec.is_remote(rank)}
-        found = look(self._here, local) if local else {}
+        found = method(self._here, local) if local else {}
         for call in calls:
             if call is not None:
                 found |= _receive_answer(call)
@@ -156,9 +157,9 @@ class WorldInspector:
     def remove_files(self) -> None:
         """Remove the files of the ranks, which have ended; do not wait for other nodes."""
         ranks = dict.fromkeys(range(self._spec.ranks))
-        self._here.remove(ranks)
+        self._here.remove_files(ranks)
         for server in {self._spec.server_of(rank) for rank in ranks if self._spec.is_remote(rank)}:
-            call = self._begin(server, Inspection(NodeInspector.remove, self._spec.world, ranks))
+            call = self._begin(server, Inspection(NodeInspector.remove_files, self._spec.world, ranks))
             if call is not None:
                 call.close()
 
@@ -188,7 +189,7 @@ def answer(call: Connection, directory: str) -> None:
     """Answer one request of the driver; called in a thread of an agent on another node."""
     with call, contextlib.suppress(EOFError, OSError):
         request: Inspection = call.recv()
-        call.send(request.look(NodeInspector(directory, request.world), request.given))
+        call.send(request.method(NodeInspector(directory, request.world), request.given))
 
 
 class LogReader:
@@ -200,12 +201,12 @@ class LogReader:
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._inspector.ask(NodeInspector.sizes, {self._rank: None}).get(self._rank, 0)
+        return self._inspector.ask(NodeInspector.log_sizes, {self._rank: None}).get(self._rank, 0)
 
     def read(self, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`; empty if there are none."""
-        return self._inspector.ask(NodeInspector.pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
+        return self._inspector.ask(NodeInspector.log_pieces, {self._rank: (offset, limit)}).get(self._rank, b"")
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Truncate the log to nothing."""
-        self._inspector.ask(NodeInspector.cut, {self._rank: None})
+        self._inspector.ask(NodeInspector.truncate_logs, {self._rank: None})

@@ -45,8 +45,8 @@ def _counters(root: Path) -> list[Path]:
     return found
 
 
-def with_memory(end: RankExit, before: int | None, after: int | None) -> RankExit:
-    """Return the `end` of a rank, with the cause that memory ran out if it was SIGKILL while the counter went up.
+def with_oom_cause(end: RankExit, before: int | None, after: int | None) -> RankExit:
+    """Return the `end` of a rank: with the cause "out of memory" if it was SIGKILL and the counter went up meanwhile.
 
     All ranks share one counter: of two ranks that are killed at the same time, possibly only one gets the cause.
     """

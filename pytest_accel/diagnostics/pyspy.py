@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.programs import find_program
+from pytest_accel.core.truncation import cut_end
 
 _TIMEOUT = 15.0
 """Seconds for all ranks: py-spy reads the symbols of every library that a process has loaded."""
@@ -24,10 +25,11 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
     ``kernel.yama.ptrace_scope``).
     """
     command = find_program("py-spy")
+    if command is None:
+        return {}
     found: dict[int, str] = {}
     deadline = monotonic() + _TIMEOUT
-    for rank, pid in pids.items() if command is not None else ():
-        assert command is not None
+    for rank, pid in pids.items():
         try:
             dump = subprocess.run(
                 [command, "dump", "--native", "--pid", str(pid)],
@@ -55,5 +57,5 @@ def shorten(dump: str) -> str:
         around = _AROUND_A_TEST.search(thread)
         lines = (thread[: around.start()] if around else thread).rstrip().splitlines()
         if len(lines) > 1 and not any("rank/flight_recorder.py" in line for line in lines):
-            threads += [line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…" for line in lines]
+            threads += [cut_end(line, _LONGEST) for line in lines]
     return "\n".join(threads)

@@ -64,8 +64,8 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
 
     A rank may wait in vain for a rank that has ended, or that did not pass a phase that the waiting rank has not yet
     reported. In teardown, a rank may wait in vain for a rank that has failed and finished the test; while a live rank
-    is computing, teardown has only the ordinary timeout. Clocks were stopped until `resumed`. `at_work` returns True if
-    a live rank is computing; it is called only after a death or a failure.
+    is computing, teardown has only the ordinary timeout. No grace time begins before `resumed`, when the last debugger
+    ended. `at_work` returns True if a live rank is computing; it is called only after a death or a failure.
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
     deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
@@ -110,7 +110,7 @@ def is_at_work(pid: int) -> bool:
     """
     if sys.platform == "linux":
         return any(_state(stat) in ("R", "D") for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
-    else:  # noqa: RET505 - what stands after it counts as unreachable on Linux
+    else:  # noqa: RET505 - without `else`, mypy calls these lines unreachable on Linux.
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(pid).status() == psutil.STATUS_RUNNING)
         return False

@@ -95,7 +95,7 @@ class LogTail:
         for rank in self._ranks:
             self._show_text(rank.end())
             if not self._kept:
-                rank.log.cut()
+                rank.log.truncate()
                 rank.offset = 0
         self._begun = False
 

@@ -24,7 +24,7 @@ from pytest_accel.core.rank_messages import (
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
 from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.diagnostics.oom import with_memory
+from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
@@ -269,7 +269,7 @@ class RankMonitor:
         text = "lost its connection to the driver (exit status unknown)"
         if end is not None:
             before, self._oom_kills = self._oom_kills, self._count_oom_kills(len(self.ranks))
-            end = with_memory(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
+            end = with_oom_cause(end, before.get(rank.rank), self._oom_kills.get(rank.rank))
             text = describe_exit(end)
         self._record_end(rank, "died", text, at=at, exit=end)
 

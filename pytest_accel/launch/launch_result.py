@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from pytest_accel.core.signals import signal_name
+
 _LINES = 20
 """Maximum number of lines of each stream in an error's text."""
 _TORCHRUN_WORKER = re.compile(r"\brank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
@@ -109,14 +111,6 @@ def silent(launcher: str, result: LaunchResult) -> NoOutput:
     """Return the error for missing output."""
     text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
     return NoOutput(_with_output(text, result), result)
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal: ``SIGSEGV`` for 11, ``signal 99`` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _status(launcher: str, code: int) -> str:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
-from pytest_accel.diagnostics.exit_status import describe_exit, where
+from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
+from pytest_accel.diagnostics.python_stacks import where
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
 
 

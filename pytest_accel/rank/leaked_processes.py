@@ -17,6 +17,7 @@ import psutil
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.kill import SHM_MANAGER, kill_tree, resource_tracker_pid
+from pytest_accel.core.truncation import cut_end
 
 _GRACE = 0.2
 """Seconds for processes and threads that are about to end: the workers of an iterator, a thread at its last line."""
@@ -113,8 +114,7 @@ def _running(pids: frozenset[int], kept: tuple[str, ...]) -> list[psutil.Process
 
 def _name(child: psutil.Process) -> str:
     with suppress(psutil.Error):
-        words = " ".join(child.cmdline()) or child.name()
-        return words if len(words) <= 80 else f"{words[:79]}…"
+        return cut_end(" ".join(child.cmdline()) or child.name(), 80)
     return "?"
 
 

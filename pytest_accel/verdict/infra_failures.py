@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pytest_accel.core.rank_exit import ExitCause, exited
 from pytest_accel.core.rank_messages import ExceptionSketch
 from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.verdict.report_text import is_consequence
+from pytest_accel.verdict.secondary_failures import is_consequence, wrong_outcomes
 
 _LOST_DEVICE = "a device was lost"
 _KILLED = exited(-signal.SIGKILL)
@@ -32,7 +32,7 @@ def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
     killed by SIGKILL counts as explained beside one: if the kernel kills several ranks because memory ran out, its
     single counter shows that for one of them only.
     """
-    wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
+    wrong = wrong_outcomes(outcomes)
     causes = [_cause(outcome) for outcome in wrong]
     found = [cause for cause in causes if cause is not None]
     explained = all(

@@ -30,7 +30,7 @@ from pytest_accel.verdict.remote_exceptions import (
     RanksDisagree,
     RankUnstarted,
 )
-from pytest_accel.verdict.report_text import is_consequence
+from pytest_accel.verdict.secondary_failures import is_consequence, wrong_outcomes
 
 _ERRORS: dict[str, type[RankError]] = {
     "failed": RankError,
@@ -83,7 +83,7 @@ def judge(phase: Phase) -> Verdict:
         )
     elif verdict.outcome == "passed" and phase.when == "call" and phase.failed_subtests:
         message = f"contains {phase.failed_subtests} failed subtest{'s' if phase.failed_subtests > 1 else ''}"
-        verdict = _fail(verdict, RankError, [message], phase)
+        verdict = _with_problems(verdict, RankError, [message], phase)
     if phase.finished:
         verdict = _add_end_of_test(verdict, phase)
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
@@ -106,7 +106,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     problems = [] if mismatch is None else [mismatch]
     problems += [left.late_teardown_error for left in finished if left.late_teardown_error]
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
-        verdict = _fail(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
+        verdict = _with_problems(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
     differ = len({left.groups for left in finished}) > 1
     return replace(
         verdict,
@@ -116,26 +116,26 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     )
 
 
-def _fail(verdict: Verdict, error: type[RankError], problems: Sequence[str], phase: Phase) -> Verdict:
-    """Return `verdict`, which has passed, as a failure because of `problems`."""
+def _with_problems(verdict: Verdict, error: type[RankError], problems: Sequence[str], phase: Phase) -> Verdict:
+    """Return a failure because of `problems`, with the captured output of `verdict`, which has passed."""
     lines = "\n".join(problems).splitlines()
-    return Verdict("failed", lines[0], error, failure(lines[0], lines, phase.place), verdict.sections)
+    return Verdict("failed", lines[0], error, text_longrepr(lines[0], lines, phase.place), verdict.sections)
 
 
 def _merge(phase: Phase) -> Verdict:
     """Return the verdict that follows from the ranks' own outcomes."""
     outcomes = phase.outcomes
     sections = _captured_output(outcomes)
-    wrong = [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
+    wrong = wrong_outcomes(outcomes)
     if wrong:
         root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
-        return _failed(phase, root, sections)
+        return _rank_failure(phase, root, sections)
     skipped = [outcome for outcome in outcomes if outcome.ending == "skipped"]
     hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
     if skipped and hung and all(outcome.secondary for outcome in hung):
         return _disagreement(phase, skipped, sections)
     if hung:
-        return _failed(phase, min(hung, key=_is_secondary), sections)
+        return _rank_failure(phase, min(hung, key=lambda outcome: outcome.secondary), sections)
     expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
@@ -146,12 +146,12 @@ def _merge(phase: Phase) -> Verdict:
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
-        return Verdict("skipped", report_text.reason(longrepr), longrepr=longrepr, sections=sections)
+        return Verdict("skipped", report_text.skip_reason(longrepr), longrepr=longrepr, sections=sections)
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
     if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
-        longrepr = failure(message, [message, "", *report_text.others(outcomes, phase.here)], phase.place)
+        longrepr = text_longrepr(message, [message, "", *report_text.outcome_lines(outcomes, phase.here)], phase.place)
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
     unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
@@ -208,7 +208,7 @@ def _leaks(finished: Mapping[int, Finished]) -> list[str]:
     return [f"{ranks_text(leaking)} {line}" for line, leaking in ranks.items()]
 
 
-def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
+def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
     """Return a serialized longrepr for a text that is not a traceback of a rank."""
     crash = {"path": place[0], "lineno": place[1], "message": message}
     entry = {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
@@ -221,7 +221,8 @@ def failure(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[
     }
 
 
-def _failed(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
+def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
+    """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
     label = ranks_text(report_text.alike(root, outcomes)) if len(outcomes) > 1 else ""
     error: type[RankError] | ExceptionSketch | None
@@ -234,7 +235,7 @@ def _failed(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ..
             hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
             who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
         message, lines = _describe(root, who, phase.when)
-        longrepr = failure(message, lines, phase.place)
+        longrepr = text_longrepr(message, lines, phase.place)
         error = _ERRORS[root.ending]
     if len(outcomes) > 1:
         lines = report_text.summary(root, outcomes, phase.here)
@@ -256,10 +257,6 @@ def _diagnosis(phase: Phase) -> list[tuple[str, str, str]]:
     return [(title, text, "-") for title, text in sections]
 
 
-def _is_secondary(outcome: RankOutcome) -> bool:
-    return outcome.secondary
-
-
 def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
     """Return the summary line and the text for a rank that could not report its failure itself."""
     if root.ending == "hung":
@@ -274,12 +271,15 @@ def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
 
 
 def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[tuple[str, str], ...]) -> Verdict:
+    """Return the failure of a phase that some ranks skipped and others ran."""
     ran = [outcome.rank for outcome in phase.outcomes if outcome not in skipped]
     message = (
         f"the ranks disagree in the {phase.when} phase: {ranks_text([outcome.rank for outcome in skipped])} skipped, "
         f"{ranks_text(ran)} ran"
     )
-    longrepr = failure(message, [message, "", *report_text.others(phase.outcomes, phase.here)], phase.place)
+    longrepr = text_longrepr(
+        message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.here)], phase.place
+    )
     longrepr["sections"] += _diagnosis(phase)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
@@ -291,7 +291,7 @@ def _labelled(longrepr: Any, error: ExceptionSketch | None, label: str, place: t
         text = str(longrepr)
         first = report_text.headline(error) or next((line for line in text.splitlines() if line.strip()), "failed")
         message = f"{label}: {first}" if label else first
-        return failure(message, text.splitlines(), place), message
+        return text_longrepr(message, text.splitlines(), place), message
     longrepr = copy.deepcopy(longrepr)
     crashes = [longrepr["reprcrash"]]
     if longrepr.get("chain"):

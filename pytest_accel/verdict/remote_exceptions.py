@@ -48,7 +48,7 @@ def not_run(text: str) -> BaseException:
 
 
 def has_run(error: BaseException | None) -> bool:
-    """Return False if `error` means that some rank has not run the test."""
+    """Return whether all ranks have run the test, given the exception `error` of the phase."""
     return not (isinstance(error, RankUnstarted) or hasattr(error, _NOT_RUN))
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_accel.core.frames import PACKAGE, is_library
-from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.truncation import cut_end
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
-from pytest_accel.diagnostics.exit_status import describe_exit, where
+from pytest_accel.diagnostics.python_stacks import where
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.verdict.secondary_failures import consequence
 
@@ -20,14 +20,9 @@ _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
 SILENT = "; does not respond to signals"
 """Appended for a rank whose stacks could not be taken."""
-_EXPLANATION = 6
+_MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
 _THREAD_ID = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
-
-
-def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
-    """Return whether `outcome` only results from the failure of another rank, and several ranks are `wrong`."""
-    return len(wrong) > 1 and _consequence(outcome) is not None
 
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
@@ -39,19 +34,13 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> li
     """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank."""
     same = alike(root, outcomes)
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
-    consequences = [outcome for outcome in rest if _consequence(root) is None and _consequence(outcome) is not None]
+    consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in consequences]
     return [
         f"{ranks_text(same)}: {_describe(root, here)[0]}",
-        *others(rest, here),
+        *outcome_lines(rest, here),
         *_consequence_lines(consequences, here),
     ]
-
-
-def _consequence(outcome: RankOutcome) -> str | None:
-    if outcome.exit is not None and outcome.exit.cause is ExitCause.JOB_ENDED:
-        return describe_exit(outcome.exit)
-    return None if outcome.report is None else consequence(outcome.report.exception)
 
 
 def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
@@ -70,8 +59,8 @@ def _key(outcome: RankOutcome) -> object:
     return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
 
 
-def others(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """Return the lines for each distinct outcome."""
+def outcome_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
+    """Return lines on `outcomes`; ranks with the same outcome share them."""
     groups: dict[object, list[RankOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
@@ -89,7 +78,7 @@ def _consequence_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
     """
     groups: dict[str, list[int]] = {}
     for outcome in outcomes:
-        groups.setdefault(f"{_consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
+        groups.setdefault(f"{consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
     return [f"{ranks_text(ranks)}: failed as a consequence: {said}" for said, ranks in groups.items()]
 
 
@@ -113,6 +102,7 @@ def _describe(outcome: RankOutcome, here: str) -> list[str]:
 
 
 def _describe_report(outcome: RankOutcome, here: str) -> list[str]:
+    """Return the lines of `_describe`, without the end of the rank in a later phase."""
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         longrepr = outcome.report.report.get("longrepr")
         if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
@@ -121,8 +111,8 @@ def _describe_report(outcome: RankOutcome, here: str) -> list[str]:
             place = f" at {_relative(here, crash['path'])}:{crash['lineno']}"
             # Do not show a place in this package's fixtures: their messages are enough.
             place = "" if crash["path"].startswith(PACKAGE) else place
-            lines = [f"failed{place}: {first}", *more[:_EXPLANATION]]
-            return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines]
+            lines = [f"failed{place}: {first}", *more[:_MORE_LINES]]
+            return [cut_end(line, _WIDTH) for line in lines]
         if text := headline(outcome.report.exception):
             return [f"failed: {text}"]
     return [_describe_briefly(outcome, here)]
@@ -133,8 +123,7 @@ def headline(error: ExceptionSketch | None) -> str:
     if error is None:
         return ""
     name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
-    line = f"{name}: {first}" if first else name
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
+    return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
 def _describe_briefly(outcome: RankOutcome, here: str) -> str:
@@ -149,7 +138,7 @@ def _describe_briefly(outcome: RankOutcome, here: str) -> str:
     if (expected := wasxfail(outcome)) is not None:
         return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
     if outcome.ending == "skipped":
-        return f"skipped: {reason(longrepr)}"
+        return f"skipped: {skip_reason(longrepr)}"
     return outcome.ending
 
 
@@ -172,7 +161,7 @@ def _relative(here: str, path: str) -> str:
     return path.removeprefix(f"{here}{os.sep}") if here else path
 
 
-def reason(longrepr: Any) -> str:
+def skip_reason(longrepr: Any) -> str:
     """Return the reason of a skip from its longrepr."""
     text = str(longrepr[2]) if isinstance(longrepr, (tuple, list)) and len(longrepr) == 3 else str(longrepr)
     return text.removeprefix("Skipped: ")
@@ -213,7 +202,7 @@ def interrupted_lines(world: Interrupted, here: str) -> list[str]:
 def progress(
     test: str, when: When, seconds: float, timeout: float, places: Mapping[int, str], collectives: list[str], here: str
 ) -> str:
-    """Return the line about a `test` that has been in one phase for `seconds`; `places` has the ranks' code places."""
+    """Return a line on a `test` that has spent `seconds` in one phase; `places` are the ranks' places in the code."""
     by_text: dict[str, list[int]] = {}
     for rank, place in places.items():
         by_text.setdefault(_relative(here, place), []).append(rank)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.rank_messages import ExceptionSketch
+from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.rank_state import RankOutcome
 
 _LOST = "lost its connection to another rank"
 _TIMED_OUT = "timed out waiting for another rank"
@@ -33,7 +38,24 @@ _TYPES = {
 }
 
 
-def consequence(error: ExceptionSketch | None) -> str | None:
+def wrong_outcomes(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:
+    """Return the outcomes of ranks that died, failed, or could not run the test."""
+    return [outcome for outcome in outcomes if outcome.ending in ("died", "failed", "unstarted")]
+
+
+def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
+    """Return whether `outcome` only results from the failure of another rank, and several ranks are `wrong`."""
+    return len(wrong) > 1 and consequence(outcome) is not None
+
+
+def consequence(outcome: RankOutcome) -> str | None:
+    """Return what `outcome` says about the failure of another rank; None if it is a failure in its own right."""
+    if outcome.exit is not None and outcome.exit.cause is ExitCause.JOB_ENDED:
+        return describe_exit(outcome.exit)
+    return None if outcome.report is None else error_consequence(outcome.report.exception)
+
+
+def error_consequence(error: ExceptionSketch | None) -> str | None:
     """Return what the failure `error` says about another rank (``lost its connection to another rank``).
 
     Return None if `error` is a failure in its own right. The causes of `error` are searched too, but only up to an

@@ -10,7 +10,8 @@ import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
-from pytest_accel.diagnostics.exit_status import OUT_OF_MEMORY, describe_exit, tail, take_stacks, where
+from pytest_accel.diagnostics.exit_status import OUT_OF_MEMORY, describe_exit, tail
+from pytest_accel.diagnostics.python_stacks import take_stacks, where
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
-from pytest_accel.diagnostics.oom import oom_kills, with_memory
+from pytest_accel.diagnostics.oom import oom_kills, with_oom_cause
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"
 V2 = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
@@ -59,4 +59,4 @@ def test_a_kill_is_out_of_memory_only_if_the_counter_has_risen(
     end: RankExit, before: int | None, after: int | None, is_for_memory: bool
 ) -> None:
     expected = RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL) if is_for_memory else end
-    assert with_memory(end, before, after) == expected
+    assert with_oom_cause(end, before, after) == expected

@@ -11,7 +11,7 @@ from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseRepo
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.verdict import report_text
-from pytest_accel.verdict.judgement import Phase, compare_collectives, failure, judge, properties
+from pytest_accel.verdict.judgement import Phase, compare_collectives, judge, properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 from pytest_accel.verdict.remote_exceptions import (
     LeftBehind,
@@ -39,7 +39,7 @@ def passed(rank: int, **report: Any) -> RankOutcome:
 
 
 def failed(rank: int, text: str = "assert 0 == 1", at: float = 1.0, line: int = 7, **report: Any) -> RankOutcome:
-    longrepr = failure(text, ["the traceback"], ("test_it.py", line))
+    longrepr = text_longrepr(text, ["the traceback"], ("test_it.py", line))
     error = "AssertionError" if text.startswith("assert ") else "RuntimeError"
     return _reported(rank, "failed", at, ExceptionSketch("builtins", error, text), longrepr=longrepr, **report)
 
@@ -180,7 +180,7 @@ def test_consequences_at_one_place_are_told_once() -> None:
     "library", ["/opt/lib/python3.12/contextlib.py", "/env/lib/python3.12/site-packages/torch/functional.py"]
 )
 def test_the_place_of_a_consequence_is_no_librarys(library: str) -> None:
-    longrepr = failure("Connection closed by peer", ["the traceback"], (library, 137))
+    longrepr = text_longrepr("Connection closed by peer", ["the traceback"], (library, 137))
     (entry,) = longrepr["reprtraceback"]["reprentries"]
     places = [{"path": path, "lineno": line, "message": ""} for path, line in (("test_it.py", 279), (library, 137))]
     entries = [{**entry, "data": {**entry["data"], "reprfileloc": place}} for place in places]
@@ -274,7 +274,7 @@ def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> N
 
 
 def test_a_message_of_this_package_has_no_place_in_it() -> None:
-    own = failure("no marks", ["no marks"], (report_text.__file__, 3))
+    own = text_longrepr("no marks", ["no marks"], (report_text.__file__, 3))
     report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=own)
     assert summary(judged(passed(0), report))[1][0] == "rank 1: failed: no marks"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_accel.core.rank_messages import ExceptionSketch
-from pytest_accel.verdict.secondary_failures import consequence
+from pytest_accel.verdict.secondary_failures import error_consequence
 
 
 def runtime(text: str, cause: ExceptionSketch | None = None) -> ExceptionSketch:
@@ -30,4 +30,4 @@ WAITED = "timed out waiting for another rank"
     ],
 )
 def test_what_a_failure_says_of_another_rank(error: ExceptionSketch | None, said: str | None) -> None:
-    assert consequence(error) == said
+    assert error_consequence(error) == said
