@@ -11,9 +11,9 @@ import pytest
 
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
+from pytest_accel.rank.rank_data import PLAIN_TYPES
 
 Entry = TypeVar("Entry")
-_PLAIN = (type(None), bool, int, float, str, bytes)
 _MOST_LINES = 200
 """Lines of one difference in a report. More would hide the other failures."""
 
@@ -28,13 +28,13 @@ def to_plain(value: object) -> object:
 
 
 def _scalar(value: object) -> object:
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN_TYPES:
         return value
     if isinstance(value, (int, float)):
         return int(value) if isinstance(value, int) else float(value)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         value = value.item()  # type: ignore[attr-defined]
-    return value if type(value) in _PLAIN else str(value)
+    return value if type(value) in PLAIN_TYPES else str(value)
 
 
 def number_of_ranks(item: pytest.Item) -> int:

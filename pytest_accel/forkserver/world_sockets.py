@@ -15,7 +15,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank import run_ahead
 from pytest_accel.rank.process_group import StorePort
-from pytest_accel.rank.rank_environment import HOST
+from pytest_accel.rank.rank_environment import host_of
 from pytest_accel.rank.role import Role
 
 _BACKLOG = 128
@@ -67,7 +67,7 @@ def open_sockets(
         }
         store = None
         if spec.grouped and port is None:
-            store = stack.enter_context(_reserve_port(spec.addresses[0] if spec.addresses else HOST))
+            store = stack.enter_context(_reserve_port(host_of(spec)))
             port = store.getsockname()[1]
         yield WorldSockets(listeners, pairs, None if port is None else StorePort(port, store))
 

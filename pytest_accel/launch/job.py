@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from pytest_accel.core.device import Device
 
-HOST = "127.0.0.1"
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from collections.abc import Collection, Mapping, Sequence
 
 from pytest_accel.core import launcher_env
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.rank.rank_environment import loopback_interface
 
 _THREADS = "OMP_NUM_THREADS"
 
@@ -43,7 +43,7 @@ def launch_environment(
     made.setdefault("PYTHONUNBUFFERED", "1")
     made.setdefault("PYTHONFAULTHANDLER", "1")
     # Otherwise Gloo resolves the host's name, which fails on some machines.
-    made.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    made.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     for name, value in (*hidden.items(), *changes.items()):
         if value is None:
             made.pop(name, None)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pytest_accel.launch.deepspeed import visible_slots
-from pytest_accel.launch.job import HOST, Job, Plan
+from pytest_accel.launch.job import Job, Plan
+from pytest_accel.rank.rank_environment import LOOPBACK
 
 _OWN_STDOUT = r"launcher\.out()"
 _OWN_STDERR = r"launcher\.err()"
@@ -43,7 +44,7 @@ def torchrun(job: Job) -> Plan:
     """Return the plan for torchrun. With ``--standalone``, its agent opens the rendezvous store on a free port."""
     command = (
         *(job.python, "-m", "torch.distributed.run"),
-        *("--standalone", f"--local-addr={HOST}", f"--nproc-per-node={job.nproc}"),
+        *("--standalone", f"--local-addr={LOOPBACK}", f"--nproc-per-node={job.nproc}"),
         *("--redirects=3", f"--log-dir={job.ranks_folder}"),
         *job.launcher_args,
         *job.target,
@@ -69,7 +70,7 @@ def accelerate(job: Job) -> Plan:
         environ["ACCELERATE_USE_CPU"] = "true"
     if many:
         command += ["--log_dir", job.ranks_folder]
-        environ |= {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": HOST, "PET_REDIRECTS": "3"}
+        environ |= {"PET_STANDALONE": "1", "PET_LOCAL_ADDR": LOOPBACK, "PET_REDIRECTS": "3"}
         if _ACCELERATE_MODES.isdisjoint(job.launcher_args):
             command.append("--multi_gpu")
     elif cpu and _ACCELERATE_MODES.isdisjoint(job.launcher_args):
@@ -102,7 +103,7 @@ def mpirun(job: Job) -> Plan:
 
     ``MASTER_PORT`` tells the script the reserved port.
     """
-    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port)}
+    environ = {**job.environ, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(job.port)}
     flags = mpi_flags(job.version, job.nproc)
     if is_open_mpi(job.version):
         environ |= AS_ROOT
@@ -154,7 +155,7 @@ def srun(job: Job) -> Plan:
         *(("env", *masks) if masks else ()),
         *(job.python, *job.target),
     )
-    environ = {**job.environ, "MASTER_ADDR": HOST, "MASTER_PORT": str(job.port)}
+    environ = {**job.environ, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(job.port)}
     return Plan(command, environ, _BY_NUMBER.format("out"), _BY_NUMBER.format("err"))
 
 

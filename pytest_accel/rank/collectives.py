@@ -1,6 +1,6 @@
 """Analysis of the ranks' collectives: those that a rank has not reached, and those that differ between ranks.
 
-The input are the records of torch's flight recorder. The functions are pure.
+The functions are pure. Their input is the records of torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pytest_accel.core.rank_names import ranks_text
 
 DEFAULT_GROUP = "default_pg"
 """torch's description of the default process group, used here as the group's name."""
@@ -129,15 +131,14 @@ def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> 
         complete = not missing and not unknown and len(inside) == 1
         suffix = "; all ranks of the group have reached it" if complete else ""
         for one, ranks in inside.items():
-            lines.append(f"{_ranks(ranks)} in {one}{where}{suffix}")
+            lines.append(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {one}{where}{suffix}")
         wanted = f"{next(iter(inside)).operation} #{number}"
         for rank in missing:
             before = f"{last[rank].operation} #{last[rank].number}" if rank in last else "none"
             at = f"; is at {places[rank]}" if places.get(rank) else ""
             lines.append(f"rank {rank} has not reached {wanted} (last collective: {before}){at}")
         if unknown:
-            who = f"rank{'s' if len(unknown) > 1 else ''} {', '.join(map(str, unknown))}"
-            lines.append(f"unknown whether {who} reached {wanted}")
+            lines.append(f"unknown whether {ranks_text(unknown)} reached {wanted}")
     return lines
 
 
@@ -176,8 +177,3 @@ def _collective(entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) 
         done=bool(entry["retired"]) or entry["state"] == "completed",
         members=tuple(int(rank) for rank in members.get(group, ())),
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    listed = ", ".join(map(str, sorted(ranks)))
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"

@@ -164,7 +164,7 @@ class RankCollector:
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:
             trace = TracebackException.from_exception(error)
             _leave_out_libraries(trace)
-            return f"in tearing down what was kept for {kept[0].nodeid}:\n{''.join(trace.format())}"
+            return f"teardown of the fixtures kept for {kept[0].nodeid} failed:\n{''.join(trace.format())}"
         return None
 
 

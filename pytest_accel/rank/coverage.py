@@ -89,8 +89,8 @@ def shortcoming(coverage: Coverage) -> str | None:
 
 
 def for_children(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables, set by the user, that make coverage measure the processes that a test starts."""
-    return tuple((name, environment[name]) for name in (_SETTINGS_FILE,) if name in environment)
+    """Return the user's variable that makes coverage measure the processes that a test starts, if it is set."""
+    return ((_SETTINGS_FILE, environment[_SETTINGS_FILE]),) if _SETTINGS_FILE in environment else ()
 
 
 def unmeasured(environment: Mapping[str, str]) -> dict[str, str]:

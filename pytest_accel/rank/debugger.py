@@ -20,7 +20,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 
 
 class RankDebugger:
-    """Requests the driver's terminal before a debugger starts, and gives it back when the test goes on."""
+    """Requests the driver's terminal before a debugger starts, and gives it back when the test continues."""
 
     def __init__(self, listener: socket) -> None:
         self.driver: DriverConnection | None = None

@@ -1,7 +1,7 @@
 """Messages between the ranks of a property-based test, and the conclusions that the ranks draw from them.
 
 Every rank draws the examples of such a test itself, from the same seed. At each step (an example has ended, the test
-draws more values, ...) each rank sends its step to the others, and all ranks come to the same conclusion. The functions
+draws more values, ...) each rank sends its step to the others, and all ranks draw the same conclusion. The functions
 are pure.
 """
 
@@ -192,7 +192,7 @@ def _differences(steps: Sequence[Step]) -> str:
         ranks.setdefault(_describe(step), []).append(rank)
     if len(ranks) == 1:  # The texts are equal because they show only the last values: add the checksums.
         ranks = {f"{_describe(step)} [{_identity(step)}]": [rank] for rank, step in enumerate(steps)}
-    steps_text = "; ".join(f"{ranks_text(those)} {what}" for what, those in ranks.items())
+    steps_text = "; ".join(f"{ranks_text(numbers)} {text}" for text, numbers in ranks.items())
     return f"the ranks drew different examples ({steps_text}): what a test draws must not depend on the rank"
 
 

@@ -21,9 +21,8 @@ from threading import Thread
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.signals import FLIGHT_SIGNAL
 
-SIZE = {"TORCH_FR_BUFFER_SIZE": "64"}
-"""torch's variable for the number of collectives to keep: more than a person would read."""
-THREAD = "accel-flight"
+VARIABLES = {"TORCH_FR_BUFFER_SIZE": "64"}
+"""torch's variable that starts the record, with the number of collectives to keep: more than a person would read."""
 
 
 def prepare() -> None:
@@ -39,7 +38,7 @@ def watch(path: str, record: Callable[[], dict[str, object]]) -> None:
     """
     if FLIGHT_SIGNAL is None:
         return
-    Thread(target=_write_on_signal, args=(path, FLIGHT_SIGNAL, record), name=THREAD, daemon=True).start()
+    Thread(target=_write_on_signal, args=(path, FLIGHT_SIGNAL, record), name="accel-flight", daemon=True).start()
 
 
 def _write_on_signal(path: str, number: int, record: Callable[[], dict[str, object]]) -> None:

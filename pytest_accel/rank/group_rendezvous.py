@@ -40,18 +40,18 @@ def use_world_store(context: RankContext, port: int) -> None:
     original = rendezvous._create_c10d_store
 
     def create(
-        hostname: str, at: int, rank: int, world_size: int, timeout: timedelta, *options: Any, **named: Any
+        hostname: str, named_port: int, rank: int, world_size: int, timeout: timedelta, *options: Any, **named: Any
     ) -> Store:
         agent = os.environ.get(AGENT_STORE) == "True"
-        if world_size > context.spec.ranks or not (agent or at == port):
+        if world_size > context.spec.ranks or not (agent or named_port == port):
             # The group has other processes. At the world's own port all are clients, because its store is served there.
-            with contextlib.nullcontext() if at == port else _without_agent_store():
-                store: Store = original(hostname, at, rank, world_size, timeout, *options, **named)
+            with contextlib.nullcontext() if named_port == port else _without_agent_store():
+                store: Store = original(hostname, named_port, rank, world_size, timeout, *options, **named)
                 return store
         group_state.start_recorder(context)
         served = dist.TCPStore(host_of(context.spec), port, None, False, timeout, wait_for_workers=False)
         node = context.spec.node_of(context.rank) if hostname in _LOOPBACK and world_size < context.spec.ranks else ""
-        place = f"init/{context.tests}/{node}/{at}/{world_size}"
+        place = f"init/{context.tests}/{node}/{named_port}/{world_size}"
         turn = served.add(f"{place}/turns/{rank}", 1)
         return dist.PrefixStore(f"{place}/{turn}", served)
 

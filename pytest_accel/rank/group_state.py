@@ -58,14 +58,12 @@ def collectives(context: RankContext) -> dict[str, tuple[tuple[int, ...], int]]:
 
     numbers: dict[str, tuple[tuple[int, ...], int]] = {}
     groups = all_groups() if _is_numbered_as_its_world(context) else []
-    world = dist.group.WORLD if groups else None
     for group in groups:
         try:
             number = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         except RuntimeError:
             continue
-        name = DEFAULT_GROUP if group is world else str(group.group_name)
-        numbers[name] = (tuple(dist.get_process_group_ranks(group)), number)
+        numbers[label(group)] = (tuple(dist.get_process_group_ranks(group)), number)
     return numbers
 
 

@@ -165,6 +165,7 @@ class LockstepExecution(_core.StateForActualGivenExecution):  # type: ignore[mis
         """Return whether the slowest rank exceeded the deadline, which a state machine does not have."""
         if self._deadline is None or getattr(data, "_stateful_repr_parts", None) is not None:
             return False
+        # Like Hypothesis, allow a quarter more until the final run.
         limit: float = self._deadline.total_seconds() * (1.0 if is_final else 1.25)
         return found.seconds >= limit
 

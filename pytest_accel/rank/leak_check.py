@@ -111,11 +111,9 @@ class LeakCheck:
     def _wider_fixture(self) -> Iterator[None]:
         """Attribute changes made in the ``with`` block to a fixture of a wider scope, not to the test."""
         grouped = self._context.spec.grouped
-        settings, spawned, memory = (
-            process_state.read(self._context.variables),
-            leaked_processes.find(),
-            self._allocated(),
-        )
+        settings = process_state.read(self._context.variables)
+        spawned = leaked_processes.find()
+        memory = self._allocated()
         groups = group_state.group_names() if grouped else set()
         initialised = rpc.initialisations()
         try:
@@ -137,10 +135,10 @@ class LeakCheck:
         `closed_streams`: the test has closed pytest's capture streams.
         """
         lines: list[str] = []
-        harms: list[str] = []
+        lasting: list[str] = []  # Leaks that cannot be undone.
         settings = process_state.read(self._context.variables)
         if closed_streams:
-            harms.append("closed its standard streams, which are pytest's own files")
+            lasting.append("closed its standard streams, which are pytest's own files")
         different = process_state.changed(self._settings, settings)
         for name, (old, new) in different.items():
             if (name, new) in self._wider_settings:
@@ -149,15 +147,15 @@ class LeakCheck:
             if process_state.restore(name, old):
                 lines.append(f"{change}; it has been put back")
             else:
-                harms.append(change)
+                lasting.append(change)
         killed, running = leaked_processes.kill_new(self._known, self._context.session.kept_processes)
         lines += killed
-        harms += running
-        harms += self._grown_memory()
+        lasting += running
+        lasting += self._grown_memory()
         initialised = rpc.initialisations()
         runs = initialised > 0 and rpc.is_running()
         if runs and initialised != self._rpc:
-            harms.append("left torch.distributed.rpc running")
+            lasting.append("left torch.distributed.rpc running")
         try:
             torch_devices.wait_for_devices(self._context)
         except RuntimeError as error:
@@ -165,9 +163,9 @@ class LeakCheck:
         groups = find_leaked(self._context) if self._context.spec.grouped else LeakedGroups()
         lines += groups.lines
         same = not different and settings.keys() == self._settings.keys()  # torch's appear once it is imported.
-        self._ended_clean = same and not (lines or harms or groups.destroyable)
-        lines += [f"{harm}; {_REPLACED}" for harm in harms]
-        kill_reason = f"the test {harms[0]}" if harms else groups.kill_reason
+        self._ended_clean = same and not (lines or lasting or groups.destroyable)
+        lines += [f"{leak}; {_REPLACED}" for leak in lasting]
+        kill_reason = f"the test {lasting[0]}" if lasting else groups.kill_reason
         return Leaks(tuple(lines), kill_reason, retire=initialised > 0 and not runs)
 
     def _allocated(self) -> dict[str, int]:

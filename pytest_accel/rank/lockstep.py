@@ -127,10 +127,10 @@ class Lockstep:
     def share(self, examples: Iterable[bytes]) -> list[bytes]:
         """Return rank 0's `examples`, in all ranks; leave out those that do not fit into a record."""
         texts: list[str] = []
-        room = LARGEST - 1000
+        room = LARGEST - 1000  # The rest is for the other fields of the record.
         for example in examples if self.rank == 0 else ():
             texts.append(base64.b64encode(example).decode())
-            room -= len(texts[-1]) + 4
+            room -= len(texts[-1]) + 4  # JSON adds two quotes, a comma and a space.
             if room < 0:
                 del texts[-1]
                 break

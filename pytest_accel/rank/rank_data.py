@@ -12,7 +12,7 @@ OWN_PREFIX = "pytest_accel:"
 """Prefix of the keys that are reserved for pytest-accel, used in `pytest_accel.bridges`."""
 FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
 """Exceptions of a hook implementation that fail the test."""
-_PLAIN = (type(None), bool, int, float, str, bytes)
+PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
 
 class RankDataError(Exception):
@@ -52,7 +52,7 @@ def _check(value: object, place: str) -> None:
         for key, part in value.items():
             _check(key, place)
             _check(part, place)
-    elif type(value) not in _PLAIN:
+    elif type(value) not in PLAIN_TYPES:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise RankDataError(
             f"{place}... with a value of type {kind}; "

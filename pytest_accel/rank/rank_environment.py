@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import psutil
 
@@ -10,7 +11,7 @@ from pytest_accel.core.launcher_env import OWN_RUN
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.rank import flight_recorder
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable that tells torch, as under torchrun, that the store at `MASTER_PORT` is served already."""
 
@@ -19,9 +20,9 @@ def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
     """Return the variables of `identity`, and those that the process group needs besides."""
     return {
         **identity(spec, rank, port),
-        **{name: os.environ.get(name, value) for name, value in flight_recorder.SIZE.items()},
+        **{name: os.environ.get(name, value) for name, value in flight_recorder.VARIABLES.items()},
         # Otherwise gloo looks up the host's name, which fails or blocks on machines without a working resolver.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or interface_of(spec, rank),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(spec, rank),
     }
 
 
@@ -51,14 +52,19 @@ def identity(spec: WorldSpec, rank: int, port: int) -> dict[str, str]:
 
 def host_of(spec: WorldSpec) -> str:
     """Return the address of the world's store."""
-    return spec.addresses[0] if spec.addresses else HOST
+    return spec.addresses[0] if spec.addresses else LOOPBACK
 
 
-def interface_of(spec: WorldSpec, rank: int) -> str | None:
+def loopback_interface() -> str:
+    """Return the name of the network interface for connections within this machine."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def _interface_of(spec: WorldSpec, rank: int) -> str | None:
     """Return the network interface that has the address of `rank`; None if this machine has no such interface."""
-    address = spec.addresses[rank] if spec.addresses else HOST
-    if address == HOST:
-        return "lo0" if os.uname().sysname == "Darwin" else "lo"
+    address = spec.addresses[rank] if spec.addresses else LOOPBACK
+    if address == LOOPBACK:
+        return loopback_interface()
     for name, known in psutil.net_if_addrs().items():
         # A link-local address has its interface as a suffix after "%".
         if any(one.address.partition("%")[0] == address for one in known):

@@ -14,7 +14,7 @@ from pytest_accel.core.paths import HEADING, kept_log_path, log_path
 from pytest_accel.core.rank_messages import NodeRef
 from pytest_accel.core.session_spec import SessionSpec
 
-_open = open
+_open = open  # A test may replace it.
 
 
 def redirect(session: SessionSpec, world: int, rank: int) -> None:

@@ -224,7 +224,7 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     assert "ranks 0-1: failed at conftest.py:16: ValueError: broken fixture" in run.failure("test_fixture")
     assert "ranks 0-1: failed at test_it.py:14: TypeError: cannot pickle" in run.failure("test_gather")
     late = run.failure("test_after")
-    assert "in tearing down what was kept for test_it.py::test_never:" in late
+    assert "teardown of the fixtures kept for test_it.py::test_never failed:" in late
     assert 'conftest.py", line 22, in broken_end' in late
     assert "_pytest" not in late
     assert "ranks 0-1: failed: Failed: the fixture 'process_group' needs" in run.failure("test_no_group")

@@ -239,7 +239,7 @@ def test_a_hang_names_the_collective_and_the_missing_ranks(suite: Suite) -> None
     assert set(run.words.values()) == {"FAILED"}, run.text
     expected = {
         "test_one_is_elsewhere": [
-            "ranks 0, 1 are in all_reduce #4 (float32[2, 3])",
+            "ranks 0-1 are in all_reduce #4 (float32[2, 3])",
             "rank 2 has not reached all_reduce #4 (last collective: all_reduce #3); "
             "is at test_hangs.py:14 in test_one_is_elsewhere",
         ],

@@ -97,7 +97,7 @@ OPEN = record(entry(3), entry(4, done=False))
         ({0: record(entry(4)), 1: record(entry(4))}, []),
         (
             {0: OPEN, 1: OPEN, 2: OPEN},
-            ["ranks 0, 1, 2 are in all_reduce #4 (float32[2, 3]); all ranks of the group have reached it"],
+            ["ranks 0-2 are in all_reduce #4 (float32[2, 3]); all ranks of the group have reached it"],
         ),
         (
             {0: OPEN, 1: OPEN, 2: record(entry(3, "barrier"))},
@@ -105,7 +105,7 @@ OPEN = record(entry(3), entry(4, done=False))
                 "the ranks called different operations as collective #3: rank 0 all_reduce (float32[2, 3]), "
                 "rank 1 all_reduce (float32[2, 3]), rank 2 barrier (float32[2, 3])",
                 HINT,
-                "ranks 0, 1 are in all_reduce #4 (float32[2, 3])",
+                "ranks 0-1 are in all_reduce #4 (float32[2, 3])",
                 "rank 2 has not reached all_reduce #4 (last collective: barrier #3); is at test_x.py:9",
             ],
         ),
@@ -121,7 +121,7 @@ OPEN = record(entry(3), entry(4, done=False))
             {0: OPEN},
             [
                 "rank 0 is in all_reduce #4 (float32[2, 3])",
-                "unknown whether ranks 1, 2 reached all_reduce #4",
+                "unknown whether ranks 1-2 reached all_reduce #4",
             ],
         ),
         (
