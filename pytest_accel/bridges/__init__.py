@@ -9,7 +9,7 @@ expects. A module has one or both of
   `pytest.UsageError` to refuse a use of the plugin that does not work with ranks,
 
 or in place of both ``plugin(config)``, called in ranks and in the driver. Each returns None, or an object to register
-with pytest. Two methods of the object are called beside its hooks:
+with pytest. Two methods of the object are called in addition to its hooks:
 
 - ``send(item, report)`` in a rank, for each phase that it reports, returns plain data for the driver, or None.
 - ``merge(item, report, sent)`` in the driver, for each phase in which a rank has sent data: `sent` has the data by

@@ -38,7 +38,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     _check(listener)
     manager.register(listener)
     config.pluginmanager.register(listener, _LISTENER)
-    rank = _Rank(listener)
+    rank = _InRank(listener)
     manager.register(rank)
     return rank
 
@@ -49,7 +49,7 @@ def driver_plugin(config: pytest.Config) -> object | None:
     if listener is None:
         return None
     _check(listener)
-    return _Driver(listener)
+    return _InDriver(listener)
 
 
 def _check(listener: Any) -> None:
@@ -68,7 +68,7 @@ def _model(name: str) -> Any:
     return getattr(import_module("allure_commons.model2"), name)
 
 
-class _Rank:
+class _InRank:
     """Sends the objects that allure's `listener` has built in a rank. Hooks without ``pytest_`` are allure's."""
 
     def __init__(self, listener: Any) -> None:
@@ -148,7 +148,7 @@ class _Rank:
         self._globals.append(_as_data(globals_item))
 
 
-class _Driver:
+class _InDriver:
     """Adds the objects of ranks to the test's result in the driver's `listener`, and reports the ranks' fixtures."""
 
     def __init__(self, listener: Any) -> None:
@@ -182,8 +182,8 @@ class _Driver:
 
     def _merge_containers(self, merge: _Merge, test: str) -> None:
         for group in merge.groups("fixtures"):
-            data, those = next(iter(group.values())), rank_label(group, merge.ranks)
-            befores = [merge.build("TestBeforeResult", before, those) for before in data["befores"]]
+            data, label = next(iter(group.values())), rank_label(group, merge.ranks)
+            befores = [merge.build("TestBeforeResult", before, label) for before in data["befores"]]
             container = _model("TestResultContainer")(uuid=str(uuid4()), start=data["start"], befores=befores)
             self._containers |= {one["uuid"]: container for one in group.values()}
         for sent in merge.received.values():

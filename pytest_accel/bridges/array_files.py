@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.bridges.reference_files import Sender, Writer
+from pytest_accel.bridges.reference_files import GeneratedFiles, ReferenceFiles
 
 _NAME = "pytest-arraydiff"
 
@@ -17,15 +17,15 @@ def rank_plugin(config: pytest.Config) -> object | None:
     plugin = _generator(config)
     if plugin is None:
         return None
-    sender = Sender(config, _NAME)
-    plugin.generate_dir = str(sender.folder)
-    return sender
+    files = GeneratedFiles(config, _NAME)
+    plugin.generate_dir = str(files.folder)
+    return files
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Write what the ranks have generated."""
     plugin = _generator(config)
-    return None if plugin is None else Writer(plugin.generate_dir)
+    return None if plugin is None else ReferenceFiles(plugin.generate_dir)
 
 
 def _generator(config: pytest.Config) -> Any:

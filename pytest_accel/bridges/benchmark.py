@@ -75,11 +75,11 @@ class _InRank:
         measured = list(self._session.benchmarks)
         self._session.benchmarks.clear()  # Keep the list itself: fixtures hold its method `append`.
         failed = self._agreement.take_failure() or any(one.has_error for one in measured)
-        about = _sent(measured[-1]) if measured and measured[-1].stats else {}
+        about = _to_data(measured[-1]) if measured and measured[-1].stats else {}
         return {"failed": failed, **about} if failed or about else None
 
 
-def _sent(measured: Any) -> dict[str, Any]:
+def _to_data(measured: Any) -> dict[str, Any]:
     """Return the statistics `measured` of one test as plain data."""
     safe_dumps = take(_NAME, "pytest_benchmark.utils", "safe_dumps")
     names = ("name", "fullname", "group", "extra_info", "iterations")
@@ -108,7 +108,7 @@ class _InDriver:
         fixture.extra_info = about["extra_info"]
         if len(measured) > 1:
             fixture.extra_info["accel_ranks"] = {
-                str(rank): _shown(_seconds(one["seconds"])) for rank, one in measured.items()
+                str(rank): _statistics(_seconds(one["seconds"])) for rank, one in measured.items()
             }
         stats = fixture._make_stats(about["iterations"])
         stats.stats.data.extend(_seconds(first["seconds"]))
@@ -138,7 +138,8 @@ def _seconds(data: bytes) -> list[float]:
     return found.tolist()
 
 
-def _shown(seconds: list[float]) -> dict[str, float]:
+def _statistics(seconds: list[float]) -> dict[str, float]:
+    """Return the statistics of one rank."""
     stats = take(_NAME, "pytest_benchmark.stats", "Stats")()
     stats.data.extend(seconds)
     return {name: getattr(stats, name) for name in _RANK_STATISTICS}

@@ -22,7 +22,7 @@ _PAYLOAD = "buildkite_test_collector.collector.payload"
 
 def rank_plugin(config: pytest.Config) -> object:
     """Return the plugin that sends the spans of a rank."""
-    rank = _Rank(config.stash[RANK].session.clock)
+    rank = _InRank(config.stash[RANK].session.clock)
     setattr(config, _PLUGIN, rank)  # The fixture adds spans to the entry of the test in `in_flight`.
     return rank
 
@@ -34,10 +34,10 @@ def driver_plugin(config: pytest.Config) -> object | None:
         return None
     require("buildkite-test-collector", import_module(_PAYLOAD), "TestData", "TestSpan")
     require("buildkite-test-collector", collector, "in_flight", "payload")
-    return _Driver(collector)
+    return _InDriver(collector)
 
 
-class _Rank:
+class _InRank:
     """Replaces buildkite-test-collector's plugin in a rank: holds the running test, to which the fixture adds spans.
 
     `clock` is the number of seconds by which the driver's clock is ahead of the clock of this process.
@@ -75,7 +75,7 @@ class _Rank:
         }
 
 
-class _Driver:
+class _InDriver:
     """Adds the spans of ranks to the tests of `collector`, buildkite-test-collector's plugin."""
 
     def __init__(self, collector: Any) -> None:

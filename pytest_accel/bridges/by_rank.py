@@ -62,11 +62,11 @@ def group_equal(received: Mapping[int, Sequence[Entry]], key: Callable[[Entry], 
     return [found[same] for same in sorted(found, key=lambda same: places[same])]
 
 
-def rank_label(those: Mapping[int, object], ranks: int) -> str:
-    """Return the text to append to a name for the ranks `those`: empty if these are all `ranks`, else `` [rank 0]``."""
-    if len(those) == ranks:
+def rank_label(group: Mapping[int, object], ranks: int) -> str:
+    """Return the text to append to a name for the ranks in `group`: empty for all `ranks`, else `` [rank 0]``."""
+    if len(group) == ranks:
         return ""
-    return f" [{ranks_text(list(those))}]"
+    return f" [{ranks_text(list(group))}]"
 
 
 def merge_equal(

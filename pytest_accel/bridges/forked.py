@@ -1,6 +1,6 @@
 """pytest-forked: the driver is not forked for a marked test, which runs in other processes anyway.
 
-A marked test that is to be forked has a fresh world (`pytest_accel.session`).
+A marked test that is to be forked has a fresh world (`pytest_accel.item_redirection`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def driver_plugin(config: pytest.Config) -> object:
     """Replace the plugin, all of whose other hooks have been called already."""
     protocol = take("pytest-forked", _MODULE, "pytest_runtest_protocol")
     config.pluginmanager.unregister(import_module(_MODULE))
-    return _Driver(protocol)
+    return _InDriver(protocol)
 
 
-class _Driver:
+class _InDriver:
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
 

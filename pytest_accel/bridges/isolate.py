@@ -20,10 +20,10 @@ def driver_plugin(config: pytest.Config) -> object | None:
     # pytest-isolate turns itself off next to these two plugins.
     if config.option.noisolate or plugins.has_plugin("forked") or plugins.has_plugin("timeout"):
         return None
-    return _Driver(options_of)
+    return _InDriver(options_of)
 
 
-class _Driver:
+class _InDriver:
     def __init__(self, options_of: Callable[[pytest.Item], tuple[object, ...]]) -> None:
         self._options_of = options_of
 

@@ -22,16 +22,16 @@ def rank_plugin(config: pytest.Config) -> object | None:
         # pytest has no junit log in xdist workers either: recorded data is lost there, without a warning.
         forget_junit_log(config)
         return None
-    return _Rank(config, log)
+    return _InRank(config, log)
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that adds the ranks' data to the file; None if this process writes none."""
     log = junit_log(config)
-    return None if log is None else _Driver(log)
+    return None if log is None else _InDriver(log)
 
 
-class _Rank:
+class _InRank:
     """Sends the data that the fixtures of pytest's plugin have recorded in the `log` of a rank."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
@@ -68,7 +68,7 @@ class _Rank:
         forget_junit_log(self._config)  # pytest's plugin would unregister the log a second time.
 
 
-class _Driver:
+class _InDriver:
     def __init__(self, log: Any) -> None:
         self._log = log
         self._of_fixtures: set[tuple[str, str]] = set()

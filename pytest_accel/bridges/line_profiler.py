@@ -12,17 +12,17 @@ _TEXTS = "_line_profile"
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends the profiles of rank 0; None in other ranks."""
-    return driver_plugin(config) if config.stash[RANK].rank == 0 else None
+    return _Profiles(config) if config.stash[RANK].rank == 0 else None
 
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that replaces the driver's profiles of marked tests, which are empty, by those of rank 0."""
-    return _Profiles(vars(config).setdefault(_TEXTS, {}))
+    return _Profiles(config)
 
 
 class _Profiles:
-    def __init__(self, texts: dict[str, str]) -> None:
-        self._texts = texts
+    def __init__(self, config: pytest.Config) -> None:
+        self._texts: dict[str, str] = vars(config).setdefault(_TEXTS, {})
 
     def send(self, item: pytest.Item, report: pytest.TestReport) -> str | None:
         return self._texts.pop(item.nodeid, None)

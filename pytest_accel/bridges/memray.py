@@ -62,8 +62,8 @@ class _WithoutCache:
         return getattr(self._config, name)
 
 
-def _short(name: str) -> str:
-    """Return `name` truncated as pytest-memray does it, because it may be too long for a file name."""
+def _truncated(name: str) -> str:
+    """Return `name` truncated as by pytest-memray, because it may be too long for a file name."""
     truncate = getattr(import_module(_MODULE), "_truncate_filename", str)  # Old releases have none.
     return str(truncate(name))
 
@@ -95,7 +95,7 @@ class _InDriver:
         manager, highest = self._manager, max(sent.values(), key=lambda one: one["peak"])
         if manager._tmp_dir is None and not os.getenv("MEMRAY_RESULT_PATH"):
             of_test = item.nodeid.replace("::", "-").replace(os.sep, "-")
-            name = _short(f"{manager._bin_prefix}-{of_test}.bin")
+            name = _truncated(f"{manager._bin_prefix}-{of_test}.bin")
         else:
             name = f"{uuid.uuid4().hex}.bin"
         path = manager.result_path / name

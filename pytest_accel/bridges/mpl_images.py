@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.bridges.internals import of_class, require
-from pytest_accel.bridges.reference_files import Sender, Writer, all_agree
+from pytest_accel.bridges.reference_files import GeneratedFiles, ReferenceFiles, all_agree
 from pytest_accel.rank.context import RANK
 
 _NAME = "pytest-mpl"
@@ -23,10 +23,40 @@ Results = Mapping[str, Mapping[str, Any]]
 """pytest-mpl's results, by the names that it gives to tests."""
 
 
+def rank_plugin(config: pytest.Config) -> object | None:
+    """Have a rank write images into a folder of its own; return the plugin that sends its results."""
+    plugin, rank = of_class(config, *_PLUGIN), config.stash[RANK].rank
+    if plugin is None:
+        return None
+    if rank:
+        own: Any = config
+        own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / _folder(rank))
+    if plugin.generate_dir is None:
+        return _InRank(plugin, None)
+    images = GeneratedFiles(config, _NAME)
+    plugin.generate_dir = images.folder
+    return _InRank(plugin, images)
+
+
+def driver_plugin(config: pytest.Config) -> object | None:
+    """Return the plugin that writes the results and the generated images of ranks."""
+    plugin = of_class(config, *_PLUGIN)
+    if plugin is None:
+        return None
+    require(_NAME, plugin, "generate_dir", "generate_hash_library", "generate_summary", "results_always")
+    require(_NAME, plugin, "_generated_hash_library", "_test_results")
+    results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
+    if plugin.generate_summary and not results:
+        raise pytest.UsageError(
+            "--mpl-generate-summary needs --mpl-results-path where tests run in ranks, which write their images there"
+        )
+    return _InDriver(plugin, None if plugin.generate_dir is None else ReferenceFiles(plugin.generate_dir))
+
+
 class _InRank:
     """Sends the results and hashes that pytest-mpl keeps of a test, and the images that it generates."""
 
-    def __init__(self, plugin: Any, images: Sender | None) -> None:
+    def __init__(self, plugin: Any, images: GeneratedFiles | None) -> None:
         self._plugin = plugin
         self._images = images
 
@@ -52,7 +82,7 @@ class _InRank:
 class _InDriver:
     """Replaces the driver's results of marked tests, which are always failures, by those of a rank."""
 
-    def __init__(self, plugin: Any, images: Writer | None) -> None:
+    def __init__(self, plugin: Any, images: ReferenceFiles | None) -> None:
         self._plugin = plugin
         self._images = images
 
@@ -91,33 +121,3 @@ def _below(rank: int, result: Mapping[str, Any]) -> dict[str, Any]:
 def _folder(rank: int) -> str:
     """Return the name of the folder for the results of a `rank` other than 0, below that of rank 0."""
     return f"rank-{rank}"
-
-
-def rank_plugin(config: pytest.Config) -> object | None:
-    """Have a rank write images into a folder of its own; return the plugin that sends its results."""
-    plugin, rank = of_class(config, *_PLUGIN), config.stash[RANK].rank
-    if plugin is None:
-        return None
-    if rank:
-        own: Any = config
-        own.pytest_mpl_results_dir = str(Path(own.pytest_mpl_results_dir) / _folder(rank))
-    if plugin.generate_dir is None:
-        return _InRank(plugin, None)
-    images = Sender(config, _NAME)
-    plugin.generate_dir = images.folder
-    return _InRank(plugin, images)
-
-
-def driver_plugin(config: pytest.Config) -> object | None:
-    """Return the plugin that writes the results and the generated images of ranks."""
-    plugin = of_class(config, *_PLUGIN)
-    if plugin is None:
-        return None
-    require(_NAME, plugin, "generate_dir", "generate_hash_library", "generate_summary", "results_always")
-    require(_NAME, plugin, "_generated_hash_library", "_test_results")
-    results = config.getoption("--mpl-results-path") or config.getini("mpl-results-path")
-    if plugin.generate_summary and not results:
-        raise pytest.UsageError(
-            "--mpl-generate-summary needs --mpl-results-path where tests run in ranks, which write their images there"
-        )
-    return _InDriver(plugin, None if plugin.generate_dir is None else Writer(plugin.generate_dir))

@@ -18,7 +18,7 @@ Call = tuple[str, object, object]
 
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that sends the properties and attachments of a rank."""
-    recorder = _Recorder()
+    recorder = _InRank()
     setattr(config, _LOG, recorder)
     return recorder
 
@@ -29,16 +29,16 @@ def driver_plugin(config: pytest.Config) -> object | None:
     if log is None:
         return None
     require("pytest-nunit", log, "node_reporter")
-    return _Driver(log)
+    return _InDriver(log)
 
 
-class _Recorder:
+class _InRank:
     """Replaces the plugin's log and its node reporter for the plugin's fixtures in a rank: sends their calls."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
 
-    def node_reporter(self, nodeid: str) -> _Recorder:
+    def node_reporter(self, nodeid: str) -> _InRank:
         return self
 
     def add_property(self, name: str, value: object) -> None:
@@ -54,7 +54,7 @@ class _Recorder:
         return calls or None
 
 
-class _Driver:
+class _InDriver:
     def __init__(self, log: Any) -> None:
         self._log = log
 

@@ -13,16 +13,16 @@ from pytest_accel.rank.context import RANK
 def rank_plugin(config: pytest.Config) -> object | None:
     """Return the plugin that collects the lines; None with ``-s``, or without a terminal."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return None if reporter is None or config.stash[RANK].session.streams else _Lines(reporter)
+    return None if reporter is None or config.stash[RANK].session.streams else _InRank(reporter)
 
 
 def driver_plugin(config: pytest.Config) -> object:
     """Return the plugin that shows the lines."""
-    return _Show()
+    return _InDriver()
 
 
-class _Lines:
-    """Lines that tests have written with the terminal reporter of a rank, which shows nothing."""
+class _InRank:
+    """Sends the lines that tests write with the terminal reporter of a rank, which shows nothing."""
 
     def __init__(self, reporter: Any) -> None:
         self._lines: list[str] = []
@@ -37,7 +37,7 @@ class _Lines:
         return lines or None
 
 
-class _Show:
+class _InDriver:
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, list[str]]) -> None:
         for rank, lines in sent.items():
             for line in lines:

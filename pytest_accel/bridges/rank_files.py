@@ -88,7 +88,7 @@ class WrittenFiles:
     def __init__(self, title: str, config: pytest.Config) -> None:
         """`title` is the title of failures in the report of a test that has failed otherwise."""
         self._title = title
-        self._here = str(config.invocation_params.dir)
+        self._config = config
 
     def merge(self, item: pytest.Item, report: pytest.TestReport, sent: dict[int, dict[str, Any]]) -> list[str]:
         """Make the changes of a phase on which ranks agree; return the names of the changed files."""
@@ -96,7 +96,7 @@ class WrittenFiles:
         for name in sorted({name for one in sent.values() for name in one["files"]}):
             values = {rank: one["files"][name] for rank, one in sent.items() if name in one["files"]}
             values |= {rank: _content(name) for rank, one in sent.items() if name in one["kept"]}
-            shown = os.path.relpath(name, self._here) if Path(name).is_relative_to(self._here) else name
+            shown = shown_path(self._config, name)
             text = difference(values)
             if text is not None:
                 fail(report, self._title, f"{shown} differs between ranks; it is left as it was\n{text}")
@@ -106,6 +106,12 @@ class WrittenFiles:
                 put(Path(name), next(iter(values.values())))
                 done.append(name)
         return done
+
+
+def shown_path(config: pytest.Config, name: str) -> str:
+    """Return the path `name` as reports show it: relative to the invocation folder, if it is below it."""
+    here = config.invocation_params.dir
+    return os.path.relpath(name, here) if Path(name).is_relative_to(here) else name
 
 
 def _content(name: str) -> bytes | None:

@@ -33,8 +33,8 @@ class _OneRecorder:
         configuration = self._merge(request.getfixturevalue("vcr_config"), markers)
         if configuration.get("record_mode", request.getfixturevalue("record_mode")) == "rewrite":
             pytest.fail(
-                "pytest-recording's record mode `rewrite` does not work in ranks, which would remove what another has "
-                "recorded: remove the cassettes, and record with --record-mode=once",
+                "pytest-recording's record mode `rewrite` does not work in ranks: each would remove the recordings of "
+                "the others; remove the cassettes, and record with --record-mode=once",
                 pytrace=False,
             )
 

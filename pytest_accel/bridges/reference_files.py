@@ -21,8 +21,8 @@ _EXACT = (".png", ".txt")
 """Suffixes of files that have the same bytes if their content is the same; others may contain their creation time."""
 
 
-class Sender:
-    """Sends the files that rank 0 has generated for a test, and from other ranks their hashes. A plugin in the rank."""
+class GeneratedFiles:
+    """Sends the files that rank 0 has generated for a test, and from other ranks their hashes. Used in ranks."""
 
     def __init__(self, config: pytest.Config, name: str) -> None:
         """`name` is the name of the folder in which the rank generates files."""
@@ -45,8 +45,8 @@ class Sender:
         return found or None
 
 
-class Writer:
-    """Writes the files of rank 0 if all ranks have generated the same files. A plugin in the driver."""
+class ReferenceFiles:
+    """Writes the files of rank 0 if all ranks have generated the same files. Used in the driver."""
 
     def __init__(self, folder: str | Path) -> None:
         """`folder` is the folder of the reference files."""

@@ -8,7 +8,6 @@ own merging of xdist workers works.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from inspect import ismodule
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -24,6 +22,7 @@ import pytest
 
 from pytest_accel.bridges.by_rank import difference, fail, number_of_ranks
 from pytest_accel.bridges.internals import named_plugins, require, require_parameters, take
+from pytest_accel.bridges.rank_files import shown_path
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.stash_keys import MARKED
 
@@ -239,7 +238,7 @@ class _Merge:
 
         text = difference(values, same)
         if text is not None:
-            place = self._shown(location)
+            place = shown_path(self.config, location)
             self._fail(f"the snapshot {name!r} differs between ranks ({place}); it is left as it was\n{text}")
         return text is None
 
@@ -285,13 +284,8 @@ class _Merge:
             return error.snapshot_data, True
 
     def _left(self, location: str, name: str, reason: str) -> _Change:
-        self._fail(f"the snapshot {name!r} is left as it was ({self._shown(location)}): {reason}")
+        self._fail(f"the snapshot {name!r} is left as it was ({shown_path(self.config, location)}): {reason}")
         return "failed"
-
-    def _shown(self, location: str) -> str:
-        """Return the path of a snapshot file as reports show it: relative to the invocation folder, if it is below."""
-        here = self.config.invocation_params.dir
-        return os.path.relpath(location, here) if Path(location).is_relative_to(here) else location
 
     def _fail(self, text: str) -> None:
         fail(self.report, "syrupy", text)

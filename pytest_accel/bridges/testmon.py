@@ -24,7 +24,7 @@ def rank_plugin(config: pytest.Config) -> object | None:
     # With `cov_plugin` it does not check whether this process is traced: the driver has checked that.
     if not header_collect_select(config, None, cov_plugin=True).collect:
         return None
-    return LinesOfRank(TestmonCollector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
+    return _InRank(TestmonCollector(str(config.rootpath), cov_plugin=config.pluginmanager.get_plugin("_cov")))
 
 
 def driver_plugin(config: pytest.Config) -> object | None:
@@ -34,10 +34,10 @@ def driver_plugin(config: pytest.Config) -> object | None:
         return None
     collector = getattr(collect, "testmon", None)
     require("pytest-testmon", collector, "start_testmon", "discard_current", "get_batch_coverage_data", "close", "cov")
-    return LinesOfRanks(collector, is_worker=hasattr(config, "workerinput"))
+    return _InDriver(collector, is_worker=hasattr(config, "workerinput"))
 
 
-class LinesOfRank:
+class _InRank:
     """Measures the lines that each test executes, and sends them with the last report of the test."""
 
     def __init__(self, collector: Any) -> None:
@@ -66,7 +66,7 @@ class LinesOfRank:
         self._collector.close()
 
 
-class LinesOfRanks:
+class _InDriver:
     """Adds the lines of a marked test's ranks to those that the driver has measured for the test."""
 
     def __init__(self, collector: Any, *, is_worker: bool) -> None:
