@@ -18,7 +18,7 @@ from pytest_accel.hardware.vendors.cpu import affinity
 from pytest_accel.launch import reserved_port
 from pytest_accel.launch.job import Job
 from pytest_accel.launch.launch_environment import added_paths, hidden_accelerators, launch_environment
-from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, silent, timed_out
+from pytest_accel.launch.launch_result import LaunchError, LaunchResult, failed, no_output, timed_out
 from pytest_accel.launch.launched_process import LaunchedProcess, ReaperKilled
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, Launcher
 
@@ -133,7 +133,7 @@ def run(job: Job, launcher: Launcher, timeout: float | None, *, output: bool) ->
     if status != 0:
         raise failed(job.launcher, result)
     if output and not any((*result.rank_stdout.values(), *result.rank_stderr.values())):
-        raise silent(job.launcher, result)
+        raise no_output(job.launcher, result)
     return result
 
 

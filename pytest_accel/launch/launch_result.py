@@ -20,6 +20,8 @@ _HYDRA_SIGNAL = re.compile(r"APPLICATION TERMINATED WITH THE EXIT STRING: .*\(si
 """A line of Hydra, MPICH's launcher, whose exit status is the signal's number."""
 _STACKS = "Fatal Python error: Aborted"
 """Python's fault handler writes this line before the stacks of all threads."""
+_SIGNALS = 65
+"""One more than the highest number of a signal on Linux."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def timed_out(launcher: str, result: LaunchResult, timeout: float, nproc: int) -
     return LaunchTimeout("\n".join([_with_output(text, result), *shown]), result, MappingProxyType(stacks))
 
 
-def silent(launcher: str, result: LaunchResult) -> NoOutput:
+def no_output(launcher: str, result: LaunchResult) -> NoOutput:
     """Return the error for missing output."""
     text = f"{launcher} succeeded, but no rank wrote anything (output=True)"
     return NoOutput(_with_output(text, result), result)
@@ -117,9 +119,9 @@ def _status(launcher: str, code: int) -> str:
     if code < 0:
         return f"by {signal_name(-code)}"
     ending = None
-    if launcher in ("mpirun", "srun") and 128 < code < 128 + 65:
+    if launcher in ("mpirun", "srun") and 128 < code < 128 + _SIGNALS:
         ending = code - 128
-    elif launcher == "deepspeed" and 256 - 65 < code < 256:
+    elif launcher == "deepspeed" and 256 - _SIGNALS < code < 256:
         ending = 256 - code  # DeepSpeed exits with the negative return code that `subprocess` gave it.
     return f"with exit status {code}" + (f" ({signal_name(ending)} in a rank)" if ending is not None else "")
 

@@ -150,7 +150,7 @@ class LaunchedProcess:
         if ranks:
             select.select([self._status], [], [], _STACK_TIMEOUT)
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._control, b"e")
+            os.write(self._control, b"e")  # Any byte ends the launch.
         return self._read_status()
 
     def follow(self) -> bool:

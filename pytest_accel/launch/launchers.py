@@ -18,7 +18,9 @@ _OWN_STDOUT = r"launcher\.out()"
 _OWN_STDERR = r"launcher\.err()"
 """The files of the launcher's own streams, which its only rank shares."""
 _ELASTIC = r"ranks/.+/attempt_\d+/(\d+)/std{}\.log"
+"""The files that the agent of torchrun writes for a rank."""
 _BY_NUMBER = r"ranks/(\d+)\.{}"
+"""The files of a launcher that is given a pattern for them."""
 _ACCELERATE_MODES = {"--use_deepspeed", "--use_fsdp", "--use_megatron_lm", "--tpu", "--multi_gpu"}
 
 

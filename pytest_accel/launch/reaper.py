@@ -93,7 +93,7 @@ def _drain(descriptor: int) -> None:
 
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
+    for pid, parent in _processes():
         children.setdefault(parent, []).append(pid)
     found = [root]
     for pid in found:
@@ -101,8 +101,8 @@ def _descendants(root: int) -> list[int]:
     return found[1:]
 
 
-def _parents() -> Iterator[tuple[int, int]]:
-    """Yield the process id and parent id of every process; on Linux without zombies."""
+def _processes() -> Iterator[tuple[int, int]]:
+    """Yield process id and parent id of every process; on Linux without zombies."""
     if not _LINUX:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True, check=False)
         for line in listed.stdout.splitlines():

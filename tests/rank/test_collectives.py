@@ -161,7 +161,7 @@ def test_collectives_that_differ() -> None:
 
     def first(**passed: Any) -> list[str]:
         told = describe_waits({0: record(entry(1, **passed)), 1: waits, 2: waits}, {})
-        assert told[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1, 2 are")]
+        assert told[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1-2 are")]
         return told[:1]
 
     assert first(input_sizes=[[3]]) == [f"{said}shapes: rank 0 float32[3], rank 1 float32[4], rank 2 float32[4]"]
