@@ -181,6 +181,7 @@ class _InDriver:
             self._hook.report_attached_data(body=body, file_name=name)
 
     def _merge_containers(self, merge: _Merge, test: str) -> None:
+        """Create containers for new fixtures, add the `test` to those it uses, and report those that all closed."""
         for group in merge.groups("fixtures"):
             data, label = next(iter(group.values())), rank_label(group, merge.ranks)
             befores = [merge.build("TestBeforeResult", before, label) for before in data["befores"]]

@@ -113,7 +113,7 @@ def difference(values: Mapping[int, Any], same: Callable[[Any, Any], bool] = _eq
     if len(groups) < 2:
         return None
     first, *others = groups
-    return "\n".join(_shown(first, values[first[0]], other, values[other[0]]) for other in others)
+    return "\n".join(_difference_of_two(first, values[first[0]], other, values[other[0]]) for other in others)
 
 
 def fail(report: pytest.TestReport, title: str, text: str) -> None:
@@ -124,10 +124,13 @@ def fail(report: pytest.TestReport, title: str, text: str) -> None:
         report.outcome, report.longrepr = "failed", text
 
 
-def _shown(ranks: list[int], value: str | bytes | None, others: list[int], other: str | bytes | None) -> str:
+def _difference_of_two(
+    ranks: list[int], value: str | bytes | None, others: list[int], other: str | bytes | None
+) -> str:
+    """Return a text that shows how the `value` of `ranks` and the `other` of the ranks `others` differ."""
     if isinstance(value, bytes) and isinstance(other, bytes):
         try:
-            return _shown(ranks, value.decode(), others, other.decode())
+            return _difference_of_two(ranks, value.decode(), others, other.decode())
         except UnicodeDecodeError:
             length = min(len(value), len(other))
             first = next((at for at in range(length) if value[at] != other[at]), length)

@@ -206,6 +206,7 @@ class _Merge:
             self._enter(location, name, by_rank)
 
     def _enter(self, location: str, name: str, by_rank: dict[int, dict[str, Any]]) -> None:
+        """Add one assertion of the ranks to the session; have syrupy write its value if the ranks agree on it."""
         success = self._agree(location, name, by_rank) and all(result["success"] for result in by_rank.values())
         change: _Change = "none" if success else "failed"
         writes = [result for result in by_rank.values() if result["write"] is not None]
@@ -303,6 +304,7 @@ class _Merge:
         return self._assertions[extension]
 
     def _extension(self, reference: tuple[str, str, str | None]) -> Any:
+        """Return the class of the extension `reference` in this process; raise LookupError if it cannot be found."""
         module, name, file = reference
         if file is not None:
             with suppress(ImportError):

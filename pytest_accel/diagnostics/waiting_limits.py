@@ -69,7 +69,20 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
     """
     deaths = [(rank.end.at, f"rank {rank.rank} {_ENDED[rank.end.ending]}") for rank in ranks if rank.end is not None]
     deaths += [(rank.died_early, f"rank {rank.rank} died") for rank in ranks if rank.died_early is not None]
-    failures = []
+    failures = _failures(ranks, at_work)
+    if not deaths and not failures:
+        return Grace()
+    at, cause = min(deaths + failures)
+    graces = [Grace(max(at, resumed) + GRACE, GRACE, cause)]
+    if deaths and not at_work():
+        at, cause = min(deaths)
+        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, cause))
+    return min(graces)
+
+
+def _failures(ranks: Sequence[RankState], at_work: Callable[[], bool]) -> list[tuple[float, str]]:
+    """Return time and text of each phase that did not pass and for which another rank may wait in vain."""
+    failures: list[tuple[float, str]] = []
     wrong = [
         (PHASES.index(when), (report.at, f"rank {rank.rank} {_REPORTED.get(report.report['outcome'], 'ended')}"))
         for rank in ranks
@@ -93,14 +106,7 @@ def grace(ranks: Sequence[RankState], resumed: float, at_work: Callable[[], bool
         ]
         if gone and not at_work():
             failures.append(min(gone))
-    if not deaths and not failures:
-        return Grace()
-    at, cause = min(deaths + failures)
-    graces = [Grace(max(at, resumed) + GRACE, GRACE, cause)]
-    if deaths and not at_work():
-        at, cause = min(deaths)
-        graces.append(Grace(max(at, resumed) + AFTER_DEATH, AFTER_DEATH, cause))
-    return min(graces)
+    return failures
 
 
 def is_at_work(pid: int) -> bool:

@@ -108,18 +108,19 @@ class Driver:
     def _ensure_world(self, marked: MarkedTest) -> World:
         """Return a world in which the test can run: the current one if possible, else another from the pool."""
         world = self._world
-        if world is not None and self._started_ahead is marked:
-            return world  # Report any failure of the world in this test, which it runs already.
         if world is not None:
+            if self._started_ahead is marked:
+                return world  # Report any failure of the world in this test, which it runs already.
             self._update_started_ahead(world)
-        unfit = (
-            self._started_ahead is not None
-            or self._key != marked.key
-            or (world is not None and marked.key.fresh and world.used)
-        )
-        if world is not None and (unfit or not world.alive or not world.condition.reusable):
-            self.close()
-            world = None
+            if (
+                self._started_ahead is not None
+                or self._key != marked.key
+                or (marked.key.fresh and world.used)
+                or not world.alive
+                or not world.condition.reusable
+            ):
+                self.close()
+                world = None
         while world is None:
             try:
                 world = self._acquire(marked)

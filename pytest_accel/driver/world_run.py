@@ -64,6 +64,7 @@ class WorldRun:
         return verdict
 
     def _judge_or_retry(self, when: When) -> Verdict:
+        """Return the verdict on phase `when`; after a retry, on the first phase that did not pass if it is earlier."""
         __tracebackhide__ = True
         verdict = self._judge(when)
         if verdict.infra_cause is not None and self._driver.settings.retry_dead and not self._retried:

@@ -39,12 +39,12 @@ class Launch:
     """The fixture's value: call it to run a script."""
 
     def __init__(
-        self, leased: LeasedDevices, folders: Callable[[], Path], beside: Path, skip: Callable[[str], None]
+        self, leased: LeasedDevices, make_folder: Callable[[], Path], test_folder: Path, skip: Callable[[str], None]
     ) -> None:
-        """`folders` makes a new folder, `beside` is the test file's folder, and `skip` skips the test with a reason."""
+        """`test_folder` is the folder of the test file, and `skip` skips the test with a reason."""
         self._leased = leased
-        self._folders = folders
-        self._beside = beside
+        self._make_folder = make_folder
+        self._test_folder = test_folder
         self._skip = skip
 
     def __call__(
@@ -80,7 +80,7 @@ class Launch:
         reason = missing(launcher)
         if reason is not None:
             self._skip(reason)
-        folder = self._folders()
+        folder = self._make_folder()
         base = launch_environment(
             os.environ,
             own=self._leased.own,
@@ -94,7 +94,7 @@ class Launch:
             program = program_of(chosen)
             job = Job(
                 launcher=launcher,
-                script=os.fspath(script) if module else str(_find(script, self._beside)),
+                script=os.fspath(script) if module else str(_find(script, self._test_folder)),
                 args=tuple(map(str, args)),
                 nproc=count,
                 module=module,
@@ -174,8 +174,8 @@ def version_of(program: str) -> str:
     ).stdout
 
 
-def _find(script: str | os.PathLike[str], beside: Path) -> Path:
-    places = list(dict.fromkeys((beside / script, Path.cwd() / script)))
+def _find(script: str | os.PathLike[str], test_folder: Path) -> Path:
+    places = list(dict.fromkeys((test_folder / script, Path.cwd() / script)))
     for path in places:
         if path.is_file():
             return path.resolve()

@@ -127,6 +127,7 @@ def _status(launcher: str, code: int) -> str:
 
 
 def _with_output(text: str, result: LaunchResult) -> str:
+    """Return `text` with the command line and the last output of each rank and of the launcher."""
     parts = [text, f"command: {shlex.join(result.command)}", f"files: {result.folder}"]
     for rank in result.rank_stdout:
         for name, written in (("stdout", result.rank_stdout[rank]), ("stderr", result.rank_stderr[rank])):

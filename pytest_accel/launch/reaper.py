@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _start(command: Sequence[str], libc: ctypes.CDLL | None) -> int:
+    """Start the command, which is killed if this program dies; return its process id."""
     pid = os.fork()
     if pid:
         return pid

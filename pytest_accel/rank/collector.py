@@ -88,35 +88,39 @@ class RankCollector:
         :class:`FileSkipped` if the file is skipped as a whole.
         """
         if node.path not in self._files:
-            self.activity += 1
-            self.errors.clear()
-            self._skipped.clear()
-            self._collected = []
-            self._announce_conftests(session.config)
-            argument, self._only_file = _argument(node.path, session.config.invocation_params.dir)
-            try:
-                with suppress(pytest.UsageError):
-                    session.perform_collect([argument])
-                    # Some plugins add items when the collection has finished (anyio).
-                    known = set(self._collected)
-                    self._collected += [item for item in session.items if item not in known]
-            except SystemExit as error:
-                last = extract_tb(error.__traceback__)[-1]
-                self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
-            finally:
-                self._only_file = None
-            for item in self._collected:
-                _leave_xfail_to_the_driver(item)
-            if self.errors:
-                raise NotCollected("\n".join(self.errors))
-            if self._skipped and not self._collected:
-                raise FileSkipped(next(iter(self._skipped.values())))
-            self._files[node.path] = {names_of(item): item for item in self._collected}
+            self._collect(session, node.path)
         found = self._files[node.path].get(node.names)
         if found is None:
             here = ", ".join("::".join(names) for names in self._files[node.path]) or "none"
             raise LookupError(f"{node.path} has no test {'::'.join(node.names)} in this rank; its tests here: {here}")
         return found
+
+    def _collect(self, session: pytest.Session, path: str) -> None:
+        """Collect the file `path`; raise the errors of `find`."""
+        self.activity += 1
+        self.errors.clear()
+        self._skipped.clear()
+        self._collected = []
+        self._announce_conftests(session.config)
+        argument, self._only_file = _argument(path, session.config.invocation_params.dir)
+        try:
+            with suppress(pytest.UsageError):
+                session.perform_collect([argument])
+                # Some plugins add items when the collection has finished (anyio).
+                known = set(self._collected)
+                self._collected += [item for item in session.items if item not in known]
+        except SystemExit as error:
+            last = extract_tb(error.__traceback__)[-1]
+            self.errors.append(f"{last.filename}:{last.lineno}: SystemExit: {error}")
+        finally:
+            self._only_file = None
+        for item in self._collected:
+            _leave_xfail_to_the_driver(item)
+        if self.errors:
+            raise NotCollected("\n".join(self.errors))
+        if self._skipped and not self._collected:
+            raise FileSkipped(next(iter(self._skipped.values())))
+        self._files[path] = {names_of(item): item for item in self._collected}
 
     def _announce_conftests(self, config: pytest.Config) -> None:
         """Register the fixtures of conftests whose directory has never been collected.

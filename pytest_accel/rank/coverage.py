@@ -114,6 +114,7 @@ class RankCoverage:
         import coverage
 
         self._contexts = False
+        """True if lines are recorded under the test that ran them (``--cov-context=test``)."""
         self._by_pytest_cov = False
         """True if pytest-cov measures the main process; False if coverage was started outside of pytest."""
         os.environ[_SETTINGS] = settings

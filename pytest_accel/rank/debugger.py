@@ -88,6 +88,7 @@ class RankDebugger:
         return True
 
     def _return_terminal(self) -> None:
+        """Connect the standard streams as before, and tell the driver; no-op if the rank has no terminal."""
         if not self._saved:
             return
         _flush()

@@ -83,7 +83,7 @@ def run(session: SessionSpec, wait_for_role: Callable[[], Role], installed: Inst
     plugin = waiter.plugin
     if plugin is None:
         return int(code)
-    with suppress(Exception):  # A test may have replaced a function that this uses. The fork server looks as well.
+    with suppress(Exception):  # A test may have replaced a function that this uses. The fork server looks, too.
         watch.look({getpid(): plugin.context.spec.world})
     if not plugin.served:
         plugin.refuse(f"pytest ended with exit status {code} before it could run a test")
@@ -115,6 +115,7 @@ def _reseed() -> None:
 
 
 def _set_environment(context: RankContext, store_port: process_group.StorePort | None) -> None:
+    """Set the mask, the rank's identity, its number of threads and the mark's ``env``; record all in the context."""
     spec, rank = context.spec, context.rank
     changes: dict[str, str | None] = dict(context.session.hidden)
     if context.visible_devices or spec.key.kind != "cpu":

@@ -45,6 +45,7 @@ def collect(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
 
 
 def _check(value: object, place: str) -> None:
+    """Raise :class:`RankDataError` if `value` is not plain; `place` begins the message."""
     if type(value) in (list, tuple):
         for part in value:  # type: ignore[attr-defined]
             _check(part, place)

@@ -17,7 +17,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def environment(spec: WorldSpec, rank: int, port: int) -> dict[str, str | None]:
-    """Return the variables of `identity`, and those that the process group needs besides."""
+    """Return the variables of `identity`, and those that the process group needs in addition."""
     return {
         **identity(spec, rank, port),
         **{name: os.environ.get(name, value) for name, value in flight_recorder.VARIABLES.items()},

@@ -28,9 +28,9 @@ _ERRORS = (
 def outside_cause(outcomes: Sequence[RankOutcome]) -> str | None:
     """Return the cause of a failure that lies outside of the test; None if there is no such cause.
 
-    Every failed rank must be explained by such a cause, or as a consequence of another rank's failure. A rank that was
-    killed by SIGKILL counts as explained beside one: if the kernel kills several ranks because memory ran out, its
-    single counter shows that for one of them only.
+    At least one failed rank must have such a cause. Each other failed rank must have one too, be a consequence of
+    another rank's failure, or have been killed by SIGKILL: if the kernel kills several ranks because memory ran out,
+    its single counter shows that for one of them only.
     """
     wrong = wrong_outcomes(outcomes)
     causes = [_cause(outcome) for outcome in wrong]
