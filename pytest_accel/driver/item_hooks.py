@@ -12,7 +12,6 @@ from pytest_accel.core.shims import left_out_conftests
 
 _RANK_ONLY = ("pytest_factoryboy", "pytest_socket")
 """Packages whose hooks around the phases of a test change the process, or use the fixtures of the test."""
-_NO_CONFTESTS: frozenset[object] = frozenset()
 _PHASES = ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown")
 
 
@@ -49,7 +48,7 @@ def without_rank_hooks(kind: type[pytest.Item]) -> type[pytest.Item]:
             hooks = super().ihook
             if isinstance(hooks, _Hooks):  # The class of a copied item is such a subclass already.
                 return hooks
-            conftests = _NO_CONFTESTS if hooks is self.config.hook else left_out_conftests(hooks)
+            conftests: frozenset[object] = frozenset() if hooks is self.config.hook else left_out_conftests(hooks)
             made = self.config.stash.setdefault(_HOOKS, {})
             if conftests not in made:
                 made[conftests] = _Hooks(self.config, conftests)

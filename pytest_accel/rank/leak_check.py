@@ -18,7 +18,7 @@ from pytest_accel.rank.leaked_groups import LeakedGroups, find_leaked
 if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
-MEMORY = 64 << 20
+_MEMORY_TOLERANCE = 64 << 20
 """Bytes by which torch's allocated memory on a device may grow in a test without being a leak.
 
 Libraries keep memory on the device. For example, cuBLAS takes a workspace of 32 MiB for each handle and stream on
@@ -173,13 +173,13 @@ class LeakCheck:
 
     def _grown_memory(self) -> list[str]:
         grown = self._growth()
-        if any(size > MEMORY for size in grown.values()):
+        if any(size > _MEMORY_TOLERANCE for size in grown.values()):
             collect()  # Tensors in reference cycles are no leak: the garbage collector would free them later.
             grown = self._growth()
         return [
             f"left {size / (1 << 20):.0f} MiB more allocated on {device} than it had found"
             for device, size in grown.items()
-            if size > MEMORY
+            if size > _MEMORY_TOLERANCE
         ]
 
     def _growth(self) -> dict[str, int]:

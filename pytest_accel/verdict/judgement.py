@@ -51,7 +51,7 @@ class Phase:
     about: str
     """A description of the world in a few words."""
     here: str = ""
-    """Paths below this folder are shown relative to it."""
+    """The invocation folder; paths below it are shown relative to it."""
     findings: Findings = NOTHING
     failed_subtests: int = 0
     """Number of subtests that have failed on some rank."""
