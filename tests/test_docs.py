@@ -16,6 +16,7 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
 ]
+MIGRATION = sorted(page for page in (ROOT / "docs" / "how-to" / "migrate").glob("*.md") if page.name != "index.md")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 
 
@@ -32,13 +33,14 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
         for language in written:
             for number, block in enumerate(blocks(page, language)):
                 if "def test_" in block:
-                    name = f"test_{page.stem.replace('-', '_')}_{number}{'_fails' if 'fails' in language else ''}.py"
+                    folders = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
+                    name = f"test_{folders}_{number}{'_fails' if 'fails' in language else ''}.py"
                     (pytester.path / name).write_text(block, encoding="utf-8")
                     written[language] += 1
     assert written["python"] >= 10
     assert written["python fails"] == 2
     hooks = [block for page in PAGES for block in blocks(page, "python conftest")]
-    assert len(hooks) == 2
+    assert len(hooks) == 1
     (pytester.path / "conftest.py").write_text("\n".join(hooks), encoding="utf-8")
     (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
@@ -56,6 +58,36 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
             "the ranks issued different numbers of collectives *: rank 0: *, rank 1: *",
         ]
     )
+
+
+@pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
+def test_a_migration_page_shows_both_sides(page: Path) -> None:
+    """The sides after a migration run with the other blocks; those with MPI in tests/launchers/test_mpi_worlds.py."""
+    (before,) = blocks(page, "python before")
+    ast.parse(before)
+    assert any("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi"))
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    expected = ["Before", "After", "What changes in the verdict", "What to delete", "What stays different"]
+    assert [heading for heading in headings if heading in expected] == expected
+
+
+@pytest.mark.long
+def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("expecttest")  # torch.testing._internal imports it.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pages = {page.stem: page for page in MIGRATION}
+    for name in ("torch", "process-pool"):
+        (before,) = blocks(pages[name], "python before")
+        (pytester.path / f"test_{name.replace('-', '_')}.py").write_text(before, encoding="utf-8")
+    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+
+    (settings,) = blocks(pages["torch"], "ini")
+    pytester.makeini(settings)
+    adopted = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2", "test_torch.py")
+    adopted.assert_outcomes(passed=1)
+    adopted.stdout.fnmatch_lines(["accel: sim, 2 devices*"])  # Only a session with marked tests shows this.
 
 
 def test_each_plugin_in_the_table_has_a_test() -> None:
