@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.hardware import fake_driver
+
 ROOT = Path(__file__).resolve().parent.parent
 # tests/test_marks.py collects the blocks of marks.md, which ask for hardware that no machine has all of.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
 ]
+MIGRATION = sorted(page for page in (ROOT / "docs" / "how-to" / "migrate").glob("*.md") if page.name != "index.md")
+TUTORIAL = ROOT / "docs" / "tutorial" / "first-test.md"
+L4 = ("name NVIDIA L4", f"memory {45 * 2**29} {22 * 2**30}", "capability 8 9")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 
 
@@ -32,13 +37,14 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
         for language in written:
             for number, block in enumerate(blocks(page, language)):
                 if "def test_" in block:
-                    name = f"test_{page.stem.replace('-', '_')}_{number}{'_fails' if 'fails' in language else ''}.py"
+                    folders = "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_")
+                    name = f"test_{folders}_{number}{'_fails' if 'fails' in language else ''}.py"
                     (pytester.path / name).write_text(block, encoding="utf-8")
                     written[language] += 1
     assert written["python"] >= 10
     assert written["python fails"] == 2
     hooks = [block for page in PAGES for block in blocks(page, "python conftest")]
-    assert len(hooks) == 2
+    assert len(hooks) == 1
     (pytester.path / "conftest.py").write_text("\n".join(hooks), encoding="utf-8")
     (machine,) = blocks(ROOT / "docs" / "how-to" / "devices.md", "toml")
     (pytester.path / "machine.toml").write_text(f"{machine}\n[[device]]\n\n[[device]]\n", encoding="utf-8")
@@ -49,13 +55,77 @@ def test_the_tests_in_the_documentation_pass(pytester: pytest.Pytester) -> None:
     assert {file for _, file in ends} == {path.stem for path in pytester.path.glob("test_*.py")}
     assert {outcome for outcome, file in ends if not file.endswith("_fails")} == {"PASSED"}
     assert [outcome for outcome, file in ends if file.endswith("_fails")].count("FAILED") == 1
-    result.stdout.re_match_lines([r"E +assert \[42, 43\] == \[(42, 42|43, 43)\]"])
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_one_collective_too_many*",
             "the ranks issued different numbers of collectives *: rank 0: *, rank 1: *",
         ]
     )
+
+
+@pytest.mark.long
+def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fake_driver.compiler() is None:
+        pytest.skip("needs Linux and a C compiler for the fake driver")
+    text = TUTORIAL.read_text(encoding="utf-8")
+    files = re.findall(r"Write\s`(\w+\.py)`:\n\n```python(?: fails)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    for name, block in files:
+        (pytester.path / name).write_text(block, encoding="utf-8")
+    assert len(files) == text.count("\ndef test_")
+    pytester.makeini("[pytest]\naddopts = -p accel -p xdist\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    # The machine has the GPUs that the page shows, and no others.
+    fake_driver.build(pytester.path / "driver" / fake_driver.NVML, "libnvidia-ml.c")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(pytester.path / "driver"))
+    monkeypatch.setenv("FAKE_NVML", str(pytester.path / "machine.txt"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    commands = re.findall(r"^```console\n\$ pytest ([^\n]*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(commands) == 6
+    for options, expected in commands:
+        count = re.search(r"^accel: cuda, (\d)", expected, re.MULTILINE)
+        gpus = range(1, int(count[1]) + 1) if count else ()
+        facts = [fact for number in gpus for fact in (f"gpu GPU-{number}", *L4, f"pci 0 {number} 0")]
+        (pytester.path / "machine.txt").write_text("\n".join(facts) + "\n", encoding="utf-8")
+        printed = same_width(pytester.run(sys.executable, "-m", "pytest", *options.split()).outlines)
+        for part in expected.split("\n...\n"):
+            assert same_width(part.splitlines()) in printed, f"pytest {options} does not print this part:\n{part}"
+
+
+def same_width(lines: list[str]) -> str:
+    """Return `lines` without blank ones, and with what depends on the terminal's width and on time made equal."""
+    plain = (re.sub(r"[-=_]{3,}|(_ ){3,}_?", "---", re.sub(r"\d+\.\d+s\b", "0s", line)) for line in lines)
+    return "\n".join(" ".join(line.split()) for line in plain if line.strip())
+
+
+@pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
+def test_a_migration_page_shows_both_sides(page: Path) -> None:
+    """The sides after a migration run with the other blocks; those with MPI in tests/launchers/test_mpi_worlds.py."""
+    (before,) = blocks(page, "python before")
+    ast.parse(before)
+    assert any("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi"))
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    expected = ["Before", "After", "What changes in the verdict", "What to delete", "What stays different"]
+    assert [heading for heading in headings if heading in expected] == expected
+
+
+@pytest.mark.long
+def test_harnesses_of_torch_and_of_a_pool_run_as_documented(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("expecttest")  # torch.testing._internal imports it.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pages = {page.stem: page for page in MIGRATION}
+    for name in ("torch", "process-pool"):
+        (before,) = blocks(pages[name], "python before")
+        (pytester.path / f"test_{name.replace('-', '_')}.py").write_text(before, encoding="utf-8")
+    pytester.runpytest_subprocess().assert_outcomes(passed=2)
+
+    (settings,) = blocks(pages["torch"], "ini")
+    pytester.makeini(settings)
+    adopted = pytester.runpytest_subprocess("-p", "accel", "-p", "xdist", "--accel", "sim:2", "test_torch.py")
+    adopted.assert_outcomes(passed=1)
+    adopted.stdout.fnmatch_lines(["accel: sim, 2 devices*"])  # Only a session with marked tests shows this.
 
 
 def test_each_plugin_in_the_table_has_a_test() -> None:

@@ -122,10 +122,15 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
+    (migrated,) = blocks(ROOT / "docs" / "how-to" / "migrate" / "mpi-pytest.md", "python mpi")
+    suite.write("test_migrated.py", migrated.replace("test_sum", "test_migrated_sum"))
     run = suite.start(environment=mpi).finish()
     run.expect(
         {
             "test_sum": "PASSED",
+            "test_migrated_sum[world_size=2]": "PASSED",
+            "test_migrated_sum[world_size=3]": "PASSED",
+            "test_broadcast": "PASSED",
             "test_its_ranks_are_the_worlds": "PASSED",
             "test_it_stays": "PASSED",
             "test_torch_has_its_group_too": "PASSED",
