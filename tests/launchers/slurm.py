@@ -37,6 +37,9 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
+GresTypes=gpu
+# Nodes may have fewer cores than they are said to have.
+SlurmdParameters=config_overrides
 {lines}
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
@@ -84,15 +87,22 @@ def alone(folder: Path) -> Iterator[Slurm]:
 
 
 @contextlib.contextmanager
-def on(nodes: Sequence[Node], folder: Path) -> Iterator[Slurm]:
-    """The daemons on all `nodes`, its controller on the first. Skips where Slurm is not installed."""
+def on(nodes: Sequence[Node], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
+    """The daemons on all `nodes`, its controller on the first. Skips where Slurm is not installed.
+
+    Slurm believes that each node has `cpus` cores (default: those that are there) and `gpus` GPUs.
+    """
     missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"there is no {' nor '.join(missing)} here")
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o600)
-    cpus = len(os.sched_getaffinity(0))
-    lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus}" for node in nodes)
+    has = f"CPUs={cpus or len(os.sched_getaffinity(0))}" + (f" Gres=gpu:{gpus}" if gpus else "")
+    lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} {has}" for node in nodes)
+    # Slurm counts the files, and opens none of them.
+    for number in range(gpus):
+        (folder / f"gpu{number}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{gpus - 1}]\n" if gpus else "")
     for node in nodes:
         (folder / node.name).mkdir()
     (folder / "slurm.conf").write_text(_SETTINGS.format(nodes=nodes, lines=lines, folder=folder))

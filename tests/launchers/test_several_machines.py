@@ -25,6 +25,7 @@ from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 from tests.launchers.under import launched, suites
 
 SECRET = "a secret that nobody guesses"
+BATCH_FILES = Path(__file__).resolve().parents[2] / "examples" / "ci" / "slurm"
 
 
 @pytest.fixture
@@ -337,6 +338,53 @@ def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> 
         run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
     expect_together(suite, run, "srun")
+
+
+@pytest.mark.long
+def test_batch_files_for_users(suite: Suite, two: Machines, tmp_path: Path) -> None:
+    """Slurm accepts both; that for two nodes runs, with one simulated device and one rank on each node."""
+    nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
+    text = (BATCH_FILES / "two-nodes.sbatch").read_text(encoding="utf-8")
+    changes = {"--ntasks-per-node=4": "--ntasks-per-node=1", "--gpus-per-node=4": "--gpus-per-node=1", "cuda:": "sim:"}
+    for before, after in changes.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    suite.write("two-nodes.sbatch", text)
+    suite.write("pytest.ini", "[pytest]\naccel = sim:1\nfilterwarnings = error\n")
+    suite.write(
+        "test_it.py",
+        """
+        import socket
+        import pytest
+
+        @pytest.mark.distributed(2, nodes=2)
+        @pytest.mark.devices(1)
+        def test_both(gather, accel, shared_tmp_path):
+            assert sorted(gather(socket.gethostname())) == ["far-node", "near-node"]
+            assert len(accel.devices) == 1
+            assert len(set(gather(str(shared_tmp_path)))) == 1
+        """,
+    )
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTEST_ADDOPTS": "-v -p accel",
+    }
+
+    with slurm.on(nodes, tmp_path, cpus=64, gpus=4) as running:
+        for path in sorted(BATCH_FILES.iterdir()):
+            command = [*running.enter, "sbatch", "--test-only", str(path)]
+            done = subprocess.run(
+                command, env={**os.environ, **running.environment}, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        command = [*running.enter, "sbatch", "--wait", "two-nodes.sbatch"]
+        submitted = suite.start(program=command, environment={**environment, **running.environment}).finish()
+
+    (output,) = suite.path.glob("two-node-tests-*.out")
+    run = Run(submitted.code, output.read_text(encoding="utf-8"))
+    run.expect({"test_both": "PASSED"})
+    assert "accel: srun, 2 ranks on 2 nodes: " in run.text
+    assert run.code == 0
 
 
 @pytest.mark.nightly
