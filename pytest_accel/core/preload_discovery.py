@@ -13,6 +13,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+UNFORKABLE = {
+    **dict.fromkeys(("jax", "jaxlib", "tensorflow"), "its runtime has threads, which do not survive a fork"),
+    "cupy": "its CUDA runtime does not survive a fork",
+    "paddle": "its import starts a device runtime, which does not survive a fork",
+}
+"""Packages that the fork server never imports, each with the reason.
+
+Importing one may start its runtime or not: that depends on the release, on the machine, and on what other packages do
+with it when they are imported. The fork server can only see threads and the runtimes that torch has started.
+"""
 _MARKS = re.compile(r"\bmark\s*\.\s*(distributed|devices)\b")
 _INSTALLED = {"site-packages", "dist-packages"}
 _IMPORTS = re.compile(r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)

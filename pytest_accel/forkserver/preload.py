@@ -7,13 +7,29 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import psutil
 
+from pytest_accel.core.preload_discovery import UNFORKABLE
 from pytest_accel.settings.options import LAUNCHER, environment_variable
 
 PLAIN_PRELOAD = ("torch", "torch.distributed", "pytest", "pytest_accel.rank.main")
+
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@contextlib.contextmanager
+def blas_without_threads() -> Iterator[None]:
+    """Keep OpenBLAS from starting threads when it is loaded; NumPy and SciPy have a copy each."""
+    given = os.environ.get(_BLAS_THREADS)
+    os.environ.setdefault(_BLAS_THREADS, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(_BLAS_THREADS, None)
 
 
 def load_plugins(directory: str, named: Sequence[str] = ()) -> None:
@@ -63,13 +79,16 @@ def let_loggers_propagate(package: str) -> None:
             logger.propagate = True
 
 
-def unfit() -> str | None:
+def unfit(known: Collection[str] = ()) -> str | None:
     """Return why ranks must not be forked from this process, or None if they may be.
 
-    The text continues a sentence that begins with "importing it".
+    The text continues a sentence that begins with "importing it". Modules in `known` were there before.
     """
     if psutil.Process().num_threads() > 1:
         return "starts threads"
+    for name, reason in UNFORKABLE.items():
+        if sys.modules.get(name) is not None and name not in known:
+            return f"imports {name} ({reason})"
     torch = sys.modules.get("torch")
     if torch is not None:
         names = ["cuda", "xpu", "hpu", "npu", "mlu", "musa"]

@@ -12,10 +12,10 @@ from os import _exit
 from pytest_accel.core import prctl
 from pytest_accel.core.loaders import loads_plainly
 from pytest_accel.core.metadata_cache import Installed
-from pytest_accel.core.preload_discovery import published_packages
+from pytest_accel.core.preload_discovery import UNFORKABLE, published_packages
 from pytest_accel.core.server_messages import ServerNote
 from pytest_accel.core.session_spec import SessionSpec
-from pytest_accel.forkserver.preload import load_plugins, unfit
+from pytest_accel.forkserver.preload import blas_without_threads, load_plugins, unfit
 from pytest_accel.forkserver.server_exit import clean_up_processes, ending_with
 
 _UNFIT = 3
@@ -54,11 +54,11 @@ class Preloader:
 
     def needs(self, modules: Sequence[str]) -> bool:
         """Return True if plugins or one of `modules` are still to be imported."""
-        return not self._session.bare and (not self._plugins_loaded or any(name not in sys.modules for name in modules))
+        return not self._session.bare and (not self._plugins_loaded or bool(self._missing(modules)))
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import the plugins, once, and `modules`. This process must have no ranks: they have to stay its children."""
-        wanted = [name for name in modules if name not in sys.modules]
+        wanted = self._missing(modules)
         if self._is_fork:
             self._import_or_leave(wanted)
             return
@@ -78,6 +78,16 @@ class Preloader:
             clean_up_processes(self._session)
             _exit(0)
 
+    def _missing(self, modules: Sequence[str]) -> list[str]:
+        """Return those of `modules` that are still to be imported; add a note about those that must not be."""
+        missing = []
+        for name in modules:
+            if (reason := UNFORKABLE.get(name.partition(".")[0])) is not None:
+                self._send(ServerNote(f"preload: {name} is left out: {reason}"))
+            elif name not in sys.modules:
+                missing.append(name)
+        return missing
+
     def imported_ahead(self, modules: Sequence[str]) -> str | None:
         """Return one of `modules` that was only imported to preload it, by Python's own loaders, or None."""
         for name in modules:
@@ -86,6 +96,7 @@ class Preloader:
                 return name
         return None
 
+    @blas_without_threads()
     def _import_or_leave(self, modules: Sequence[str]) -> None:
         if not self._plugins_loaded:
             self._plugins_loaded = True
@@ -105,7 +116,7 @@ class Preloader:
         except BaseException as error:
             # Not an error here: a rank that needs the module reports the same error itself.
             self._send(ServerNote(f"preload: {name} could not be imported ({type(error).__name__}: {error})"))
-        if (reason := unfit()) is not None:
+        if (reason := unfit(self._always)) is not None:
             self._send(ServerNote(f"preload: ranks start without what is preloaded, since importing {name} {reason}"))
             _exit(_UNFIT)
 

@@ -30,7 +30,7 @@ from pytest_accel.core.server_messages import ImportedAhead, KeepOut, KillWorld,
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.forkserver.forked_worlds import ForkedWorlds
-from pytest_accel.forkserver.preload import PLAIN_PRELOAD
+from pytest_accel.forkserver.preload import PLAIN_PRELOAD, blas_without_threads
 from pytest_accel.forkserver.preloader import Preloader
 from pytest_accel.forkserver.rank_fork import RankFork
 from pytest_accel.forkserver.server_exit import clean_up, ending_with
@@ -46,6 +46,7 @@ class _Server:
     ) -> None:
         """`always` are the modules that every fork server imports: torch, pytest and their dependencies."""
         self.connection = connection
+        self._spec = spec
         self.shared_memory = shared_memory.Watch(spec.directory, spec.server)
         # A launcher that started this process terminates its process group, so launched ranks must stay in it.
         launched = parent != controller
@@ -67,7 +68,7 @@ class _Server:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self._preload(())
+        self._preload(self._spec.preload)
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
@@ -174,18 +175,11 @@ def serve(descriptor: int, spec: SessionSpec, controller: int, parent: int) -> N
     gc.disable()
     # All ranks share this tracker, which removes the shared memory of killed ranks when the session ends.
     resource_tracker.ensure_running()
-    # OpenBLAS starts threads when it is loaded, and a process with threads must not be forked.
-    given = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with ending_with(parent, spec):
+    with ending_with(parent, spec), blas_without_threads():
         _import(PLAIN_PRELOAD)
         always = frozenset(sys.modules)
-        if not spec.bare:
-            _import(spec.preload)
         if spec.coverage is not None:
             _import(("coverage",))
-    if given is None:
-        del os.environ["OPENBLAS_NUM_THREADS"]
     server = _Server(connection, spec, controller, parent, always)
     code = 1
     try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from pytest_accel.core.kinds import check_kind
+from pytest_accel.core.preload_discovery import UNFORKABLE
 
 
 class ExplainedError(ValueError):
@@ -103,6 +104,8 @@ def preload(value: str | list[str]) -> tuple[str, ...]:
     if names == ["none"]:
         return ()
     if not names or "none" in names or not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError(value)
+    if any(name.partition(".")[0] in UNFORKABLE for name in names):
         raise ValueError(value)
     return tuple(dict.fromkeys(names))
 

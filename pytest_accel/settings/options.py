@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from pytest_accel.core.kinds import ALL_KINDS, name_kinds
+from pytest_accel.core.preload_discovery import UNFORKABLE
 from pytest_accel.settings import option_types
 
 ACCEL = "accel"
@@ -326,7 +327,7 @@ _OPTIONS: dict[str, _Option] = {
     PRELOAD: _Option(
         "preload",
         "args",
-        "auto, none, or names of modules",
+        f"auto, none, or names of modules (none of {', '.join(UNFORKABLE)}, which do not survive a fork)",
         option_types.preload,
         "what the fork server imports: auto (default; the third-party packages that collection imported), none, "
         "or names of modules",

@@ -105,12 +105,24 @@ def test_modules_that_the_setting_names_are_preloaded(package: Suite) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the test counts processes as Linux forks them")
-def test_modules_that_start_threads_are_not_preloaded(package: Suite) -> None:
+@pytest.mark.parametrize("setting", ["auto", "unfit"])
+def test_modules_that_start_threads_are_not_preloaded(package: Suite, setting: str) -> None:
+    package.ini(f"accel_preload = {setting}")
     package.write("test_unfit.py", _TEST.format(name="unfit"))
     run = package.run()
     assert run.count() == {"PASSED": 2}
     assert "ranks start without what is preloaded, since importing unfit starts threads" in run.text
     assert len(_importers(package, "unfit")[0]) == 4
+
+
+@pytest.mark.long
+def test_modules_that_load_another_copy_of_openblas_are_preloaded(package: Suite) -> None:
+    pytest.importorskip("scipy")
+    package.write("site-packages/solver.py", "import scipy.linalg\n")
+    package.write("test_solver.py", _TEST.format(name="solver"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    assert "accel: preload" not in run.text
 
 
 @pytest.mark.long
@@ -175,3 +187,26 @@ def test_a_failed_preload_is_reported_only_if_the_setting_names_the_module(packa
     assert "2 passed" in quiet.text
     assert "accel: preload" not in quiet.text
     assert "accel: preload: own could not be imported (AssertionError: )" in package.run().text
+
+
+def test_a_package_whose_runtime_does_not_survive_a_fork_is_left_out(package: Suite) -> None:
+    """The server imports the other packages."""
+    package.write("site-packages/cupy.py", _NOTES.format(name=str(package.path / "cupy")))
+    package.write("test_heavy.py", _TEST.format(name="cupy, heavy"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    assert "accel: preload: cupy is left out: its CUDA runtime does not survive a fork" in run.text
+    assert [len(found) for found in _importers(package, "cupy")] == [4, 1]
+    assert [len(found) for found in _importers(package, "heavy")] == [0, 2]
+
+
+@pytest.mark.long
+def test_a_package_that_imports_such_a_package_is_not_preloaded(package: Suite) -> None:
+    package.write("site-packages/jax.py", _NOTES.format(name=str(package.path / "jax")))
+    package.write("site-packages/neural.py", "import jax\n")
+    package.write("test_neural.py", _TEST.format(name="neural"))
+    run = package.run()
+    assert run.count() == {"PASSED": 2}
+    why = "imports jax (its runtime has threads, which do not survive a fork)"
+    assert f"accel: preload: ranks start without what is preloaded, since importing neural {why}" in run.text
+    assert len(_importers(package, "jax")[0]) == 4

@@ -341,7 +341,7 @@ _STREAMED = """
 
 # A reporter with the hooks of VS Code's runner, which the editor loads by ``-p vscode_pytest`` from its own folder:
 # it sends each test once for a process, at the first of the hooks that tells how the test has ended.
-_VSCODE = """
+VSCODE = """
     import json
     import os
 
@@ -421,7 +421,7 @@ def test_reports_while_a_session_runs(pair: Pair, how: tuple[str, ...], monkeypa
         "pytest-teamcity", "pytest_github_actions_annotate_failures", "nunit", "azurepipelines", "vscode_pytest"
     )
     pair.write("test_it.py", _STREAMED)
-    pair.write("vscode_pytest.py", _VSCODE)
+    pair.write("vscode_pytest.py", VSCODE)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
     plain, run = (suite.run("--teamcity", "-W", "default", *how) for suite in (pair.plain, pair.marked))

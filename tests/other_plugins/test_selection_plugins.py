@@ -217,3 +217,41 @@ def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
         names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
         assert set(split) == set(first) == {"test_it.py::test_here", *names}
         assert all(stored[name] >= 0.3 for stored in (split, first) for name in names)
+
+
+_PARTITIONS = """
+    import pytest
+
+    from pytest_accel.bridges.refusals import refuse_second_partition
+
+
+    def pytest_configure(config):
+        refuse_second_partition(config, "--accel-shard 1/2")
+    """
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "refused"),
+    [
+        pytest.param("pytest-split", "--splits=2 --group=1", "--splits 2", marks=needs("pytest_split")),
+        pytest.param("pytest-split", "--splits=1 --group=1", None, marks=needs("pytest_split")),
+        pytest.param("pytest-shard", "--num-shards=3 --shard-id=0", "--num-shards 3", marks=needs("pytest_shard")),
+        pytest.param("pytest-shard", "", None, marks=needs("pytest_shard")),
+        pytest.param(
+            "test-groups",
+            "--test-group-count=2 --test-group=1",
+            "--test-group-count 2",
+            marks=needs("pytest_test_groups"),
+        ),
+    ],
+)
+def test_two_partitions_are_refused(suite: Suite, plugin: str, options: str, refused: str | None) -> None:
+    suite.plugin(plugin)
+    suite.write("conftest.py", _PARTITIONS)
+    suite.write("test_it.py", "def test_it():\n    pass\n")
+    run = suite.run(*options.split())
+    if refused is None:
+        assert run.count() == {"PASSED": 1}
+    else:
+        assert run.ret == pytest.ExitCode.USAGE_ERROR
+        assert f"ERROR: --accel-shard 1/2 cannot be used with {refused}: each runs a part of the tests" in run.errors

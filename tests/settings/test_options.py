@@ -46,7 +46,7 @@ SECONDS = "a finite number of seconds"
 DEVICES = "indices or ids of devices with commas between them"
 ORDER = "fastest, pci, free, near, or ids with commas between them"
 ACCEL = "auto, none, or a kind such as cuda, cpu:4 or sim:8"
-PRELOAD = "auto, none, or names of modules"
+PRELOAD = "auto, none, or names of modules (none of jax, jaxlib, tensorflow, cupy, paddle, which do not survive a fork)"
 
 # Option, text, the field of the settings and what it becomes: the same on the command line, in the environment and in
 # an ini file.
@@ -256,7 +256,7 @@ def test_kept_processes(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPat
     )
 
 
-@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py"])
+@pytest.mark.parametrize("text", ["none numpy", "my-package", "a..b", "a/b.py", "auto jax", "cupy.cuda"])
 def test_bad_preload(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PYTEST_ACCEL_PRELOAD", text)
     assert refusal(pytester) == f"environment variable PYTEST_ACCEL_PRELOAD: must be {PRELOAD}, got {text!r}"

@@ -1,0 +1,83 @@
+"""Worlds whose ranks are JAX processes: the tests of the page about JAX, and what happens without its advice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.other_plugins.conftest import needs
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Suite
+
+pytestmark = needs("jax")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "jax.md"
+_FORGOTTEN = """
+    import os
+
+    import pytest
+
+    PIDS = set()
+
+
+    @pytest.fixture(params=[1, 2])
+    def own(request, free_port, rank, world_size, pytestconfig):
+        import jax
+        import jax.extend.backend
+
+        jax.distributed.initialize(f"{os.environ['MASTER_ADDR']}:{free_port}", world_size, rank)
+        yield jax
+        jax.distributed.shutdown()
+        if os.environ["FORGETS"] == "1":
+            jax.clear_caches()
+            jax.extend.backend.clear_backends()
+
+
+    def gathers(jax, rank):
+        from jax.experimental.multihost_utils import process_allgather
+
+        assert process_allgather(jax.numpy.array(rank)).tolist() == [0, 1]
+        assert PIDS <= {os.getpid()}
+        PIDS.add(os.getpid())
+
+
+    @pytest.mark.distributed(2, init=False, env={"JAX_PLATFORMS": "cpu", "FORGETS": "1"})
+    def test_forgets(own, rank):
+        gathers(own, rank)
+
+
+    @pytest.mark.distributed(2, init=False, env={"JAX_PLATFORMS": "cpu", "FORGETS": "0"})
+    def test_remembers(own, rank):
+        gathers(own, rank)
+    """
+
+
+def test_the_tests_of_the_page_pass(suite: Suite) -> None:
+    found = re.findall(r"^```python needs jax( conftest)?\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert [bool(conftest) for conftest, _ in found] == [True, False, False, False]
+    for number, (conftest, block) in enumerate(found):
+        suite.write("conftest.py" if conftest else f"test_page_{number}.py", block)
+    run = suite.run("--accel=none")
+    assert run.outcomes() == {
+        "test_gather": "PASSED",
+        "test_sum_over_all_devices": "PASSED",
+        "test_devices": "PASSED",
+        "test_main[1]": "PASSED",
+        "test_main[2]": "PASSED",
+    }
+    assert "accel: preload: jax is left out: its runtime has threads, which do not survive a fork" in run.text
+    assert "ranks start without what is preloaded" not in run.text
+
+
+def test_a_process_initializes_again_only_if_it_has_forgotten_its_backends(suite: Suite) -> None:
+    suite.write("test_it.py", _FORGOTTEN)
+    run = suite.run("--accel=none")
+    assert run.outcomes() == {
+        "test_forgets[1]": "PASSED",
+        "test_forgets[2]": "PASSED",
+        "test_remembers[1]": "PASSED",
+        "test_remembers[2]": "ERROR",
+    }
+    why = "jax.distributed.initialize() must be called before any JAX calls that might initialise the XLA backend"
+    assert f"RuntimeError: {why}" in run.text
