@@ -137,6 +137,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel import census_hooks
 
         census_hooks.register(session, census)
+    if session.settings.shard is not None:
+        from pytest_accel.bridges.refusals import refuse_second_partition
+
+        refuse_second_partition(config, "--accel-shard {}/{}".format(*session.settings.shard))
     if not session.is_worker:
         from pytest_accel import report
 

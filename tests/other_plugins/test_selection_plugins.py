@@ -219,17 +219,6 @@ def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
         assert all(stored[name] >= 0.3 for stored in (split, first) for name in names)
 
 
-_PARTITIONS = """
-    import pytest
-
-    from pytest_accel.bridges.refusals import refuse_second_partition
-
-
-    def pytest_configure(config):
-        refuse_second_partition(config, "--accel-shard 1/2")
-    """
-
-
 @pytest.mark.parametrize(
     ("plugin", "options", "refused"),
     [
@@ -247,9 +236,8 @@ _PARTITIONS = """
 )
 def test_two_partitions_are_refused(suite: Suite, plugin: str, options: str, refused: str | None) -> None:
     suite.plugin(plugin)
-    suite.write("conftest.py", _PARTITIONS)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    run = suite.run(*options.split())
+    run = suite.run("--accel-shard=1/1" if refused is None else "--accel-shard=1/2", *options.split())
     if refused is None:
         assert run.count() == {"PASSED": 1}
     else:
