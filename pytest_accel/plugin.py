@@ -157,6 +157,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
+    if options.asks_for_advice(config):
+        from pytest_accel import advise_hooks
+
+        advise_hooks.register(session)
 
 
 def _adoption(

@@ -14,6 +14,7 @@ from pytest_accel.session import AccelSession
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import Channel, PoolService
     from pytest_accel.schedule.dispatch import Dispatch
+    from pytest_accel.schedule.test_demand import Demand
 
 _SCHEDULABLE = ("load", "worksteal")
 """The values of ``--dist`` that let the scheduler run any test in any worker."""
@@ -30,6 +31,11 @@ class XdistHooks:
         self._ended_after: dict[Any, int] = {}
         """By worker that has ended because a device is unusable: the index of its last test."""
         self._scheduler: Any = None
+
+    @property
+    def demand(self) -> Demand | None:
+        """The needs of the tests; None if no test needs a world, or xdist orders the tests."""
+        return None if self._dispatch is None else self._dispatch.demand
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
+_DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
+"""The functions of torch's module for a type of devices that tell whether one has failed. `torch.cpu` lacks some."""
+
+
 def verify(context: RankContext) -> None:
     """Raise :class:`MaskError` if torch sees other devices than those that the rank has been given."""
     seen = context.visible_devices
@@ -120,7 +124,7 @@ def sticky_error(torch: Any) -> str | None:
     current = None if accelerator is None else accelerator.current_accelerator()
     kind = "cuda" if accelerator is None else getattr(current, "type", "cpu")
     module: Any = getattr(torch, kind, None)
-    if not getattr(module, "is_initialized", lambda: False)():
+    if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
         return None
     for index in range(module.device_count()):
         # To wait for a device that the process has not used would take memory of it.
@@ -136,7 +140,7 @@ def reset_peak_memory(device: str) -> None:
     """Start measuring the peak of the allocated memory on `device`."""
     module = _memory_of(device)
     if module is not None and hasattr(module, "reset_peak_memory_stats"):
-        module.reset_peak_memory_stats()
+        module.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int | None:
@@ -144,7 +148,7 @@ def peak_memory(device: str) -> int | None:
     module = _memory_of(device)
     if module is None or not hasattr(module, "max_memory_allocated"):
         return None
-    return int(module.max_memory_allocated())
+    return int(module.max_memory_allocated(device))
 
 
 def _memory_of(device: str) -> Any:
