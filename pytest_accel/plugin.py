@@ -124,6 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if adoption is not None:
         config.pluginmanager.register(adoption, "accel-adoption")
     config.pluginmanager.register(CollectionHooks(session, adoption), "accel-collection")
+    config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
         from pytest_accel.worker_hooks import WorkerHooks
 
@@ -160,6 +161,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_accel.xdist_hooks import XdistHooks
 
             config.pluginmanager.register(XdistHooks(session), "accel-xdist")
+    if options.asks_for_advice(config):
+        from pytest_accel import advise_hooks
+
+        advise_hooks.register(session)
 
 
 def _adoption(
@@ -210,6 +215,36 @@ def _has_own_sizes(metafunc: pytest.Metafunc) -> bool:
         if "world_size" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
             return True
     return False
+
+
+class DeviceErrorHooks:
+    """Finds a test that leaves a device unusable for this process, and ends an xdist worker after such a test."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._unusable = False
+        """True after a test that has left a device unusable."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            if "torch" in sys.modules and not self._unusable and not self._session.is_forked_copy:
+                from pytest_accel import device_errors
+
+                self._unusable = device_errors.record(item)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        result = yield
+        if self._unusable and nextitem is not None and self._session.is_worker:
+            from pytest_accel import device_errors
+
+            device_errors.end_worker(item, self._session)
+        return result
 
 
 class RankHooks:

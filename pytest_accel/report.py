@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.marks import foreign_marks
-from pytest_accel.core.stash_keys import MARKED, RETRIED
+from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
 from pytest_accel.session import AccelSession
 from pytest_accel.settings.options import is_distributed
@@ -119,6 +119,14 @@ class ReportHooks:
             terminalreporter.section("accel: retried, since the world died (--accel-retry-dead)", sep="-")
             for nodeid, text in sorted(retried):
                 terminalreporter.write_line(f"{nodeid}: {text}")
+        unusable = {
+            f"{getattr(report, 'worker_id', '')} {report.nodeid}: {error}".lstrip()
+            for report in reports
+            for name, error in getattr(report, "user_properties", ())
+            if name == DEVICE_ERROR
+        }
+        if unusable:
+            self._show_unusable(terminalreporter, sorted(unusable))
         reruns = [report.accel_rerun for report in reports if hasattr(report, "accel_rerun")]
         if reruns:
             terminalreporter.section("rerun", sep="-")
@@ -141,3 +149,17 @@ class ReportHooks:
         if config.get_verbosity() > 0:
             for note in pool.summary.notes:
                 terminalreporter.write_line(f"accel: {note}")
+
+    def _show_unusable(self, terminalreporter: Any, lines: Sequence[str]) -> None:
+        """Show which tests have left a device unusable for their process."""
+        from pytest_accel.device_errors import keeps_workers
+
+        terminalreporter.section("accel: tests that left a device unusable for their process", sep="-")
+        for line in lines:
+            terminalreporter.write_line(line)
+        if not is_distributed(self._session.config):
+            terminalreporter.write_line("the tests after it ran in the same process; under -n, a new worker runs them")
+        elif keeps_workers(self._session.config):
+            terminalreporter.write_line("the workers were not replaced (--max-worker-restart 0)")
+        else:
+            terminalreporter.write_line("a worker ends after such a test if tests remain for it, and xdist replaces it")

@@ -80,11 +80,7 @@ class WorkerHooks:
         if self._error is not None:
             # Raise to prevent a hang: the order to run the test may be lost, and the session would wait for its report.
             raise RuntimeError(f"an order about the tests of this worker could not be handled:\n{self._error}")
-        from pytest_accel.core.shims import teardown_to
+        from pytest_accel.core.shims import tear_down_after
 
-        # The previous test has kept the fixtures that it shares with `item`.
-        call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, nextitem), when="teardown")
-        if call.excinfo is not None:
-            report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-            item.ihook.pytest_runtest_logreport(report=report)
+        tear_down_after(item, nextitem)  # The previous test has kept the fixtures that it shares with `item`.
         return True

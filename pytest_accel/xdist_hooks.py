@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_accel.session import AccelSession
 if TYPE_CHECKING:
     from pytest_accel.pool.pool_client import Channel, PoolService
     from pytest_accel.schedule.dispatch import Dispatch
+    from pytest_accel.schedule.test_demand import Demand
 
 _SCHEDULABLE = ("load", "worksteal")
 """The values of ``--dist`` that let the scheduler run any test in any worker."""
@@ -26,6 +28,14 @@ class XdistHooks:
         self._dispatch: Dispatch | None = None
         self._usage_error: str | None = None
         """Message of a worker whose tests request something impossible."""
+        self._ended_after: dict[Any, int] = {}
+        """By worker that has ended because a device is unusable: the index of its last test."""
+        self._scheduler: Any = None
+
+    @property
+    def demand(self) -> Demand | None:
+        """The needs of the tests; None if no test needs a world, or xdist orders the tests."""
+        return None if self._dispatch is None else self._dispatch.demand
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, config: pytest.Config, specs: list[Any]) -> None:
@@ -63,14 +73,14 @@ class XdistHooks:
         channel = node.gateway.newchannel()
         node.workerinput["accel_channel"] = channel
         node.workerinput["accel_terminal"] = is_interactive(node.config)
-        self._serve_pool(channel)
+        self._serve_pool(channel, partial(self._ended_after.__setitem__, node))
         if self._session.settings.schedule == "on" and node.config.getoption("dist") in _SCHEDULABLE:
             from pytest_accel.schedule.dispatch import Dispatch
 
             self._dispatch = self._dispatch or Dispatch()
             self._dispatch.connect(node)
 
-    def _serve_pool(self, channel: Channel) -> None:
+    def _serve_pool(self, channel: Channel, on_end_after_test: Callable[[int], None]) -> None:
         """Answer a worker's messages. The modules of the pool are imported at the first one."""
         service: PoolService | None = None
 
@@ -81,7 +91,13 @@ class XdistHooks:
                     return
                 from pytest_accel.pool.pool_client import PoolService
 
-                service = PoolService(lambda: self._session.pool, channel, self._on_usage_error, self._session.show)
+                service = PoolService(
+                    lambda: self._session.pool,
+                    channel,
+                    self._on_usage_error,
+                    self._session.show,
+                    on_end_after_test,
+                )
             service.receive(data)
 
         channel.setcallback(receive, endmarker=None)
@@ -90,11 +106,46 @@ class XdistHooks:
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Any, Any]:
         scheduler = yield
         # Keep a scheduler that another plugin has made.
-        if self._dispatch is None or type(scheduler).__module__.partition(".")[0] != "xdist":
-            return scheduler
-        from pytest_accel.schedule.controller import AccelScheduling
+        if self._dispatch is not None and type(scheduler).__module__.partition(".")[0] == "xdist":
+            from pytest_accel.schedule.controller import AccelScheduling
 
-        return AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
+            scheduler = AccelScheduling(config, scheduler, self._dispatch, lambda: self._session.machine)
+        self._scheduler = scheduler
+        if scheduler is not None:
+            scheduler.remove_node = partial(self._remove_node, scheduler, scheduler.remove_node)
+            scheduler.schedule = partial(self._schedule, scheduler.schedule)
+        return scheduler
+
+    def _remove_node(self, scheduler: Any, remove: Callable[[Any], str | None], node: Any) -> str | None:
+        """Remove a worker from the `scheduler`, and return the test in which it has crashed, or None.
+
+        A worker that ends after a test has reported that test. To the scheduler it still runs the test, because it has
+        not sent the message that follows the reports.
+        """
+        ended_after = self._ended_after.get(node)
+        if ended_after is None:
+            return remove(node)
+        from pytest_accel.core.shims import complete_last_test
+
+        complete_last_test(scheduler, node, ended_after)
+        remove(node)
+        return None
+
+    def _schedule(self, schedule: Callable[[], None]) -> None:
+        """Call the scheduler's `schedule` when a worker has collected; twice after a worker has ended.
+
+        ``--dist loadscope`` and similar ones send a new worker one group of tests. If that is a single test, the worker
+        does not run it until it gets another one.
+        """
+        schedule()
+        if self._ended_after:
+            schedule()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Fail a session that has not run all its tests because xdist has replaced no more workers."""
+        if self._ended_after and self._scheduler.has_pending and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _on_usage_error(self, text: str) -> None:
         self._usage_error = text

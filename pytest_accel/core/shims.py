@@ -45,6 +45,14 @@ def teardown_to(session: pytest.Session, following: pytest.Item | None) -> None:
     session._setupstate.teardown_exact(following)
 
 
+def tear_down_after(item: pytest.Item, following: pytest.Item | None) -> None:
+    """Call :func:`teardown_to` between two tests; report an error as one of the teardown of `item`."""
+    call = pytest.CallInfo.from_call(lambda: teardown_to(item.session, following), when="teardown")
+    if call.excinfo is not None:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+
+
 def forget_sections(item: pytest.Item) -> None:
     """Discard the captured output of an earlier run of `item`, before it runs again."""
     item._report_sections.clear()
@@ -192,12 +200,43 @@ def ask_before_each_test(config: pytest.Config, passes_over: Callable[[pytest.It
         return hook.pytest_report_to_serializable(config=own, report=report)
 
     hooks = _Overridden(hook, pytest_runtest_protocol=run, pytest_report_to_serializable=serialize)
+    for worker in _worker_plugins(config):
+        vars(worker)["config"] = _Overridden(config, hook=hooks)
+
+
+def _worker_plugins(config: pytest.Config) -> list[object]:
+    """Return the plugin by which an xdist worker talks to the controller; raise RuntimeError if there is none."""
     # Compare the class by name: execnet runs its module under another module name.
     workers = [one for _, one in config.pluginmanager.list_name_plugin() if type(one).__name__ == "WorkerInteractor"]
     if not workers:
         raise RuntimeError("this release of pytest-xdist has no plugin of the class WorkerInteractor in its workers")
-    for worker in workers:
-        vars(worker)["config"] = _Overridden(config, hook=hooks)
+    return workers
+
+
+def finish_lost_worker(session: pytest.Session) -> None:
+    """Call `pytest_sessionfinish` of all plugins of an xdist worker but xdist's own.
+
+    xdist's own hook would tell the controller that the worker has ended well. The controller would not replace it.
+    """
+    workers = _worker_plugins(session.config)
+    finish = session.config.pluginmanager.subset_hook_caller("pytest_sessionfinish", remove_plugins=workers)
+    finish(session=session, exitstatus=pytest.ExitCode.TESTS_FAILED)
+
+
+def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
+    """Have an xdist scheduler that would run the last test of a dead worker again count that test as completed.
+
+    These are the schedulers of ``--dist loadscope``, ``loadfile`` and ``loadgroup``. They would also send the worker's
+    completed groups of tests to another worker, which waits for ever if it gets no other group.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    if isinstance(scheduler, LoadScopeScheduling):
+        node.shutdown()  # Otherwise the scheduler may send the worker more tests.
+        scheduler.mark_test_complete(node, index)
+        groups = scheduler.assigned_work[node]
+        for name in [name for name, completed in groups.items() if all(completed.values())]:
+            del groups[name]
 
 
 class _Overridden:

@@ -21,6 +21,7 @@ from pytest_accel.pool.worker_messages import (
     Answer,
     CancelRequest,
     ControllerMessage,
+    EndAfterTest,
     EndWithUsageError,
     FailIfWaiting,
     ImportNothingAhead,
@@ -294,15 +295,17 @@ class PoolService:
         channel: Channel,
         on_usage_error: Callable[[str], None],
         show: Callable[[str], None],
+        on_end_after_test: Callable[[int], None],
     ) -> None:
         """`pool` returns the pool, creating it at the first call, which is when a worker first needs it.
 
-        `show` writes a line to the terminal.
+        `show` writes a line to the terminal. `on_end_after_test` gets the index of a test after which the worker ends.
         """
         self._get_pool = pool
         self._channel = channel
         self._on_usage_error = on_usage_error
         self._show = show
+        self._on_end_after_test = on_end_after_test
         self._used = False
         self._requests: dict[int, int] = {}
         """The pool's id of each request of the worker."""
@@ -373,6 +376,8 @@ class PoolService:
                 self._show(line)
             case EndWithUsageError(text):
                 self._on_usage_error(text)
+            case EndAfterTest(index):
+                self._on_end_after_test(index)
 
     def _answer(self, number: int, value: _Value) -> None:
         self._requests.pop(number, None)

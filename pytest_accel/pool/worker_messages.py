@@ -111,6 +111,13 @@ class EndWithUsageError:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class EndAfterTest:
+    """The worker ends now, because the test `index` of its collection has left a device unusable."""
+
+    index: int
+
+
 WorkerMessage = (
     WarmServer
     | PreloadModules
@@ -125,6 +132,7 @@ WorkerMessage = (
     | InterruptedTest
     | ShowLine
     | EndWithUsageError
+    | EndAfterTest
 )
 
 # Controller to worker

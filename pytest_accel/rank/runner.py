@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from traceback import format_exc
@@ -25,6 +25,7 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections
+from pytest_accel.core.stash_keys import DEVICE_PEAKS
 from pytest_accel.rank import group_state, rank_data, report_serialization, run_ahead, torch_devices
 from pytest_accel.rank.captured_output import CapturedOutput
 from pytest_accel.rank.collector import FileSkipped, NotCollected, RankCollector
@@ -34,6 +35,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
 from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
+from pytest_accel.settings.options import asks_for_advice
 
 if TYPE_CHECKING:
     from pytest_accel.rank.lockstep import Lockstep
@@ -84,6 +86,7 @@ class TestRunner:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, object, object]:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
+        self._advises = asks_for_advice(session.config)
         self._log.open()
         self._captured.open(session.config)
         self._debugger.install(session.config)
@@ -98,7 +101,8 @@ class TestRunner:
         self._log.begin(request.node)
         self._captured.begin()
         test = self._test = _Test(driver, request)
-        torch_devices.reset_peak_memory(self._context.torch_device)
+        for device in self._measured_devices:
+            torch_devices.reset_peak_memory(device)
         try:
             item = self._collector.find(session, request.node)
             vars(item)["location"] = request.location  # The cache of pytest's property, which would read the file.
@@ -144,9 +148,9 @@ class TestRunner:
         try:
             leaks = self._leak_check.end(closed_streams=test.closed_streams)
             collectives, groups = group_state.collectives(context), group_state.created_count()
-            peak = torch_devices.peak_memory(context.torch_device)
+            peaks = [torch_devices.peak_memory(device) for device in self._measured_devices]
         except Exception as error:
-            leaks, collectives, groups, peak = check_failed(error), {}, 0, None
+            leaks, collectives, groups, peaks = check_failed(error), {}, 0, [None]
         passed = test.only_passed and test.late_teardown_error is None and leaks == CLEAN
         finished = Finished(
             test.request.serial,
@@ -156,12 +160,24 @@ class TestRunner:
             kill_reason=leaks.kill_reason,
             leaks=leaks.lines,
             groups=groups,
-            properties={} if peak is None else {"accel_peak_memory": peak},
+            properties={} if None in peaks else self._memory_properties(peaks),
             checksum=run_ahead.checksum(collectives, groups) if passed else None,
             retire=leaks.retire,
         )
         test.driver.finish(context.tests, finished)
         return passed
+
+    @property
+    def _measured_devices(self) -> list[str]:
+        """torch's names of the devices whose memory is measured: with ``--accel-advise`` all of the rank's."""
+        context = self._context
+        if self._advises and context.own_devices:
+            return [context.torch_name(device) for device in context.own_devices]
+        return [context.torch_device]
+
+    def _memory_properties(self, peaks: Sequence[int | None]) -> dict[str, object]:
+        """Return the properties of a report with the `peaks` of the measured devices, in bytes."""
+        return {"accel_peak_memory": peaks[0], **({DEVICE_PEAKS: list(peaks)} if self._advises else {})}
 
     # Hooks, called while a test runs
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pytest_accel.rank.context import RankContext
 
 
+_DEVICE_STATE = ("is_initialized", "device_count", "current_device", "memory_reserved", "synchronize")
+"""The functions of torch's module for a type of devices that tell whether one has failed. `torch.cpu` lacks some."""
+
+
 def verify(context: RankContext) -> None:
     """Raise :class:`MaskError` if torch sees other devices than those that the rank has been given."""
     seen = context.visible_devices
@@ -95,18 +99,48 @@ def wait_for_devices(context: RankContext) -> None:
         module = _module_of(name)
         # Do not initialise a runtime that the test has not used.
         if getattr(module, "is_initialized", lambda: True)() and hasattr(module, "synchronize"):
-            # mps has only one device, so its function takes no argument.
-            try:
-                module.synchronize() if name == "mps" else module.synchronize(name)
-            except RuntimeError as error:
-                raise RuntimeError(f"something that the test started on {name} has failed: {error}") from None
+            error = _failed_work(module, name)
+            if error is not None:
+                raise RuntimeError(f"something that the test started on {name} has failed: {error}")
+
+
+def _failed_work(module: Any, name: str) -> RuntimeError | None:
+    """Wait for all work on the device `name` of torch's `module`; return the error of work that has failed, or None."""
+    try:
+        # mps has only one device, so its function takes no argument.
+        module.synchronize() if name == "mps" else module.synchronize(name)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def sticky_error(torch: Any) -> str | None:
+    """Return the name of a device and the error that its use in this process always raises now; None if none does.
+
+    `torch` is the module of the process, which need not be a rank. Only devices that the process has used are asked.
+    A kernel that fails, as by an assertion or an illegal access to memory, leaves such an error in CUDA.
+    """
+    accelerator = getattr(torch, "accelerator", None)  # Since torch 2.6.
+    current = None if accelerator is None else accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else getattr(current, "type", "cpu")
+    module: Any = getattr(torch, kind, None)
+    if any(not hasattr(module, name) for name in _DEVICE_STATE) or not module.is_initialized():
+        return None
+    for index in range(module.device_count()):
+        # To wait for a device that the process has not used would take memory of it.
+        if index == module.current_device() or module.memory_reserved(index):
+            name = f"{kind}:{index}"
+            # The first wait clears an error that does not stay.
+            if _failed_work(module, name) is not None and (error := _failed_work(module, name)) is not None:
+                return f"{name}: {str(error).strip().partition(chr(10))[0]}"
+    return None
 
 
 def reset_peak_memory(device: str) -> None:
     """Start measuring the peak of the allocated memory on `device`."""
     module = _memory_of(device)
     if module is not None and hasattr(module, "reset_peak_memory_stats"):
-        module.reset_peak_memory_stats()
+        module.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: str) -> int | None:
@@ -114,7 +148,7 @@ def peak_memory(device: str) -> int | None:
     module = _memory_of(device)
     if module is None or not hasattr(module, "max_memory_allocated"):
         return None
-    return int(module.max_memory_allocated())
+    return int(module.max_memory_allocated(device))
 
 
 def _memory_of(device: str) -> Any:

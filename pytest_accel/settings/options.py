@@ -51,6 +51,7 @@ SELECT = "accel_select"
 SHARD = "accel_shard"
 DURATIONS = "accel_durations"
 WITHIN = "accel_within"
+ADVISE = "accel_advise"
 
 
 class Settings(NamedTuple):
@@ -424,6 +425,13 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write what became of each test to this file, for `python -m pytest_accel census`",
     )
+    group.addoption(
+        _flag(ADVISE),
+        dest=ADVISE,
+        action="store_true",
+        default=False,
+        help="show at the end which marks and which -n fit what the tests have used",
+    )
     # These describe the suite rather than one session, so they can only be set in the ini file.
     parser.addini(
         RULES,
@@ -456,6 +464,11 @@ def wanted_time(config: pytest.Config) -> float | None:
 def asks_for_plan(config: pytest.Config) -> bool:
     """Return True if the session should show a plan."""
     return config.getoption(PLAN) is not None
+
+
+def asks_for_advice(config: pytest.Config) -> bool:
+    """Return True if the session should show advice at its end."""
+    return bool(config.getoption(ADVISE))
 
 
 def planned_machine(config: pytest.Config) -> tuple[int, str] | None:

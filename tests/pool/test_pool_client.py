@@ -56,7 +56,7 @@ def send(channel: Channel, message: WorkerMessage) -> None:
 
 def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() -> None:
     channel, pool = Channel(), BrokenPool()
-    channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print).receive, endmarker=None)
+    channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print, print).receive, endmarker=None)
     send(channel, AcquireWorld(7, KEY, HOLDER))
     answer = channel.sent.get(timeout=30)
     assert isinstance(answer, Answer)

@@ -1,0 +1,203 @@
+"""Hooks of ``--accel-advise``: they measure the tests, and show advice at the end. Registered with this option only."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.marks import MarkFinder
+from pytest_accel.core.stash_keys import DEVICE_PEAKS, MARKED
+from pytest_accel.schedule.forecast import Forecast, Suite
+
+if TYPE_CHECKING:
+    from pytest_accel.advice import Measurement
+    from pytest_accel.schedule.test_demand import Demand
+    from pytest_accel.session import AccelSession
+
+_RUN = "accel_run"
+"""Name of the property with the marks of a test and the seconds that it has waited for its world."""
+
+
+def register(session: AccelSession) -> None:
+    """Register the hooks that this process needs: each runs tests or shows the summary, or both."""
+    session.config.pluginmanager.register(LateRegistration(), "accel-measuring")
+    if not session.is_worker:
+        session.config.pluginmanager.register(AdviseHooks(session), "accel-advice")
+
+
+def mark_text(mark: pytest.Mark) -> str:
+    """Return `mark` as a rule has it: ``devices(1, share=0.25)``."""
+    arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"{mark.name}({', '.join(arguments)})"
+
+
+class LateRegistration:
+    """Registers the :class:`MeasuringHooks` when the tests begin, so that their wrapper is outside of all others."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        session.config.pluginmanager.register(MeasuringHooks(session.config), "accel-waiting")
+
+
+class MeasuringHooks:
+    """Adds a test's marks, and the time that it has waited for its world, to its reports. One for each driver."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._adoption: Any = config.pluginmanager.get_plugin("accel-adoption")
+        self._finder = MarkFinder()
+        self._item: pytest.Item | None = None
+        """The running test, if it is marked, until its reports begin."""
+        self._began = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._item = item if MARKED in item.stash else None
+        self._began = monotonic()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        """Measure the time from the start of the test's protocol: the driver gets the world in between."""
+        item, self._item = self._item, None
+        if item is not None:
+            marks = [mark for mark in self._finder.find(item) if mark is not None]
+            by_rule = self._adoption is not None and all(self._adoption.is_by_rule(mark) for mark in marks)
+            run = {
+                "marks": [mark_text(mark) for mark in marks],
+                "by_rule": by_rule,
+                "waited": monotonic() - self._began,
+            }
+            item.user_properties.append((_RUN, run))
+
+
+@dataclass(slots=True)
+class _Test:
+    """The reports of one test."""
+
+    seconds: float = 0.0
+    """Sum of its phases."""
+    passed: bool = True
+    ran: bool = False
+    """True if its call phase was not skipped."""
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+class AdviseHooks:
+    """Collects the reports of a session's tests, and shows the advice. Registered in the controller."""
+
+    def __init__(self, session: AccelSession) -> None:
+        self._session = session
+        self._collection: Sequence[str] = ()
+        self._items: Sequence[pytest.Item] = ()
+        """The tests of this process; none under xdist."""
+        self._tests: dict[str, _Test] = {}
+        self._workers = 1
+        """Number of xdist's workers; 1 without xdist."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: Sequence[object]) -> None:
+        self._workers = len(specs)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._items = session.items
+        self._collection = [item.nodeid for item in session.items]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._collection = ids
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup" or report.nodeid not in self._tests:
+            self._tests[report.nodeid] = _Test()  # The last run of a test counts, if it is rerun.
+        test = self._tests[report.nodeid]
+        test.seconds += report.duration
+        test.passed &= report.passed
+        test.ran |= report.when == "call" and not report.skipped
+        test.properties.update(report.user_properties)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from pytest_accel import advice
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
+
+        terminalreporter.section("accel: advice (--accel-advise)", sep="-")
+        measurements = [
+            measurement for nodeid in self._collection if (measurement := self._measurement(nodeid)) is not None
+        ]
+        machine, demand = self._session.machine, self._demand()
+        kinds = {machine.session.kind, *(key.kind for key in (demand.keys if demand is not None else ()))} - {"none"}
+        devices = {device.id: device for kind in kinds for device in machine.of(kind).devices}
+        suite = self._suite()
+        lines = [
+            *advice.about_marks(measurements, devices, self._session.settings.share),
+            *advice.about_waiting(measurements),
+            *(
+                [f"no advice on -n: {suite}"]
+                if isinstance(suite, str)
+                else advice.about_workers(suite, _forecasts(suite, cpu_slots()), self._workers)
+            ),
+        ]
+        for line in lines:
+            terminalreporter.write_line(line)
+
+    def _measurement(self, nodeid: str) -> Measurement | None:
+        """Return the measurement of a marked test that has passed; None for another test."""
+        from pytest_accel.advice import Measurement
+
+        test = self._tests.get(nodeid)
+        if test is None or not (test.passed and test.ran) or _RUN not in test.properties:
+            return None
+        run, properties = test.properties[_RUN], test.properties
+        peaks = [properties[name] for name in properties if name.startswith(DEVICE_PEAKS)]  # In the order of ranks.
+        return Measurement(
+            nodeid,
+            tuple(run["marks"]),
+            run["by_rule"],
+            tuple(properties.get("accel_devices", "").split(",")) if "accel_devices" in properties else (),
+            tuple(map(tuple, peaks)),
+            test.seconds,
+            run["waited"],
+        )
+
+    def _demand(self) -> Demand | None:
+        """Return the needs of the collected tests, as far as this process knows them."""
+        from pytest_accel.schedule.test_demand import Demand
+
+        hooks: Any = self._session.config.pluginmanager.get_plugin("accel-xdist")
+        if hooks is not None:
+            demand: Demand | None = hooks.demand
+            return demand
+        marked = ((index, item.stash.get(MARKED, None)) for index, item in enumerate(self._items))
+        keys = [(index, one.key) for index, one in marked if one is not None and one.missing is None]
+        return Demand.of(keys) if keys else None
+
+    def _suite(self) -> Suite | str:
+        """Return the tests that have run, for a simulation of this machine; or why there can be none."""
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
+        from pytest_accel.schedule.history import recall
+
+        demand = self._demand()
+        if demand is None:
+            return "the order of the tests is xdist's, or no test needs devices or ranks"
+        ran = [index for index, nodeid in enumerate(self._collection) if nodeid in self._tests]
+        ran = [index for index in ran if self._tests[self._collection[index]].ran]
+        if not ran:
+            return "no test has run"
+        keys = {index: demand.keys[number] for index, number in demand.tests}
+        tests = [(self._collection[index], keys.get(index)) for index in ran]
+        suite = Suite.of(tests, recall(self._session.config), self._session.machine, cpu_slots())
+        unknown = suite.times.unknown
+        if 2 * unknown > len(ran):
+            return f"the times of {unknown} of {len(ran)} tests are not stored; only tests that pass have times"
+        return suite
+
+
+def _forecasts(suite: Suite, slots: int) -> list[Forecast]:
+    """Return the simulated sessions with a number of workers that this machine can run."""
+    most = max(slots, 2 * suite.devices)
+    return [forecast for forecast in suite.forecasts() if forecast.workers <= most]
