@@ -53,7 +53,7 @@ __all__ = [
     "__version__",
 ]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "core.device": ("Device", "MaskError", "Vendor"),

@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_accel"
@@ -165,13 +166,16 @@ def test_the_wheel_contains_the_typed_package_and_nothing_else(wheel: Path) -> N
     assert shipped == {path.relative_to(ROOT).as_posix() for path in [*MODULES, PACKAGE / "py.typed"]}
 
 
-def test_the_wheel_leaves_the_choice_of_torch_to_the_user(wheel: Path) -> None:
+def test_the_wheel_requires_lowest_versions_and_leaves_the_choice_to_the_user(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(archive.read(name).decode())
     version = run_python("import pytest_accel; print(pytest_accel.__version__)")
     assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("pytest-accel", version, "MIT")
-    assert "torch" in metadata.get_all("Requires-Dist", [])
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    always = [one for one in required if "extra" not in str(one.marker)]
+    assert "torch" in {one.name for one in always}
+    assert [str(one) for one in always if [bound.operator for bound in one.specifier] != [">="]] == []
 
 
 def rank_in_order(module: str) -> int:

@@ -54,6 +54,8 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
     yield make
     for broker in brokers:
         broker.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)  # A thread that ended with an error was replaced, and nobody waited for its last lines.
     assert set(threading.enumerate()) <= before
     assert not list((tmp_path / "locks").glob("*.wish"))
 
