@@ -1,4 +1,4 @@
-"""Sessions as editors start and stop them.
+"""Sessions as editors start, stop and debug them.
 
 The environment variable VSCODE_PYTHON_FILES names the folder `python_files` of VS Code's Python extension, for the test
 that uses its plugin `vscode_pytest`, which is not on PyPI. Other tests use a plugin with the same hooks.
@@ -6,19 +6,24 @@ that uses its plugin `vscode_pytest`, which is not on PyPI. Other tests use a pl
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedRWPair
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from tests.other_plugins.conftest import needs
 from tests.other_plugins.test_reporters import VSCODE
 from tests.patience import Limit, stretched
 
@@ -52,6 +57,35 @@ _STOPPED = """
     def test_waits(rank):
         Path(f"waits.{rank}").touch()
         time.sleep(600)
+    """
+_DEBUGGED = """
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_debugged(rank, gather):
+        value = 40 + rank
+        assert gather(value) == [40, 41]  # Break here.
+    """
+_ATTACHED = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_attached(rank, gather):
+        value = 40 + rank
+        if rank == 1:
+            import debugpy
+
+            _, port = debugpy.listen(0)
+            with open("port.part", "w") as file:
+                file.write(str(port))
+            os.rename("port.part", "port")
+            debugpy.wait_for_client()
+            debugpy.breakpoint()
+        assert gather(value) == [40, 41]  # Break here.
     """
 
 
@@ -108,3 +142,153 @@ def test_results_reach_an_editor_that_stops_the_session(suite: Suite, plugin: st
     results = _results(sent[0])
     results.pop("test_waits", None)
     assert results == {"test_passes": "success", "test_fails": "failure", "test_skips": "skipped"}
+
+
+_Stream = IO[bytes] | BufferedRWPair
+
+
+def _answers(message: dict[str, Any], number: int) -> bool:
+    """Return whether `message` is the response to the request `number`."""
+    return bool(message["type"] == "response" and message["request_seq"] == number)
+
+
+class Debugger:
+    """A session of the Debug Adapter Protocol, as an editor has one with each process."""
+
+    def __init__(self, reader: _Stream, writer: _Stream, line: int) -> None:
+        """Stop where `rank` is 1 in this line of the test file."""
+        self.exit: int | None = None
+        self.stops: list[tuple[int, str]] = []
+        """Line, and value of `value`, of each stop, of this session and those of its subprocesses."""
+        self.output = ""
+        self._reader = reader
+        self._writer = writer
+        self._line = line
+        self._sent = 0
+        self._waiting: list[dict[str, Any]] = []
+        self._subprocesses: list[threading.Thread] = []
+
+    def debug(self, file: Path, request: str, arguments: dict[str, object]) -> None:
+        """Debug the process to its end: `request` is launch or attach."""
+        self._ask("initialize", adapterID="test")
+        number = self._send(request, arguments)
+        started = self._receive(lambda message: message.get("event") == "initialized" or _answers(message, number))
+        assert started["type"] == "event", started
+        place = {"line": self._line, "condition": "rank == 1"}
+        self._ask("setBreakpoints", source={"path": str(file)}, breakpoints=[place])
+        self._ask("configurationDone")
+        while True:
+            message = self._receive(lambda message: message["type"] == "event")
+            body = message.get("body", {})
+            match message["event"]:
+                case "stopped":
+                    frame = self._ask("stackTrace", threadId=body["threadId"])["stackFrames"][0]
+                    value = self._ask("evaluate", expression="value", frameId=frame["id"])["result"]
+                    self.stops.append((frame["line"], value))
+                    self._ask("continue", threadId=body["threadId"])
+                case "debugpyAttach":
+                    thread = threading.Thread(target=self._debug_subprocess, args=(file, body), daemon=True)
+                    self._subprocesses.append(thread)
+                    thread.start()
+                case "output":
+                    self.output += body["output"]
+                case "exited":
+                    self.exit = body["exitCode"]
+                case "terminated":
+                    break
+        for thread in self._subprocesses:
+            thread.join(stretched(_PATIENCE))
+
+    def _debug_subprocess(self, file: Path, found: dict[str, Any]) -> None:
+        with connected(found["connect"]["port"], self._line) as debugger:
+            debugger.stops = self.stops
+            debugger.debug(file, "attach", found)
+
+    def _send(self, command: str, arguments: dict[str, object]) -> int:
+        self._sent += 1
+        request = {"seq": self._sent, "type": "request", "command": command, "arguments": arguments}
+        data = json.dumps(request).encode()
+        self._writer.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        self._writer.flush()
+        return self._sent
+
+    def _ask(self, command: str, **arguments: object) -> Any:
+        number = self._send(command, arguments)
+        answer = self._receive(lambda message: _answers(message, number))
+        assert answer["success"], answer
+        return answer.get("body")
+
+    def _receive(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the first message that fits; keep the others. The end of the connection terminates."""
+        for message in self._waiting:
+            if fits(message):
+                self._waiting.remove(message)
+                return message
+        while True:
+            length = 0
+            while header := self._reader.readline().strip():
+                length = int(header.rpartition(b":")[2])
+            message = json.loads(self._reader.read(length)) if length else {"type": "event", "event": "terminated"}
+            if fits(message):
+                return message
+            assert length, "the debugged process ended too early"
+            self._waiting.append(message)
+
+
+@contextmanager
+def connected(port: int, line: int) -> Iterator[Debugger]:
+    """Yield a debugger that is connected to an adapter."""
+    with (
+        socket.create_connection(("127.0.0.1", port), stretched(_PATIENCE)) as connection,
+        connection.makefile("rwb") as stream,
+    ):
+        yield Debugger(stream, stream, line)
+
+
+def _marked_line(text: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines()) if "Break here" in line)
+
+
+@needs("debugpy")
+def test_breakpoints_of_an_editor_stop_ranks(suite: Suite) -> None:
+    """VS Code's debugger attaches to every process that the debugged one starts, and so to each rank."""
+    file = suite.write("test_it.py", _DEBUGGED.lstrip("\n"))
+    line = _marked_line(_DEBUGGED)
+    command = [sys.executable, "-m", "debugpy.adapter"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=suite.path) as adapter:
+        watchdog = threading.Timer(stretched(2 * _PATIENCE), adapter.kill)
+        watchdog.start()
+        assert adapter.stdin is not None
+        assert adapter.stdout is not None
+        debugger = Debugger(adapter.stdout, adapter.stdin, line)
+        started = {"module": "pytest", "args": ["-p", "accel", "-v"], "cwd": str(suite.path)}
+        debugger.debug(file, "launch", {**started, "console": "internalConsole", "subProcess": True})
+        watchdog.cancel()
+        adapter.kill()
+    print(debugger.output)
+    assert debugger.stops == [(line, "41")]
+    assert debugger.exit == 0
+    assert "1 passed" in debugger.output
+
+
+@needs("debugpy")
+def test_a_debugger_attaches_to_one_rank(suite: Suite) -> None:
+    file = suite.write("test_it.py", _ATTACHED.lstrip("\n"))
+    line = _marked_line(_ATTACHED)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "accel", "-v"],
+        cwd=suite.path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as session:
+        port = suite.path / "port"
+        _eventually("the port", lambda: session.poll() is not None or port.exists())
+        with connected(int(port.read_text()), line) as debugger:
+            debugger.debug(file, "attach", {"justMyCode": True, "subProcess": True})
+        text, _ = session.communicate(timeout=stretched(_PATIENCE))
+    print(text)
+    assert debugger.stops == [(line, "41")]
+    assert "1 passed" in text
+    assert "rank 1 left process" in text  # The process by which debugpy talks to the editor.
