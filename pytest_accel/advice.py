@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pytest_accel import marker_rules
 from pytest_accel.core.device import Device
-from pytest_accel.core.units import format_memory, parse_memory
+from pytest_accel.core.marks import as_keywords, first_argument
+from pytest_accel.core.units import count_text, format_memory, parse_memory
 from pytest_accel.schedule.forecast import Forecast, Suite, best
 from pytest_accel.schedule.plan_text import clock
 
@@ -29,7 +30,7 @@ SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a marked test has used in this session, in which it has passed."""
+    """The resources that a marked test has used in this session. The test has passed."""
 
     nodeid: str
     marks: tuple[str, ...]
@@ -86,9 +87,10 @@ def about_marks(
         change for test, group in groups.items() if (change := _change(test, group, devices, default_share)) is not None
     ]
     if not changes:
-        yield f"no advice on marks: {_tests(len(counted))} measured, and none asks for much more than it has used"
+        measured = count_text(len(counted), "test")
+        yield f"no advice on marks: {measured} measured, and none asks for much more than it has used"
         return
-    yield f"marks that ask for more than {_tests(len(counted))} have used:"
+    yield f"marks that ask for more than {count_text(len(counted), 'test')} have used:"
     for change in changes:
         yield f"  {change.test}: {'; '.join(change.reasons)}"
     yield (
@@ -120,9 +122,7 @@ def _change(
         (rule,) = marker_rules.parse([f"{test}: {first.marks[0]}"])
     except marker_rules.RuleError:
         return None  # An argument is not a literal, so no rule can have it.
-    name, arguments = rule.mark.name, dict(rule.mark.kwargs)
-    if rule.mark.args:
-        arguments = {"n" if name == "devices" else "world_size": rule.mark.args[0], **arguments}
+    name, arguments = rule.mark.name, dict(as_keywords(rule.mark.mark).kwargs)
     peak = max(one.peak for one in group)
     change = _less_devices if peak == 0 or name == "distributed" else _less_of_devices
     sizes = [devices[id].memory for one in group for id in one.devices if id in devices]
@@ -187,7 +187,7 @@ def _with_margin(peak: int) -> int:
 
 def _text(name: str, arguments: Mapping[str, object]) -> str:
     """Return a mark, with its first argument by position."""
-    first = "n" if name == "devices" else "world_size"
+    first = first_argument(name)
     words = [repr(arguments[first])] if first in arguments else []
     return f"{name}({', '.join([*words, *(f'{key}={value!r}' for key, value in arguments.items() if key != first)])})"
 
@@ -198,13 +198,14 @@ def about_waiting(measurements: Sequence[Measurement]) -> Iterator[str]:
         return
     waited = sum(one.waited for one in measurements)
     ran = sum(one.seconds for one in measurements)
-    yield f"{_tests(len(measurements))} ran for {clock(ran)} and waited for devices and new ranks for {clock(waited)}"
+    tests = count_text(len(measurements), "test")
+    yield f"{tests} ran for {clock(ran)} and waited for devices and new ranks for {clock(waited)}"
     slow = [one for one in measurements if one.waited > max(WAITED, one.seconds)]
     slow.sort(key=lambda one: -one.waited)
     for one in slow[:SHOWN]:
         yield f"  {one.nodeid}: ran for {clock(one.seconds)}, waited for {clock(one.waited)}"
     if len(slow) > SHOWN:
-        yield f"  and {_tests(len(slow) - SHOWN)} more that waited longer than they ran"
+        yield f"  and {count_text(len(slow) - SHOWN, 'test')} more that waited longer than they ran"
 
 
 def about_workers(suite: Suite, forecasts: Sequence[Forecast], workers: int) -> Iterator[str]:
@@ -224,7 +225,3 @@ def _function(nodeid: str) -> str:
     """Return a node id without the parameters of the test."""
     path, colons, names = nodeid.partition("::")
     return path + colons + names.partition("[")[0]
-
-
-def _tests(count: int) -> str:
-    return f"{count} test{'' if count == 1 else 's'}"

@@ -38,7 +38,7 @@ SHELL_VARIABLES = {
         "SLURM_JOB_NODELIST": "node-[1-2]",
     },
 }
-"""What each system sets for a job."""
+"""The variables that each system sets for a job."""
 SHARDS = {"buildkite/pipeline.yml": "2/4", "gitlab/gitlab-ci.yml": "2/2"}
 """The value that `--accel-shard` has with these variables."""
 

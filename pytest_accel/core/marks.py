@@ -175,13 +175,18 @@ MARKER_LINES = tuple(f"{_signature(name)}: {effect}" for name, effect in _EFFECT
 """Lines that ``pytest --markers`` shows, for ``config.addinivalue_line("markers", ...)``."""
 
 
+def first_argument(mark: str) -> str:
+    """Return the name of the argument of the plugin's mark `mark` that may be given by position."""
+    return next(iter(_ARGUMENTS[mark]))
+
+
 def check(mark: pytest.Mark) -> dict[str, Any]:
     """Return the arguments that `mark` gives; leave out a None that is the default.
 
     Raise :class:`MarkError` if an argument is not allowed.
     """
     table = _ARGUMENTS[mark.name]
-    first = next(iter(table))
+    first = first_argument(mark.name)
     head = f"@pytest.mark.{mark.name}"
     given = dict(mark.kwargs)
     if len(mark.args) > 1:
@@ -221,10 +226,9 @@ def check(mark: pytest.Mark) -> dict[str, Any]:
 
 def as_keywords(mark: pytest.Mark) -> pytest.Mark:
     """Return `mark` with its first argument given by name, if it is one of the plugin's and has only this argument."""
-    table = _ARGUMENTS.get(mark.name)
-    if table is None or len(mark.args) != 1 or next(iter(table)) in mark.kwargs:
+    if mark.name not in _ARGUMENTS or len(mark.args) != 1 or (first := first_argument(mark.name)) in mark.kwargs:
         return mark
-    named: pytest.Mark = getattr(pytest.mark, mark.name)(**{next(iter(table)): mark.args[0]}, **mark.kwargs).mark
+    named: pytest.Mark = getattr(pytest.mark, mark.name)(**{first: mark.args[0]}, **mark.kwargs).mark
     return named
 
 

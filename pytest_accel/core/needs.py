@@ -1,4 +1,4 @@
-"""What a test needs, in the words of ``--accel-select`` and of the files that a session writes about its tests."""
+"""The needs of a test, in the words of ``--accel-select`` and of the files that a session writes about its tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Needs(NamedTuple):
-    """What one test needs in this session. The defaults are the needs of a test without marks."""
+    """The needs of one test in this session. The defaults are those of a test without marks."""
 
     marked: bool = False
     """True if the test has the mark ``devices`` or ``distributed``."""

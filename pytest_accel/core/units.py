@@ -60,3 +60,8 @@ def parse_capability(value: object) -> tuple[int, ...]:
 def format_capability(capability: tuple[int, ...]) -> str:
     """Return ``9.0`` for ``(9, 0)``."""
     return ".".join(str(part) for part in capability)
+
+
+def count_text(count: int, word: str) -> str:
+    """Return ``1 test`` or ``2 tests``, for example; `word` is the singular."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from pytest_accel.core.device import Device, DeviceNeed
+from pytest_accel.core.units import count_text
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.allocator import Allocator
@@ -147,7 +148,7 @@ class SlotsRequest:
 
     @property
     def what(self) -> str:
-        return f"{self.count} CPU slot{'' if self.count == 1 else 's'}"
+        return count_text(self.count, "CPU slot")
 
     def submit(
         self, holder: Holder, on_grant: Callable[[NodeLease], None], on_failure: Callable[[Exception], None]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from pytest_accel.core import whole_file
 
 KEPT = 5
 """Number of times that are stored for each test and kind of device: the latest."""
@@ -56,11 +56,9 @@ def check(path: Path) -> None:
     """Raise `DurationsError` unless the file can be written, and read if it exists."""
     read(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        whole_file.check_folder(str(path))
     except OSError as error:
         raise DurationsError(f"{path} cannot be written: {error}") from None
-    if not os.access(path.parent, os.W_OK):
-        raise DurationsError(f"{path} cannot be written: its folder is read-only")
 
 
 def _entry(moment: float, took: float) -> tuple[float, float]:
@@ -88,11 +86,7 @@ def write(path: Path, entries: Entries) -> None:
     tests = ",\n".join(f"  {json.dumps(nodeid)}: {json.dumps(kinds)}" for nodeid, kinds in merge([entries]).items())
     text = f'{{\n "format": "{_FORMAT}",\n "version": {_VERSION},\n "tests": {{\n{tests}\n }}\n}}\n'
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        whole_file.write(str(path), text)
     except OSError as error:
         raise DurationsError(f"{path} cannot be written: {error}") from None
 

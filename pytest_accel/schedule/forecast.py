@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
+from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.shares import WHOLE
@@ -131,7 +132,7 @@ class Suite:
         if request is None:
             return ""
         count, word = (request.count, "device") if request.count else (request.slots, "CPU slot")
-        return f"{count} {word}{'' if count == 1 else 's'}"
+        return count_text(count, word)
 
     @cached_property
     def lower_bound(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_accel.core.units import count_text
 from pytest_accel.schedule.forecast import CLOSE, Forecast, Suite, Times, best, critical_path
 
 _SHOWN = 5
@@ -40,7 +41,7 @@ def plain(lines: Iterable[str]) -> Iterator[Line]:
 def count_tests(tests: int, skipped: Sequence[tuple[str, int]]) -> Iterator[str]:
     """Return lines with the number of tests to run, and the number skipped for each reason."""
     total = sum(count for _, count in skipped)
-    yield f"{_tests(tests)} to run" + (f", {total} skipped:" if total else "")
+    yield f"{count_text(tests, 'test')} to run" + (f", {total} skipped:" if total else "")
     for reason, count in skipped:
         yield f"{count:>5}  {reason}"
 
@@ -52,11 +53,12 @@ def about_times(found: Times) -> Iterator[str]:
         yield f"no times are stored: each test counts as {found.guess:g} s"
     elif found.unknown:
         guess = f"the median of the others, {clock(found.guess)}"
-        yield f"{found.unknown} of {_tests(total)} never timed: counted as {guess}"
+        yield f"{found.unknown} of {count_text(total, 'test')} never timed: counted as {guess}"
     else:
         yield "the times of all tests are stored"
     if found.elsewhere:
-        yield f"{found.elsewhere} of {_tests(total)} timed on another kind of device only: counted with those times"
+        tests = count_text(total, "test")
+        yield f"{found.elsewhere} of {tests} timed on another kind of device only: counted with those times"
 
 
 def table(forecasts: Sequence[Forecast], devices: int) -> Iterator[Line]:
@@ -130,10 +132,6 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds >= 0.95 or not seconds else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _tests(count: int) -> str:
-    return f"{count} test{'' if count == 1 else 's'}"
 
 
 def _shortened(nodeid: str, length: int) -> str:

@@ -27,7 +27,7 @@ _SINGLE = 2
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What a set of tests adds to the time of a part."""
+    """The seconds that a set of tests adds to a part."""
 
     sums: tuple[float, ...]
     """Seconds of each resource."""

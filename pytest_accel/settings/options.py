@@ -364,18 +364,18 @@ def _flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
-def _argument_type(definition: _Option) -> Callable[[str], Any]:
+def _argument_type(read: Callable[[Any], Any], allowed: str) -> Callable[[str], Any]:
     """Return a function for the argument ``type`` of argparse."""
 
-    def read(value: str) -> Any:
+    def convert(value: str) -> Any:
         try:
-            return definition.read(value)
+            return read(value)
         except option_types.ExplainedError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {name_kinds(definition.allowed)}, got {value!r}") from None
+            raise argparse.ArgumentTypeError(f"must be {name_kinds(allowed)}, got {value!r}") from None
 
-    return read
+    return convert
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -386,7 +386,7 @@ def add_options(parser: pytest.Parser) -> None:
             kwargs: dict[str, Any] = (
                 {"action": "store_const", "const": True}
                 if definition.ini_type == "bool"
-                else {"type": _argument_type(definition), "metavar": definition.metavar}
+                else {"type": _argument_type(definition.read, definition.allowed), "metavar": definition.metavar}
             )
             group.addoption(_flag(option), dest=option, default=None, help=definition.help, **kwargs)
         parser.addini(option, definition.help, type=definition.ini_type, default=None)
@@ -411,7 +411,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         _flag(WITHIN),
         dest=WITHIN,
-        type=_duration,
+        type=_argument_type(option_types.duration, "a number > 0 with s, min or h: 90s, 10min, 1.5h"),
         default=None,
         metavar="TIME",
         help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
@@ -420,7 +420,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         _flag(CENSUS),
         dest=CENSUS,
-        type=_census_path,
+        type=_argument_type(option_types.text, "the path of a file"),
         default=None,
         metavar="FILE",
         help="write what became of each test to this file, for `python -m pytest_accel census`",
@@ -495,16 +495,6 @@ def durations_output(config: pytest.Config) -> Path | None:
     )
 
 
-def _duration(text: str) -> float:
-    """Convert the value of ``--accel-within`` to seconds, for argparse."""
-    try:
-        return option_types.duration(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a number > 0 with s, min or h: 90s, 10min, 1.5h; got {text!r}"
-        ) from None
-
-
 def _planned_machine(text: str) -> tuple[int, str]:
     """Convert the value of ``--accel-plan``, for argparse."""
     from pytest_accel.hardware.hypothetical_machine import MOST, parse_machine
@@ -525,14 +515,6 @@ def census_path(config: pytest.Config) -> str | None:
     """
     path: str | None = config.getoption(CENSUS, None) or getattr(config.known_args_namespace, CENSUS, None)
     return path
-
-
-def _census_path(text: str) -> str:
-    """Convert the value of ``--accel-census``, for argparse."""
-    try:
-        return option_types.text(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be the path of a file, got {text!r}") from None
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -573,7 +555,7 @@ def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> No
         parser.add_argument(
             _flag(option),
             dest=option,
-            type=_argument_type(definition),
+            type=_argument_type(definition.read, definition.allowed),
             metavar=definition.metavar,
             help=definition.help,
         )

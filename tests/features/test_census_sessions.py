@@ -187,7 +187,7 @@ def test_jobs_of_a_pipeline(mixed: Suite, capsys: pytest.CaptureFixture[str], mo
     assert told(mixed, "two.json")["session"]["complete"]
 
     monkeypatch.chdir(mixed.path)
-    capsys.readouterr()  # What the sessions have written.
+    capsys.readouterr()  # Discards the output of the sessions.
     assert main(["census", "jobs/one.json", "two.json"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
@@ -373,12 +373,14 @@ def test_a_crashed_worker_is_replaced(ending: Suite, monkeypatch: pytest.MonkeyP
 
 
 def test_a_census_that_cannot_be_written_fails_the_session(suite: Suite) -> None:
-    suite.write("test_it.py", "import shutil\n\n\ndef test_it():\n    shutil.rmtree('jobs')\n")
+    suite.write(
+        "test_it.py", "import os\n\n\ndef test_it():\n    os.rename('jobs', 'moved')\n    open('jobs', 'w').close()\n"
+    )
     run = suite.run("--accel-census=jobs/census.json")
     assert run.count() == {"PASSED": 1}
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     path = suite.path / "jobs" / "census.json"
-    assert f"accel: --accel-census: {path} could not be written: No such file or directory" in run.text
+    assert f"accel: --accel-census: {path} could not be written: Not a directory" in run.text
 
 
 @pytest.mark.parametrize(

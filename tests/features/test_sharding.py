@@ -66,7 +66,7 @@ def test_the_parts_are_the_whole_suite_and_each_job_divides_it_in_the_same_way(s
 
 def test_a_part_of_selected_tests(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
-    suite.run()  # What pytest's cache knows does not count, since other jobs have another cache.
+    suite.run()  # The times in pytest's cache must not count, since other jobs have another cache.
     one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
     other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
     assert sorted((*one.words, *other.words)) == [

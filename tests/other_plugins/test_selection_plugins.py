@@ -183,7 +183,7 @@ _PASSING = """
     @pytest.mark.parametrize("n", [1, 2])
     def test_in_ranks(n, rank_or_none):
         if rank_or_none in (None, 1):
-            time.sleep(0.3)
+            time.sleep(0.4)  # Clocks differ: a plugin may measure a little less.
     """
 
 
@@ -216,7 +216,7 @@ def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
         first = {test["nodeid"]: test["call_duration"] for test in tests}
         names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
         assert set(split) == set(first) == {"test_it.py::test_here", *names}
-        assert all(stored[name] > 0.2 for stored in (split, first) for name in names)
+        assert all(stored[name] >= 0.3 for stored in (split, first) for name in names)
 
 
 @pytest.mark.parametrize(

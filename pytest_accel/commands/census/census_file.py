@@ -1,16 +1,16 @@
-"""The file of ``--accel-census``: what became of each test of one session. Written as JSON, and checked when read."""
+"""The file of ``--accel-census``: the outcome of each test of one session. Written as JSON, and checked when read."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from pytest_accel.core import whole_file
 from pytest_accel.core.needs import Needs
 
 DOCUMENT = "pytest-accel census"
@@ -23,7 +23,7 @@ class CensusError(Exception):
 
 
 class Status(Enum):
-    """What became of a test. Of several runs of one test in a session, the status that comes first here counts."""
+    """The status of a test. If a session has run a test several times, the status that comes first here counts."""
 
     FAILED = "failed"
     ERROR = "error"
@@ -65,7 +65,7 @@ class DevicesThere:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test in one session."""
+    """The outcome of one test in one session."""
 
     status: Status
     reason: str | None = None
@@ -82,7 +82,7 @@ DESELECTED = Outcome(Status.DESELECTED)
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """What became of the tests of one session."""
+    """The outcomes of the tests of one session."""
 
     kind: str
     """Kind of the session's devices; ``none`` if it had none."""
@@ -100,7 +100,7 @@ class Census:
 
 
 def check_path(path: str) -> None:
-    """Raise :class:`CensusError` unless a census can be written to `path`; create its folder."""
+    """Raise :class:`CensusError` unless a census can be written to `path`; create its folder, remove an old census."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise CensusError(f"{path} is not a regular file")
     folder = os.path.dirname(path)
@@ -108,11 +108,8 @@ def check_path(path: str) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise CensusError(f"{path} cannot be written: the folder {folder}: {error.strerror}") from None
-    temporary = _temporary(path)
     try:
-        with open(temporary, "x", encoding="ascii"):
-            pass
-        os.unlink(temporary)
+        whole_file.check_folder(path)
         if os.path.exists(path):
             os.unlink(path)
     except OSError as error:
@@ -128,22 +125,12 @@ def remove(path: str) -> None:
 
 def write(path: str, census: Census) -> None:
     """Write `census` to `path`, whole or not at all. Raise :class:`CensusError` if that fails."""
-    temporary = _temporary(path)
+    # Escaped: an id may have characters that UTF-8 cannot encode, of a file name that is not UTF-8.
+    text = json.dumps(as_json(census), indent=1, ensure_ascii=True, default=str)
     try:
-        with open(temporary, "x", encoding="ascii") as file:
-            # Escaped: an id may have characters that UTF-8 cannot encode, of a file name that is not UTF-8.
-            json.dump(as_json(census), file, indent=1, ensure_ascii=True, default=str)
-            file.write("\n")
-        os.replace(temporary, path)
+        whole_file.write(path, f"{text}\n")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         raise CensusError(f"{path} could not be written: {error.strerror}") from None
-
-
-def _temporary(path: str) -> str:
-    """Return a path of a new file in the folder of `path`."""
-    return os.path.join(os.path.dirname(path), f".accel-census-{uuid.uuid4().hex}")
 
 
 def as_json(census: Census) -> dict[str, Any]:

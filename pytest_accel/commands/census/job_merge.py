@@ -81,7 +81,7 @@ def merge(jobs: Jobs, allow: Sequence[AllowedLine] = ()) -> Merged:
 
 
 def _files_without_tests(jobs: Jobs, nodeids: Iterable[str]) -> dict[str, dict[str, Outcome]]:
-    """Return the files that jobs skipped as a whole and of which no job has collected a test, with their outcomes."""
+    """Return the outcomes by job of each file whose tests no job has collected, because jobs skipped the file."""
     skipped: dict[str, dict[str, Outcome]] = {}
     for job, census in jobs.items():
         for nodeid, reason in census.skipped_files.items():

@@ -8,7 +8,7 @@ from itertools import groupby
 from pytest_accel.commands.census.census_file import DevicesThere, Outcome, Status
 from pytest_accel.commands.census.job_merge import Jobs, Merged
 from pytest_accel.core.needs import Needs
-from pytest_accel.core.units import format_memory
+from pytest_accel.core.units import count_text, format_memory
 
 
 def text(merged: Merged, allow: str | None) -> str:
@@ -20,16 +20,18 @@ def _lines(merged: Merged, allow: str | None) -> Iterator[str]:
     count = sum(not census.collect_only for census in merged.jobs.values())
     incomplete = [name for name, census in merged.jobs.items() if not census.complete and not census.collect_only]
     if not merged.tests:
-        yield f"no test was collected in {_count(count, 'job')}"
+        yield f"no test was collected in {count_text(count, 'job')}"
     elif merged.is_proof:
         ran = merged.tests - len(merged.allowed)
-        line = f"{ran} of {_count(merged.tests, 'test')} ran in {'the job' if count == 1 else f'one of {count} jobs'}"
+        line = (
+            f"{ran} of {count_text(merged.tests, 'test')} ran in {'the job' if count == 1 else f'one of {count} jobs'}"
+        )
         line += f"; {len(merged.allowed)} did not, as {allow} allows" if merged.allowed else ""
         yield line + (f"; not complete: {', '.join(incomplete)}" if incomplete else "")
         return
     if merged.not_run:
         where = "did not run in the job" if count == 1 else f"ran in none of {count} jobs"
-        yield f"{len(merged.not_run)} of {_count(merged.tests, 'test')} {where}"
+        yield f"{len(merged.not_run)} of {count_text(merged.tests, 'test')} {where}"
     by_cause = sorted((_causes(found, merged.jobs), nodeid) for nodeid, found in merged.not_run.items())
     for causes, group in groupby(by_cause, key=lambda pair: pair[0]):
         yield ""
@@ -93,10 +95,6 @@ def _in_words(need: Needs, kind: str | None) -> str:
         + (f" with >= {format_memory(need.memory)}" if need.memory else "")
         + (f" for {need.world_size} ranks" if need.world_size not in (1, need.devices) else "")
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _printable(line: str) -> str:

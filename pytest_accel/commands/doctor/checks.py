@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_accel.commands.doctor.facts import Kind, MachineFacts
 from pytest_accel.commands.doctor.forks import PLUGINS
-from pytest_accel.core.units import format_memory
+from pytest_accel.core.units import count_text, format_memory
 from pytest_accel.hardware.inventory import grouped
 
 _SHARED_MEMORY = 64 * 2**20
@@ -181,7 +181,7 @@ def _memory(facts: MachineFacts) -> Iterator[_Result]:
     if size is None:
         yield "ok", "this system has no /dev/shm", ""
         return
-    enough, ranks = _SHARED_MEMORY * facts.ranks, f"{facts.ranks} rank{'' if facts.ranks == 1 else 's'}"
+    enough, ranks = _SHARED_MEMORY * facts.ranks, count_text(facts.ranks, "rank")
     if size < enough:
         what = f"/dev/shm holds {format_memory(size)}, which is little for {ranks}: NCCL and data loaders share memory "
         advice = f"In a container: docker run --shm-size={format_memory(enough).replace(' ', '').lower()[:-2]}, or "
