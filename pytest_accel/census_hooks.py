@@ -26,6 +26,7 @@ from pytest_accel.commands.census.census_file import (
     Status,
 )
 from pytest_accel.core.needs import Needs
+from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class CensusRecorder:
         if report.failed:
             self._collection_failed = True
         elif report.skipped:
-            self._skipped_files[report.nodeid] = _skip_reason(report)
+            self._skipped_files[report.nodeid] = reason_of_skip(report.longrepr)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         run = (getattr(report, "node", None), report.nodeid)
@@ -272,7 +273,7 @@ def _outcome(report: pytest.TestReport) -> Outcome:
     expected: str | None = getattr(report, "wasxfail", None)
     if report.skipped:
         if expected is None:
-            return Outcome(Status.SKIPPED, _skip_reason(report))
+            return Outcome(Status.SKIPPED, reason_of_skip(report.longrepr))
         if report.when != "setup":
             return Outcome(Status.XFAILED)
         # xfail(run=False), or a fixture that fails as expected. pytest 8 puts "reason: " in front.
@@ -280,9 +281,3 @@ def _outcome(report: pytest.TestReport) -> Outcome:
     if report.passed and report.when == "call":
         return Outcome(Status.PASSED if expected is None else Status.XPASSED)
     return NOT_RUN  # Setup or teardown passed, or a plugin will run the test again.
-
-
-def _skip_reason(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """Return the reason of a skip, which pytest reports as a file, a line and a text."""
-    text = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else str(report.longrepr)
-    return str(text).removeprefix("Skipped: ")

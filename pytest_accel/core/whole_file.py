@@ -25,6 +25,13 @@ def write(path: str, text: str) -> None:
         raise
 
 
+def remove(path: str) -> None:
+    """Remove the file that an earlier session has written, if possible, so that it is not taken for this session's."""
+    if os.path.isfile(path):  # Not a device such as /dev/null.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
 def check_folder(path: str) -> None:
     """Create the folder of `path` if it does not exist. Raise OSError unless files can be created in it."""
     os.makedirs(_folder(path), exist_ok=True)

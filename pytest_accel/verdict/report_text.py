@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pytest_accel.core.frames import PACKAGE, is_library
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.python_stacks import where
@@ -138,7 +138,7 @@ def _describe_briefly(outcome: RankOutcome, here: str) -> str:
     if (expected := wasxfail(outcome)) is not None:
         return f"xfailed: {expected.removeprefix('reason: ')}" if outcome.ending == "skipped" else "passed unexpectedly"
     if outcome.ending == "skipped":
-        return f"skipped: {skip_reason(longrepr)}"
+        return f"skipped: {reason_of_skip(longrepr)}"
     return outcome.ending
 
 
@@ -159,12 +159,6 @@ def _last_place(outcome: RankOutcome, here: str) -> str:
 def _relative(here: str, path: str) -> str:
     """Return `path` relative to the folder `here` if it is below it."""
     return path.removeprefix(f"{here}{os.sep}") if here else path
-
-
-def skip_reason(longrepr: Any) -> str:
-    """Return the reason of a skip from its longrepr."""
-    text = str(longrepr[2]) if isinstance(longrepr, (tuple, list)) and len(longrepr) == 3 else str(longrepr)
-    return text.removeprefix("Skipped: ")
 
 
 def wasxfail(outcome: RankOutcome) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -114,13 +113,6 @@ def check_path(path: str) -> None:
             os.unlink(path)
     except OSError as error:
         raise CensusError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def remove(path: str) -> None:
-    """Remove the census of an earlier session if possible, so that it is not taken for that of this session."""
-    if os.path.isfile(path):  # Not a device such as /dev/null.
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 def write(path: str, census: Census) -> None:
