@@ -15,9 +15,10 @@ from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import private_directory
 from pytest_accel.core.plugin_roles import chosen_roles
 from pytest_accel.core.preload_discovery import installed_plugins
+from pytest_accel.core.record_events import ignore
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.core.stash_keys import LAUNCHED
+from pytest_accel.core.stash_keys import LAUNCHED, RECORDER
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
@@ -47,7 +48,14 @@ class SessionPool:
             spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
         waits = settings.busy == "wait"
-        self.pool = Pool(machine, spec, cpu_slots(), waits_for_busy=waits, nodes=launched or SingleNode())
+        self.pool = Pool(
+            machine,
+            spec,
+            cpu_slots(),
+            waits_for_busy=waits,
+            nodes=launched or SingleNode(),
+            record=config.stash.get(RECORDER, ignore),
+        )
 
     def close(self, *, gracefully: bool) -> None:
         """Close the pool, and combine the coverage data of the ranks. See :meth:`Pool.close`."""

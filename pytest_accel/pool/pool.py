@@ -12,7 +12,19 @@ from types import MappingProxyType
 from typing import Protocol
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.device import Device
 from pytest_accel.core.rank_exit import RankExit
+from pytest_accel.core.record_events import (
+    NodeFound,
+    PoolOpened,
+    Recorder,
+    RequestEnded,
+    RequestWaits,
+    WorldAcquired,
+    WorldRequested,
+    WorldReturned,
+    ignore,
+)
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
@@ -34,6 +46,7 @@ from pytest_accel.pool.node_lease import (
     RemoteNodeRequest,
     SlotsRequest,
 )
+from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, surplus
 from pytest_accel.pool.summary import PoolSummary
 from pytest_accel.pool.world_manager import WorldManager
@@ -43,6 +56,8 @@ IDLE_TIMEOUT = 30.0
 """Seconds after which an idle world is retired, so that other sessions can use its devices."""
 _IDLE_RANKS = 16
 """Number of idle ranks to keep warm; twice the number of CPU slots if that is more."""
+_WANTED = "another request waits for its devices"
+_NOT_REUSABLE = "no further test can use it"
 
 
 class Nodes(Protocol):
@@ -83,11 +98,12 @@ class Pool:
         *,
         waits_for_busy: bool = False,
         nodes: Nodes,
+        record: Recorder = ignore,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 
         `waits_for_busy` is True for ``--accel-busy wait``. The layout of `nodes` is read whenever a world is
-        placed.
+        placed. `record` gets the pool's events.
         """
         self.summary = PoolSummary(spec.directory)
         self._machine = machine
@@ -96,7 +112,7 @@ class Pool:
         self._lock = threading.RLock()
         self._notices = LeaseNotices()
         self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.spawns)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.spawns, record)
         self._nodes = nodes
         for node, source in nodes.remote_leases.items():
             source.on_wanted = partial(self._lease_wanted, node)
@@ -106,6 +122,25 @@ class Pool:
         """The requests that have not been answered, by id."""
         self._last_number = 0
         """The last number given to a request or a world."""
+        self._record = record
+        self._recorded_devices: set[tuple[int, str]] = set()
+        """The node and id of each device of which there is an event."""
+        self._record_opening()
+
+    def _record_opening(self) -> None:
+        inventory = self._machine.session
+        self._record(PoolOpened(self._slots, inventory.kind if inventory.devices else None))
+        nodes = self._nodes.layout.nodes
+        if len(nodes) > 1:
+            for number, node in enumerate(nodes):
+                self._record(NodeFound(number, node.name))
+        for device in inventory.devices:
+            self._record_device(device, 0)
+
+    def _record_device(self, device: Device, node: int) -> None:
+        if (node, device.id) not in self._recorded_devices:
+            self._recorded_devices.add((node, device.id))
+            self._record(device_found(device, node))
 
     # Called by drivers
 
@@ -140,6 +175,7 @@ class Pool:
         with self._lock:
             self._last_number += 1
             request = WorldRequest(self._last_number, key, holder, driver, answer)
+            self._record(WorldRequested(request.id, holder.test, key.about))
             if self._manager.broken is not None:
                 self._answer(request, PoolError(self._manager.broken))
                 return request.id
@@ -156,6 +192,7 @@ class Pool:
             request = self._requests.pop(request_id, None)
             if request is not None:
                 request.cancelled = True
+                self._record(RequestEnded(request_id, "cancelled"))
                 if request.lease_request is not None:
                     request.lease_request.cancel()
 
@@ -211,13 +248,15 @@ class Pool:
                 if rank not in noticed:
                     self.summary.add_death(world, rank, end)
             world.take_back()
+            self._record(WorldReturned(number))
             if world.exits or (kill_reason is not None and not (retire and self._measured)):
-                self._manager.kill(world)
+                self._manager.kill(world, kill_reason or "a rank has ended")
             elif world.spec.key.fresh or retire or self._manager.closing:
-                self._manager.retire(world, quietly=kill_reason is not None)
+                why = kill_reason or ("its test asks for fresh ranks" if world.spec.key.fresh else _NOT_REUSABLE)
+                self._manager.retire(world, why, quietly=kill_reason is not None)
             elif world.leases and world.wanted:
                 if not self._pass_on(world):
-                    self._manager.retire(world)
+                    self._manager.retire(world, _WANTED)
             else:
                 world.make_idle()
             # Only after the world is idle: releasing slots may grant waiting requests synchronously.
@@ -274,7 +313,7 @@ class Pool:
                 return
             world.mark_wanted()
             if world.state is WorldState.IDLE:
-                self._manager.retire(world)
+                self._manager.retire(world, _WANTED)
             elif world.state is WorldState.IN_USE and world.request is not None:
                 world.request.driver.on_wanted(world.spec.world)
 
@@ -309,6 +348,8 @@ class Pool:
             return
         request.lease_request = leases
         leases.submit()
+        if self._record is not ignore and request.lease_request is leases and (why := leases.waiting()) is not None:
+            self._record(RequestWaits(request.id, why))
 
     def _node_requests(self, key: WorldKey) -> Iterator[NodeRequest]:
         """Yield a request for each node that must grant a lease, in the order in which they are submitted."""
@@ -351,6 +392,7 @@ class Pool:
     def _hand_over(self, world: PooledWorld, request: WorldRequest) -> None:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
+        self._record(WorldAcquired(world.spec.world, request.id, warm))
         self._answer(request, AcquiredWorld(world.spec, world.pids, self._manager.directory, warm))
         if world.wanted:  # The broker notifies once, and has done so before this driver had the world.
             request.driver.on_wanted(world.spec.world)
@@ -369,6 +411,8 @@ class Pool:
 
     def _answer(self, request: WorldRequest, answer: AcquiredWorld | PoolError) -> None:
         self._requests.pop(request.id, None)
+        if isinstance(answer, PoolError):
+            self._record(RequestEnded(request.id, str(answer)))
         request.answer(answer)
 
     def _fail(self, request: WorldRequest, error: Exception) -> None:
@@ -384,6 +428,10 @@ class Pool:
         devices = tuple(device for node in sorted(leases) for device in leases[node].devices)
         self._last_number += 1
         spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind), devices))
+        for rank in range(spec.ranks):
+            for device in spec.devices_of(rank):
+                self._record_device(device, spec.node_of(rank))
+        self._record(world_starting(spec, request.id))
         wanted = [self._notices.take_wanted(lease.id) for lease in held]
         self._manager.start(PooledWorld(spec, request, leases, slots, wanted=any(wanted)))
 
@@ -406,7 +454,7 @@ class Pool:
         for world in surplus(self._manager.worlds.values(), max(_IDLE_RANKS, 2 * self._slots)):
             # Not if retiring the previous one has freed devices for a request that then got this world.
             if world.state is WorldState.IDLE:
-                self._manager.retire(world)
+                self._manager.retire(world, "more ranks were idle than are kept")
 
     def _in_state(self, state: WorldState) -> Iterator[PooledWorld]:
         """Yield the worlds that are in `state` when their turn comes: the caller may change states meanwhile."""
@@ -420,7 +468,7 @@ class Pool:
         """Hand the world, whose processes have started, to its request."""
         request = world.request
         if request is None or request.cancelled:
-            self._manager.kill(world)
+            self._manager.kill(world, "its request was cancelled")
             return
         by_node: dict[int, list[int]] = {}
         for rank, pid in enumerate(world.pids):
@@ -429,7 +477,7 @@ class Pool:
             for node, lease in world.leases.items():
                 lease.describe(by_node[node])
         except LockFolderError as error:
-            self._manager.kill(world)
+            self._manager.kill(world, str(error))
             self._fail(request, error)
             return
         self._hand_over(world, request)
@@ -475,4 +523,4 @@ class Pool:
         now = monotonic()
         for world in self._in_state(WorldState.IDLE):
             if world.leases and now - world.since > IDLE_TIMEOUT:
-                self._manager.retire(world)
+                self._manager.retire(world, f"idle for {IDLE_TIMEOUT:.0f} s")

@@ -20,6 +20,7 @@ from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import kill_marked
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import RETIRED, Retire
+from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
 from pytest_accel.core.server_messages import (
     ImportedAhead,
     KeepOut,
@@ -47,6 +48,7 @@ _STACKS_BEFORE_KILL = 3.0
 
 The tick that takes the stacks may be a second late, and taking them may last another second.
 """
+_SESSION_ENDS = "the session ends"
 
 
 class WorldStarter(Protocol):
@@ -108,8 +110,9 @@ class WorldManager:
         observer: WorldObserver,
         summary: PoolSummary,
         spawns: Sequence[Spawn],
+        record: Recorder,
     ) -> None:
-        """`spawns` start the fork servers from which ranks are forked."""
+        """`spawns` start the fork servers from which ranks are forked. `record` gets the events of the worlds."""
         self.worlds: dict[int, PooledWorld] = {}
         self.closing = False
         self.broken: str | None = None
@@ -121,6 +124,7 @@ class WorldManager:
         self._observer = observer
         self._summary = summary
         self._spawns = spawns
+        self._record = record
         self._server: WorldStarter | None = None
         """The fork server, or several that serve as one: the starter of all worlds that have none of their own."""
         self._server_logs: tuple[str, ...] = ()
@@ -201,9 +205,10 @@ class WorldManager:
                 return world
         return None
 
-    def kill(self, world: PooledWorld) -> None:
-        """Kill the processes of a world at once."""
+    def kill(self, world: PooledWorld, why: str) -> None:
+        """Kill the processes of a world at once, because of `why`."""
         world.kill()
+        self._record(WorldEnding(world.spec.world, why, killed=True))
         self._kill_after(world, 0.0)
 
     def revoke(self, world: PooledWorld, why: str) -> None:
@@ -212,12 +217,13 @@ class WorldManager:
             # The driver returns the world once it has noticed that the ranks are dead.
             world.revoke(RankExit(ExitCause.LOCK_LOST))
             self._summary.errors.append(why)
+            self._record(WorldEnding(world.spec.world, why, killed=True))
             self._kill_after(world, 0.0)
         elif world.state is WorldState.STARTING:
-            self.kill(world)
+            self.kill(world, why)
             self._observer.on_not_started(world, why)
         elif world.state in (WorldState.IDLE, WorldState.RETIRING):
-            self.kill(world)
+            self.kill(world, why)
 
     def fail(self, why: str) -> None:
         """Terminate all worlds because a thread that they need has ended; `why` has its traceback.
@@ -241,12 +247,13 @@ class WorldManager:
                     self._forget(world)
             self._changed.notify_all()
 
-    def retire(self, world: PooledWorld, *, quietly: bool = False) -> None:
-        """Have the ranks end their pytest sessions; kill those that still run after `RETIRE_TIMEOUT`.
+    def retire(self, world: PooledWorld, why: str, *, quietly: bool = False) -> None:
+        """Have the ranks end their pytest sessions because of `why`; kill those that run after `RETIRE_TIMEOUT`.
 
         With `quietly`, errors in this are not reported.
         """
         world.retire(quietly=quietly)
+        self._record(WorldEnding(world.spec.world, why))
         for rank, pid in enumerate(world.pids):
             with contextlib.suppress(OSError):
                 Connection(call_rank(self.directory, world.spec, rank, pid).detach()).send(Retire())
@@ -271,6 +278,7 @@ class WorldManager:
             starter.kill()
         killed = world.state is WorldState.KILLED
         world.gone()
+        self._record(WorldGone(world.spec.world))
         WorldInspector(self.directory, world.spec).remove_files()
         self._observer.on_gone(world, killed=killed)
         self._changed.notify_all()
@@ -291,9 +299,9 @@ class WorldManager:
         self.closing = True
         for world in list(self.worlds.values()):
             if gracefully and world.state is WorldState.IDLE:
-                self.retire(world)
+                self.retire(world, _SESSION_ENDS)
             elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
-                self.kill(world)
+                self.kill(world, _SESSION_ENDS)
         deadline = monotonic() + RETIRE_TIMEOUT + 2
         while self.worlds and self._server is not None and (left := deadline - monotonic()) > 0:
             self._changed.wait(left)
@@ -340,6 +348,7 @@ class WorldManager:
         world = self.worlds.get(message.world)
         if world is not None and world.state is WorldState.STARTING:
             world.started(message.pids)
+            self._record(WorldReady(message.world, message.pids))
             self._observer.on_started(world)
 
     def _start_failed(self, message: StartFailed) -> None:
@@ -357,7 +366,7 @@ class WorldManager:
             self._summary.add_failed_teardown(world, message.rank, message.exit)
         elif world.state is WorldState.IDLE:
             self._summary.add_death(world, message.rank, message.exit)
-            self.kill(world)
+            self.kill(world, "a rank has ended")
         if world.ended and world.state in (WorldState.RETIRING, WorldState.KILLED):
             self._forget(world)
 

@@ -1,0 +1,276 @@
+"""The events of a session's record (``--accel-record``).
+
+Each event is one line of the file: a JSON object with its name (``event``), the fields below, and those of
+:class:`Stamp`. Times are seconds since the epoch. A field that has its default value is left out. Later versions of the
+plugin may add fields and events; `SCHEMA` changes if a field is removed or changes its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+SCHEMA = 1
+"""Version of the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The fields that each event has in addition to its own."""
+
+    at: float
+    """Time at which the event was recorded."""
+    host: str
+    """Name of the machine of the process that recorded the event: the controller."""
+    pid: int
+    """Id of that process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStarted:
+    """A session has started. The first event of each session."""
+
+    schema: int
+    session: str
+    """A random id."""
+    version: str
+    """The plugin's version."""
+    command: tuple[str, ...]
+    """The arguments of pytest."""
+    root: str
+    """pytest's rootdir."""
+    shard: tuple[int, int] | None = None
+    """The part that the session runs, and the number of parts (``--accel-shard``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOpened:
+    """The first marked tests have been found, and the session can lease devices and CPU slots from now on."""
+
+    slots: int
+    """The number of ranks that may use the CPU at once."""
+    kind: str | None = None
+    """Kind of the session's devices; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFound:
+    """A machine of the session. A session without a launcher has only the node 0, of which there is no event."""
+
+    node: int
+    """Its number; 0 is the controller's machine."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFound:
+    """A device that tests of the session can use."""
+
+    device: str
+    """Its id, which is unique on its node."""
+    kind: str
+    index: int
+    """The number that the management library gives it."""
+    name: str
+    node: int = 0
+    memory: int | None = None
+    """Bytes; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestStarted:
+    """A test has started."""
+
+    __test__ = False  # pytest would collect the class.
+
+    test: str
+    """Node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRequested:
+    """A test has requested a world. A :class:`WorldAcquired` or :class:`RequestEnded` follows."""
+
+    request: int
+    test: str
+    about: str
+    """The world in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWaits:
+    """A request could not be granted at once."""
+
+    request: int
+    why: str
+    """The test, the devices or CPU slots that it waits for, and their holders if they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request has ended without a world."""
+
+    request: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Node and devices of one rank."""
+
+    node: int = 0
+    devices: tuple[str, ...] = ()
+    """Ids."""
+    share: float = 1.0
+    """Fraction of each device that the rank has."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStarting:
+    """The leases of a request have been granted, and the processes of a new world are being started."""
+
+    world: int
+    request: int
+    about: str
+    """The world in a few words."""
+    ranks: tuple[RankPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldReady:
+    """The processes of a world have started."""
+
+    world: int
+    pids: tuple[int, ...]
+    """The process id of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldAcquired:
+    """A driver has got a world for its request. It uses the world for this test and maybe later ones."""
+
+    world: int
+    request: int
+    reused: bool = False
+    """True if another request had the world before."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldReturned:
+    """A driver has returned a world: it is idle, or a :class:`WorldEnding` follows."""
+
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorldEnding:
+    """The ranks of a world have been told to end, or are being killed."""
+
+    world: int
+    why: str
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorldGone:
+    """All processes of a world have ended, and its leases have been returned."""
+
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankPhase:
+    """One phase of a test in one rank."""
+
+    rank: int
+    ending: str
+    """passed, failed, skipped, died, hung or unstarted."""
+    start: float = 0.0
+    """0 if unknown."""
+    stop: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReported:
+    """pytest has reported a phase of a test."""
+
+    test: str
+    when: str
+    """setup, call or teardown; ``???`` if the process that ran the test has crashed."""
+    outcome: str
+    """passed, failed or skipped, or the word of another plugin, such as rerun."""
+    start: float
+    stop: float
+    worker: str = ""
+    """Name of xdist's worker; empty without xdist."""
+    process: int = 0
+    """Id of the process that ran the test, or waited for its ranks; 0 if unknown."""
+    file: str = ""
+    """File of the test, relative to rootdir."""
+    line: int | None = None
+    """Line of the test, from 1."""
+    world: int = 0
+    """The world in which the test ran; 0 for a test without marks, and for one that did not get a world."""
+    ranks: tuple[RankPhase, ...] = ()
+    xfail: str | None = None
+    """The reason of an expected failure, whether it failed or not."""
+    skip: str | None = None
+    """The reason of a skip."""
+    missing: str | None = None
+    """The missing hardware, if that is the reason."""
+    headline: str = ""
+    """The line of the short summary, for a phase that did not pass."""
+    failure: str = ""
+    """The text of a failure."""
+    place: tuple[str, int] | None = None
+    """File and line of a failure."""
+    failed_ranks: tuple[int, ...] = ()
+    """The ranks that the failure is about; empty if it names none."""
+    output: Mapping[str, str] = field(default_factory=dict)
+    """Captured output by the name of its section, for a failure; long text is shortened."""
+    output_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Characters of captured output by the name of its section."""
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    """Peak of device memory in bytes, by rank."""
+    retried: str | None = None
+    """The failure after which the test was retried (``--accel-retry-dead``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFinished:
+    """The session has ended. A record without it is that of a session that was killed."""
+
+    status: int
+    """pytest's exit status."""
+
+
+Event = (
+    SessionStarted
+    | PoolOpened
+    | NodeFound
+    | DeviceFound
+    | TestStarted
+    | WorldRequested
+    | RequestWaits
+    | RequestEnded
+    | WorldStarting
+    | WorldReady
+    | WorldAcquired
+    | WorldReturned
+    | WorldEnding
+    | WorldGone
+    | PhaseReported
+    | SessionFinished
+)
+
+
+class Recorder(Protocol):
+    """The receiver of events."""
+
+    def __call__(self, event: Event) -> None:
+        """Record `event`. Never raise."""
+
+
+def ignore(event: Event) -> None:
+    """Record nothing: the :class:`Recorder` of a session without a record."""
