@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_accel.hardware.health import HealthVendor
     from pytest_accel.launch.launch_api import Launch
     from pytest_accel.launch.launch_result import LaunchError, LaunchResult, LaunchTimeout, NoOutput
+    from pytest_accel.record.record_file import Recorded, RecordError, read_record
     from pytest_accel.verdict.remote_exceptions import (
         LeftBehind,
         RankDied,
@@ -49,8 +50,11 @@ __all__ = [
     "RankHung",
     "RankUnstarted",
     "RanksDisagree",
+    "RecordError",
+    "Recorded",
     "Vendor",
     "__version__",
+    "read_record",
 ]
 
 __version__ = "0.1.0"
@@ -61,6 +65,7 @@ _HOMES = {
     "hardware.health": ("HealthVendor",),
     "launch.launch_api": ("Launch",),
     "launch.launch_result": ("LaunchError", "LaunchResult", "LaunchTimeout", "NoOutput"),
+    "record.record_file": ("RecordError", "Recorded", "read_record"),
     "verdict.remote_exceptions": ("LeftBehind", "RankDied", "RankError", "RankHung", "RankUnstarted", "RanksDisagree"),
 }
 """The names that are imported when they are first asked for, by module: most sessions need none of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Generator
@@ -84,11 +85,13 @@ def pytest_load_initial_conftests(
         from pytest_accel.nodes import launched_session
 
         early_config.stash[LAUNCHED] = launched_session.enter(early_config, args, process)
-    census = None if early_config.pluginmanager.has_plugin(RANK_PLUGIN) else options.census_path(early_config)
-    if census is not None:
-        from pytest_accel.commands.census import census_file
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ  # The controller may have begun to write the files.
+    if not in_worker and not early_config.pluginmanager.has_plugin(RANK_PLUGIN):
+        for option in options.FILES:
+            if (path := options.output_path(early_config, option)) is not None:
+                from pytest_accel.core import whole_file
 
-        census_file.remove(census)  # If a conftest fails, no later hook is called.
+                whole_file.remove(path)  # If a conftest fails, no later hook is called.
     try:
         return (yield)
     except BaseException:
@@ -134,7 +137,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
-    if (census := options.census_path(config)) is not None:
+    if (record := options.output_path(config, options.RECORD)) is not None:
+        from pytest_accel import record_hooks
+
+        record_hooks.register(session, record)
+    if (census := options.output_path(config, options.CENSUS)) is not None:
         from pytest_accel import census_hooks
 
         census_hooks.register(session, census)

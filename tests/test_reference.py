@@ -43,7 +43,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
 def test_each_public_name_is_documented_once() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
-    documented = re.findall(r"^\.\. auto(?:class|exception):: pytest_accel\.(\w+)", text, re.MULTILINE)
+    documented = re.findall(r"^\.\. auto(?:class|exception|function):: pytest_accel\.(\w+)", text, re.MULTILINE)
     assert sorted([*documented, "__version__"]) == sorted(pytest_accel.__all__)
 
 

@@ -24,7 +24,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = (
     *("core", "hardware", "settings", "leases", "rank", "forkserver", "diagnostics", "launch", "nodes", "pool"),
-    *("verdict", "bridges", "schedule", "driver", "commands"),
+    *("verdict", "bridges", "schedule", "driver", "record", "commands"),
 )
 """The packages, lowest first. A module imports from its own and from lower ones; the modules above all are in none."""
 

@@ -63,6 +63,15 @@ class MarkedItem(MarkedTest):
         """True if the test runs, or has run, in a world."""
         return self._run is not None
 
+    @property
+    def world(self) -> int:
+        """The number of the world in which the test runs, or has run; 0 if there is none."""
+        return 0 if self._run is None else self._run.spec.world
+
+    def verdict(self, when: str) -> Verdict | None:
+        """Return the verdict on a phase; None if the phase has not run."""
+        return self._verdicts.get(when)
+
     # Methods that replace the item's own
 
     def setup(self) -> None:

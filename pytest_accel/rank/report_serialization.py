@@ -12,7 +12,7 @@ from pytest_accel.core.serialization import plain_properties, sketch, travels
 from pytest_accel.core.truncation import cut, cut_failure
 from pytest_accel.rank import rank_data
 
-_PASSED_FIELDS = ("outcome", "longrepr", "sections", "user_properties", "duration", "wasxfail")
+_PASSED_FIELDS = ("outcome", "longrepr", "sections", "user_properties", "duration", "start", "stop", "wasxfail")
 """The fields of a report of a passed phase that the merged report uses.
 
 Serializing the others, mainly keywords, takes longer than many tests.

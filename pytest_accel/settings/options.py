@@ -45,6 +45,7 @@ SPREAD = "accel_spread"
 INFO = "accel_info"
 PLAN = "accel_plan"
 CENSUS = "accel_census"
+RECORD = "accel_record"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
 SELECT = "accel_select"
@@ -351,6 +352,11 @@ _OPTIONS: dict[str, _Option] = {
 }
 
 
+FILES = {
+    CENSUS: "write what became of each test to this file, for `python -m pytest_accel census`",
+    RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices",
+}
+"""The options with the path of a file to write, and their help."""
 _WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
 """Settings without a command line option."""
 
@@ -416,15 +422,16 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="TIME",
         help="with --accel-plan, show how many jobs on which machine end within this time: 90s, 10min, 1.5h",
     )
-    # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the file.
-    group.addoption(
-        _flag(CENSUS),
-        dest=CENSUS,
-        type=_argument_type(option_types.text, "the path of a file"),
-        default=None,
-        metavar="FILE",
-        help="write what became of each test to this file, for `python -m pytest_accel census`",
-    )
+    # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
+    for option, help_text in FILES.items():
+        group.addoption(
+            _flag(option),
+            dest=option,
+            type=_argument_type(option_types.text, "the path of a file"),
+            default=None,
+            metavar="FILE",
+            help=help_text,
+        )
     group.addoption(
         _flag(ADVISE),
         dest=ADVISE,
@@ -508,12 +515,12 @@ def _planned_machine(text: str) -> tuple[int, str]:
         ) from None
 
 
-def census_path(config: pytest.Config) -> str | None:
-    """Return the path of the file of ``--accel-census``; None without this option.
+def output_path(config: pytest.Config, option: str) -> str | None:
+    """Return the path of the file of `option`, one of `FILES`; None without this option.
 
     Works before pytest has fully parsed the command line.
     """
-    path: str | None = config.getoption(CENSUS, None) or getattr(config.known_args_namespace, CENSUS, None)
+    path: str | None = config.getoption(option, None) or getattr(config.known_args_namespace, option, None)
     return path
 
 

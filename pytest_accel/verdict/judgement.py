@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.record_events import RankPhase
+from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
 from pytest_accel.diagnostics.rank_state import RankOutcome
 from pytest_accel.rank import rank_data
@@ -91,10 +93,16 @@ def judge(phase: Phase) -> Verdict:
         verdict,
         duration=max((report.get("duration", 0.0) for _, report in reports), default=0.0),
         properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
+        ranks=tuple(map(_rank_phase, outcomes)),
         rank_data={rank: sent for rank, report in reports if (sent := report.get(rank_data.KEY))},
         # If ranks end the phase differently, one may have sent a message that its receiver has not read.
         retire=phase.when != "teardown" and len({one.ending for one in outcomes}) > 1,
     )
+
+
+def _rank_phase(outcome: RankOutcome) -> RankPhase:
+    report = outcome.report.report if outcome.report is not None else {}
+    return RankPhase(outcome.rank, outcome.ending, report.get("start", 0.0), report.get("stop", 0.0))
 
 
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
@@ -146,7 +154,7 @@ def _merge(phase: Phase) -> Verdict:
     if skipped:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
-        return Verdict("skipped", report_text.skip_reason(longrepr), longrepr=longrepr, sections=sections)
+        return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
     if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
         who = ranks_text([outcome.rank for outcome in unknown])
@@ -245,7 +253,8 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", outcome.log, "-"))
-    return Verdict("failed", message, error or RankError, longrepr, sections)
+    failed = tuple(report_text.alike(root, outcomes))
+    return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=failed)
 
 
 def _diagnosis(phase: Phase) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
+from pytest_accel.core.record_events import RankPhase
 from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.remote_exceptions import RankError
 
@@ -43,6 +44,10 @@ class Verdict:
     """Why the ranks must be killed after this test; None: no reason."""
     retire: bool = False
     """True if the ranks must not run another test, but can shut down cleanly."""
+    ranks: tuple[RankPhase, ...] = ()
+    """The phase in each rank."""
+    failed_ranks: tuple[int, ...] = ()
+    """The ranks that the failure is about; empty if it is about none in particular."""
     infra_cause: str | None = None
     """The cause of a failure that lies outside of the test; None if there is no such cause."""
     ended_ranks: frozenset[int] = frozenset()

@@ -1,0 +1,302 @@
+"""``--accel-record``: the record has what happened in a session, and agrees with what pytest reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_accel import read_record
+from pytest_accel.core.record_events import SessionFinished, WorldReady
+from pytest_accel.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.features.conftest import Suite
+
+_TESTS = """
+    import os
+    import time
+
+    import pytest
+    import torch.distributed as dist
+
+
+    @pytest.fixture
+    def broken():
+        raise RuntimeError("no fixture")
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks(rank):
+        print("hello from", rank)
+        dist.barrier()
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_fails(rank):
+        print("hello from", rank)
+        dist.barrier()
+        assert rank == 0
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_ends(rank):
+        if rank == 1:
+            os._exit(0)
+
+
+    @pytest.mark.devices(4)
+    def test_all_devices(devices):
+        pass
+
+
+    @pytest.mark.devices(share=0.25)
+    def test_share(device):
+        pass
+
+
+    @pytest.mark.devices(9)
+    def test_too_many():
+        pass
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_on_cpu():
+        pass
+
+
+    @pytest.mark.devices
+    def test_errs(broken):
+        pass
+
+
+    @pytest.mark.devices
+    @pytest.mark.xfail(reason="known")
+    def test_xfails():
+        assert False
+
+
+    @pytest.mark.xfail
+    def test_xpasses():
+        pass
+
+
+    def test_skips():
+        pytest.skip("of its own accord")
+
+
+    def test_plain():
+        pass
+"""
+_VERDICTS = {
+    "test_ranks": "passed",
+    "test_one_rank_fails": "failed",
+    "test_one_rank_ends": "failed",
+    "test_all_devices": "passed",
+    "test_share": "passed",
+    "test_too_many": "skipped",
+    "test_on_cpu": "passed",
+    "test_errs": "error",
+    "test_xfails": "xfailed",
+    "test_xpasses": "xpassed",
+    "test_skips": "skipped",
+    "test_plain": "passed",
+}
+
+
+def _session(path: Path) -> Session:
+    (session,) = sessions_of([read_record(path)])
+    return session
+
+
+def _tests(session: Session) -> dict[str, TestRun]:
+    return {run.test.partition("::")[2]: run for run in session.tests}
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "xdist"])
+def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _TESTS)
+    run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
+    record = suite.path / "out" / "record.jsonl"
+    assert f"accel: record of the session: {record}" in run.text
+    session = _session(record)
+    tests = _tests(session)
+    assert {name: test.verdict for name, test in tests.items()} == _VERDICTS
+    assert session.finished == SessionFinished(1)
+
+    junit = ElementTree.parse(suite.path / "junit.xml").getroot()[0]
+    assert junit.get("tests") == str(len(tests))
+    verdicts = Counter(test.verdict for test in tests.values())
+    assert int(junit.get("failures", 0)) == verdicts["failed"]
+    assert int(junit.get("errors", 0)) == verdicts["error"]
+    assert int(junit.get("skipped", 0)) == verdicts["skipped"] + verdicts["xfailed"]
+    for case in junit.iter("testcase"):
+        properties = {one.get("name"): one.get("value") for one in case.iter("property")}
+        lanes = [lane.name for lane, _ in tests[case.get("name", "")].lanes if lane.session is None]
+        assert properties.get("accel_devices", "") == ",".join(lanes)
+
+
+def test_what_a_test_ran_on(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl", "-n2")
+    session = _session(suite.path / "record.jsonl")
+    tests = _tests(session)
+    assert session.pool is not None
+    assert session.pool.kind == "sim"
+    assert [(lane.kind, lane.name, lane.host) for lane in session.devices] == [
+        ("sim", f"sim-{number}", session.host) for number in range(4)
+    ]
+    assert {lane.name for lane, share in tests["test_all_devices"].lanes if share == 1} == {
+        f"sim-{n}" for n in range(4)
+    }
+    assert [share for _, share in tests["test_share"].lanes] == [0.25]
+    assert [(lane.kind, lane.session) for lane, _ in tests["test_on_cpu"].lanes] == [("slot", 0)] * 2
+    assert tests["test_plain"].lanes == tests["test_too_many"].lanes == ()
+    assert {test.worker for test in tests.values()} == {"gw0", "gw1"}
+    for name in ("test_ranks", "test_one_rank_fails"):
+        assert [rank.ending for rank in tests[name].phases[1].ranks] == ["passed", _VERDICTS[name]]
+        assert session.span.start < tests[name].span.start < tests[name].span.stop < session.span.stop
+    most = max(used for _, used in utilisation([session]))
+    assert most == 4
+
+
+def test_failures_and_output(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl")
+    tests = _tests(_session(suite.path / "record.jsonl"))
+    failure = tests["test_one_rank_fails"].failure
+    assert failure is not None
+    assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 24))
+    assert "assert 1 == 0" in failure.headline
+    assert "assert rank == 0" in failure.failure
+    assert failure.output["Captured stdout call [rank 1]"] == "hello from 1\n"
+    death = tests["test_one_rank_ends"].failure
+    assert death is not None
+    assert [rank.ending for rank in death.ranks] == ["passed", "died"]
+    assert death.failed_ranks == (1,)
+    assert tests["test_errs"].failure is not None
+    assert tests["test_xfails"].phases[1].xfail == "known"
+    assert tests["test_skips"].skip == "of its own accord"
+    assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
+    passed = tests["test_ranks"].phases[-1]
+    assert passed.output == {}  # Only its size is recorded.
+    assert passed.output_sizes == {f"Captured stdout call [rank {rank}]": len("hello from 0\n") for rank in (0, 1)}
+
+
+def test_worlds_and_why_they_end(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_first():
+            pass
+
+
+        @pytest.mark.distributed(2)
+        def test_ends(rank):
+            if rank:
+                os._exit(3)
+
+
+        @pytest.mark.distributed(2)
+        def test_other_ranks():
+            pass
+
+
+        @pytest.mark.devices(4)
+        def test_needs_all():
+            pass
+        """,
+    )
+    suite.run("--accel-record=record.jsonl")
+    record = read_record(suite.path / "record.jsonl")
+    (session,) = sessions_of([record])
+    first, second, third = session.worlds
+    assert (first.about, first.killed, first.acquired) == ("2 on sim", True, 1)
+    assert "exit status 3" in first.why_ended
+    assert (second.why_ended, second.killed) == ("another request waits for its devices", False)
+    assert (third.why_ended, third.about) == ("the session ends", "sim")
+    for world in session.worlds:
+        assert world.ready is not None
+        assert world.gone is not None
+        assert world.starting < world.ready < world.gone
+    tests = _tests(session)
+    assert [tests[name].world for name in ("test_first", "test_ends", "test_other_ranks", "test_needs_all")] == [
+        *(first, first),
+        *(second, third),
+    ]
+    wait = tests["test_needs_all"].wait
+    assert wait is not None
+    assert "test_it.py::test_needs_all waits for 4 sim devices: " in wait.why
+    pids = [one.event.pids for one in record if isinstance(one.event, WorldReady)]
+    assert len({pid for world in pids for pid in world}) == 5
+
+
+def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
+    suite.write("test_it.py", _TESTS)
+    suite.run("--accel-record=record.jsonl", "-n2")
+    session = _session(suite.path / "record.jsonl")
+    path = critical_path(session)
+    assert (path[0].span.start, path[-1].span.stop) == session.span
+    for step, following in pairwise(path):
+        assert step.span.stop == following.span.start
+        assert step.span.seconds > 0
+    assert {"test", "ranks", "other"} <= {step.kind for step in path}
+
+
+def test_runs_of_a_test_that_is_run_again(suite: Suite) -> None:
+    pytest.importorskip("pytest_rerunfailures")
+    suite.plugin("rerunfailures")
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_second_time(tmp_path_factory, rank, shared_tmp_path):
+            before = shared_tmp_path.parent / "before"
+            failed = before.exists()
+            __import__("torch").distributed.barrier()
+            before.touch()
+            assert failed
+        """,
+    )
+    run = suite.run("--accel-record=record.jsonl", "--reruns=1")
+    runs = [test.verdict for test in _session(suite.path / "record.jsonl").tests]
+    assert runs == (["rerun", "passed"] if "PASSED" in run.count() else ["rerun", "failed"])
+
+
+def test_a_session_without_marks(suite: Suite) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    suite.run("--accel-record=record.jsonl")
+    session = _session(suite.path / "record.jsonl")
+    assert (session.pool, session.worlds, session.devices) == (None, [], {})
+    assert [test.verdict for test in session.tests] == ["passed"]
+    assert utilisation([session]) == []
+    assert [step.kind for step in critical_path(session)] == ["other", "test", "other"]
+
+
+def test_a_path_that_cannot_be_written(suite: Suite) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    run = suite.run("--accel-record=/proc/record.jsonl")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --accel-record: /proc/record.jsonl cannot be written: " in run.errors
+
+
+def test_no_old_record_is_left(suite: Suite) -> None:
+    """A conftest that fails ends pytest before any hook of the session is called."""
+    suite.write("record.jsonl", "old")
+    suite.write("conftest.py", "1 / 0")
+    assert suite.run("--accel-record=record.jsonl").ret == pytest.ExitCode.USAGE_ERROR
+    assert not (suite.path / "record.jsonl").exists()
