@@ -15,7 +15,7 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options
 from pytest_accel.settings.machine import machine_for
 
-_COMMANDS = ("info", "doctor", "census", "durations")
+_COMMANDS = ("info", "doctor", "census", "durations", "trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,20 +25,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with status 2 for wrong arguments.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    on_files = {"census": _census, "durations": _durations}
+    on_files = {"census": _census, "durations": _durations, "trace": _trace}
     if arguments and arguments[0] in on_files:
         return on_files[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
         description="Show the devices that a session has, who holds them and who uses them (info), look for what is "
-        "wrong with the machine and say what to do (doctor), check that each test of a pipeline ran (census), or merge "
-        "the times of its tests (durations).",
+        "wrong with the machine and say what to do (doctor), check that each test of a pipeline ran (census), merge "
+        "the times of its tests (durations), or make a trace of records (trace).",
         epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
-        "census and durations have other options: census --help.",
+        "census, durations and trace have other options: census --help.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "command", nargs="?", choices=_COMMANDS, default="info", help="info (default), doctor, census or durations"
+        "command",
+        nargs="?",
+        choices=_COMMANDS,
+        default="info",
+        help=f"{', '.join(_COMMANDS)} (default: info)",
     )
     options.add_arguments(parser, (options.ACCEL, options.DEVICES, options.ORDER))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -97,6 +101,26 @@ def _census(arguments: Sequence[str]) -> int:
     encoding = sys.stdout.encoding
     print(text.encode(encoding, "backslashreplace").decode(encoding))
     return 0 if merged.is_proof else 1
+
+
+def _trace(arguments: Sequence[str]) -> int:
+    from pytest_accel.record import outputs
+    from pytest_accel.record.record_file import RecordError, read_record
+    from pytest_accel.record.timeline import sessions_of
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel trace",
+        description="Make a trace for ui.perfetto.dev or chrome://tracing of the records of one or several sessions.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    given = parser.parse_args(arguments)
+    try:
+        outputs.trace(given.output).write(sessions_of(map(read_record, given.files)))
+    except RecordError as error:
+        parser.error(str(error))
+    return 0
 
 
 def _durations(arguments: Sequence[str]) -> int:

@@ -137,10 +137,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
-    if (record := options.output_path(config, options.RECORD)) is not None:
+    if any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
         from pytest_accel import record_hooks
 
-        record_hooks.register(session, record)
+        record_hooks.register(session)
     if (census := options.output_path(config, options.CENSUS)) is not None:
         from pytest_accel import census_hooks
 

@@ -1,14 +1,14 @@
-"""``--accel-record``: record what happens in a session. Registered only with this option.
+"""Record what happens in a session, and make files of the record. Registered only for a session that is recorded.
 
 The process that runs a test adds what only it knows to the reports. The controller writes the events: its hooks those
-of tests, and the pool those of devices, worlds and waits.
+of tests, and the pool those of devices, worlds and waits. The files are made when the session has ended.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,11 @@ from pytest_accel.core.record_events import (
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.core.stash_keys import MARKED, RECORDER, RETRIED
 from pytest_accel.core.truncation import cut
+from pytest_accel.record import outputs
+from pytest_accel.record.outputs import Output
 from pytest_accel.record.record_file import RecordError, RecordFile
+from pytest_accel.record.timeline import sessions_of
+from pytest_accel.settings import options
 
 if TYPE_CHECKING:
     from pytest_accel.driver.items import MarkedItem
@@ -39,18 +43,32 @@ _LONGEST_TEXT = 20_000
 """Characters that the record keeps of a failure, and of a section of captured output: the first and the last."""
 
 
-def register(session: AccelSession, path: str) -> None:
-    """Register the hooks of this process. Raise ``pytest.UsageError`` if no file can be written to `path`."""
-    plugins = session.config.pluginmanager
-    plugins.register(ReportDetails(), "accel-record-details")
+_OUTPUTS = {options.TRACE: outputs.trace}
+
+
+def register(session: AccelSession) -> None:
+    """Register the hooks of this process. Raise ``pytest.UsageError`` for a file that cannot be made."""
+    config = session.config
+    config.pluginmanager.register(ReportDetails(), "accel-record-details")
     if session.is_worker:
         return
+    # A test may change the working directory.
+    paths = {
+        option: os.path.realpath(path)
+        for option in options.FROM_RECORD
+        if (path := options.output_path(config, option)) is not None
+    }
+    option = options.RECORD
+    made = []
     try:
-        file = RecordFile(os.path.realpath(path))  # A test may change the working directory.
+        file = RecordFile(paths.pop(option, None))
+        for option, path in paths.items():
+            made.append(_OUTPUTS[option](path))
+            made[-1].check()
     except RecordError as error:
-        raise pytest.UsageError(f"--accel-record: {error}") from None
-    session.config.stash[RECORDER] = file
-    plugins.register(RecordHooks(session, file), "accel-record")
+        raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+    config.stash[RECORDER] = file
+    config.pluginmanager.register(RecordHooks(session, file, made), "accel-record")
 
 
 class ReportDetails:
@@ -74,11 +92,13 @@ class ReportDetails:
 
 
 class RecordHooks:
-    """Writes the events of the session and of its tests. In the controller only."""
+    """Writes the events of the session and its tests, and at the end what is made of them. In the controller only."""
 
-    def __init__(self, session: AccelSession, file: RecordFile) -> None:
+    def __init__(self, session: AccelSession, file: RecordFile, made: Sequence[Output]) -> None:
+        self._session = session
         self._config = session.config
         self._record = file
+        self._made = made
         arguments = tuple(map(str, session.config.invocation_params.args))
         file(
             SessionStarted(
@@ -106,13 +126,27 @@ class RecordHooks:
         try:
             return (yield)
         finally:
-            if self._record.error is not None and session.exitstatus in _SUCCESSFUL:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            self._record(SessionFinished(int(session.exitstatus)))
+            if not self._session.is_forked_copy:
+                self._record(SessionFinished(int(session.exitstatus)))
+                error = self._record.error
+                try:
+                    if self._made and error is None:
+                        sessions = sessions_of([self._record.read()])
+                        for output in self._made:
+                            output.write(sessions)
+                except RecordError as problem:
+                    error = str(problem)
+                if error is not None:
+                    self._session.show(f"accel: {error}")
+                    if session.exitstatus in _SUCCESSFUL:
+                        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        text = f"record of the session: {self._record.path}" if self._record.error is None else self._record.error
-        terminalreporter.write_sep("-", f"accel: {text}", red=self._record.error is not None)
+        """Show which files there will be."""
+        path = options.output_path(self._config, options.RECORD)
+        files = [] if path is None else [f"record of the session: {self._record.name}"]
+        for text in [*files, *(f"{output.about} of the session: {output.path}" for output in self._made)]:
+            terminalreporter.write_sep("-", f"accel: {text}")
 
     def pytest_unconfigure(self) -> None:
         self._record.close()

@@ -8,7 +8,9 @@ import uuid
 
 
 def write(path: str, text: str) -> None:
-    """Replace the file `path` by one with `text`, in ASCII; create its folder.
+    """Replace the file `path` by one with `text`, in UTF-8; create its folder.
+
+    Lone surrogates, which UTF-8 lacks, are written as escapes.
 
     Raise OSError if that fails. The old file is kept then.
     """
@@ -16,7 +18,7 @@ def write(path: str, text: str) -> None:
         os.makedirs(_folder(path), exist_ok=True)
     temporary = _temporary(path)
     try:
-        with open(temporary, "x", encoding="ascii") as file:
+        with open(temporary, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         os.replace(temporary, path)
     except OSError:

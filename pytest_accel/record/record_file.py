@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from os import getpid
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
 from pytest_accel.core import whole_file
 from pytest_accel.core.record_events import SCHEMA, Event, SessionStarted, Stamp
@@ -39,23 +39,23 @@ class RecordFile:
     Each event is one write, so that the file is complete up to the last event whenever the process is killed.
     """
 
-    def __init__(self, path: str) -> None:
-        """Replace the file `path`, and create its folder. Raise :class:`RecordError` if that fails."""
-        self.path = path
+    def __init__(self, path: str | None) -> None:
+        """Replace the file `path`, and create its folder. Raise :class:`RecordError` if that fails.
+
+        Without a path, use a file without a name, which nobody needs to remove.
+        """
+        self.name = path or "the temporary record of the session"
+        """The path, or what the file is."""
         self.error: str | None = None
         """The first error of writing; None if there was none. Nothing is written after it."""
         self._host = socket.gethostname()
         self._pid = getpid()
-        if os.path.exists(path) and not os.path.isfile(path):
+        if path is not None and os.path.exists(path) and not os.path.isfile(path):
             raise RecordError(f"{path} is not a regular file")
         try:
-            whole_file.check_folder(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._descriptor = os.open(path, flags, 0o644)
+            self._file = _unnamed_file() if path is None else _new_file(path)
         except OSError as error:
-            raise RecordError(f"{path} cannot be written: {error.strerror}") from None
+            raise RecordError(f"{self.name} cannot be written: {error.strerror}") from None
 
     def __call__(self, event: Event) -> None:
         """Write `event`; no-op after an error, and in a process forked from this one."""
@@ -64,17 +64,38 @@ class RecordFile:
         content = {"event": type(event).__name__, "at": round(time.time(), 6), "host": self._host, "pid": self._pid}
         line = json.dumps(content | _changed_fields(event), default=_changed_fields).encode("ascii") + b"\n"
         try:
-            if os.write(self._descriptor, line) < len(line):
-                self.error = f"{self.path} could not be written in full: no space left"
+            if os.write(self._file.fileno(), line) < len(line):
+                self.error = f"{self.name} could not be written in full: no space left"
         except OSError as error:
-            self.error = f"{self.path} could not be written: {error.strerror}"
+            self.error = f"{self.name} could not be written: {error.strerror}"
+
+    def read(self) -> list[Recorded]:
+        """Return the events so far. Raise :class:`RecordError` if the file cannot be read."""
+        try:
+            self._file.seek(0)
+            return _parse_record(self._file.read(), self.name)
+        except OSError as error:
+            raise RecordError(f"{self.name} cannot be read: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file; later events are not written."""
-        if self.error is None:
-            self.error = f"{self.path} is closed"
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
+        self.error = self.error or f"{self.name} is closed"
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _new_file(path: str) -> BinaryIO:
+    """Return the new file `path`; an old one is removed. Raise OSError."""
+    whole_file.check_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(path, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_APPEND, 0o644))
+
+
+def _unnamed_file() -> BinaryIO:
+    import tempfile
+
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def read_record(path: str | os.PathLike[str]) -> list[Recorded]:
@@ -85,22 +106,26 @@ def read_record(path: str | os.PathLike[str]) -> list[Recorded]:
     """
     try:
         with open(path, "rb") as file:
-            lines = file.read().split(b"\n")
+            return _parse_record(file.read(), os.fspath(path))
     except OSError as error:
         raise RecordError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
+
+
+def _parse_record(content: bytes, name: str) -> list[Recorded]:
+    """Return the events in the content of the record `name`. Raise :class:`RecordError`."""
     events = []
-    for number, line in enumerate(lines[:-1], 1):  # Each complete line ends with a line break.
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):  # Each complete line ends with a line break.
         try:
             recorded = _parse(json.loads(line))
         except (ValueError, OverflowError, RecursionError) as error:
-            raise RecordError(f"{os.fspath(path)}, line {number}: {error}") from None
+            raise RecordError(f"{name}, line {number}: {error}") from None
         if recorded is not None:
             events.append(recorded)
     if not events:
-        raise RecordError(f"{os.fspath(path)} has no events")
+        raise RecordError(f"{name} has no events")
     if not isinstance(events[0].event, SessionStarted):
         first = type(events[0].event).__name__
-        raise RecordError(f"{os.fspath(path)} is not a record of --accel-record: its first event is {first}")
+        raise RecordError(f"{name} is not a record of --accel-record: its first event is {first}")
     return events
 
 

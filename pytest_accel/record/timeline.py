@@ -89,6 +89,7 @@ class Wait:
     """Time at which it had its devices or CPU slots; None if that never happened."""
     acquired: float | None = None
     """Time at which it had its world; None if that never happened."""
+    world: WorldLife | None = None
     why: str = ""
     """The reason for a wait, with the holders of the devices if they are known."""
     failed: str = ""
@@ -111,6 +112,8 @@ class TestRun:
     world: WorldLife | None = None
     lanes: tuple[tuple[Lane, float], ...] = ()
     """What the test ran on, and the share that it had of each."""
+    until: float | None = None
+    """Time at which the record ended, for a test that was running then; else None."""
 
     @property
     def verdict(self) -> Verdict:
@@ -158,7 +161,7 @@ class TestRun:
         ranks = [rank for phase in self.phases for rank in phase.ranks if rank.start]
         parts = ranks or self.phases
         start = min((one.start for one in parts), default=self.started)
-        return Period(start, max((one.stop for one in parts), default=start))
+        return Period(start, self.until or max((one.stop for one in parts), default=start))
 
     @property
     def waited(self) -> float:
@@ -335,6 +338,7 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
                 if event.request in waits:
                     wait = waits[event.request]
                     wait.acquired, wait.leased = at, wait.leased or at
+                    wait.world = worlds[event.world]
             case WorldEnding() if event.world in worlds and not worlds[event.world].why_ended:
                 worlds[event.world].why_ended, worlds[event.world].killed = event.why, event.killed
             case WorldGone() if event.world in worlds:
@@ -357,10 +361,14 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
                 session.finished = event
     session.worlds = list(worlds.values())
     for test, times in begun.items():  # Tests that were running when the record ended.
-        session.tests += [TestRun(test, position, at, wait=latest_wait.get(test)) for at in times]
+        session.tests += [_unfinished(test, position, at, latest_wait.get(test), span.stop) for at in times]
     session.tests.sort(key=lambda run: run.span.start)
     _place(session, position)
     return session
+
+
+def _unfinished(test: str, position: int, started: float, wait: Wait | None, until: float) -> TestRun:
+    return TestRun(test, position, started, wait=wait, world=None if wait is None else wait.world, until=until)
 
 
 def _place(session: Session, position: int) -> None:

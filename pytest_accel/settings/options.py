@@ -46,6 +46,7 @@ INFO = "accel_info"
 PLAN = "accel_plan"
 CENSUS = "accel_census"
 RECORD = "accel_record"
+TRACE = "accel_trace"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
 SELECT = "accel_select"
@@ -355,8 +356,11 @@ _OPTIONS: dict[str, _Option] = {
 FILES = {
     CENSUS: "write what became of each test to this file, for `python -m pytest_accel census`",
     RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices",
+    TRACE: "write the session to this file as a trace for ui.perfetto.dev or chrome://tracing",
 }
 """The options with the path of a file to write, and their help."""
+FROM_RECORD = (RECORD, TRACE)
+"""Those of :data:`FILES` for which the events of the session are recorded."""
 _WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
 """Settings without a command line option."""
 
@@ -366,7 +370,7 @@ def environment_variable(option: str) -> str:
     return f"PYTEST_{option.upper()}"
 
 
-def _flag(option: str) -> str:
+def flag(option: str) -> str:
     return "--" + option.replace("_", "-")
 
 
@@ -394,17 +398,17 @@ def add_options(parser: pytest.Parser) -> None:
                 if definition.ini_type == "bool"
                 else {"type": _argument_type(definition.read, definition.allowed), "metavar": definition.metavar}
             )
-            group.addoption(_flag(option), dest=option, default=None, help=definition.help, **kwargs)
+            group.addoption(flag(option), dest=option, default=None, help=definition.help, **kwargs)
         parser.addini(option, definition.help, type=definition.ini_type, default=None)
     group.addoption(
-        _flag(INFO),
+        flag(INFO),
         dest=INFO,
         action="store_true",
         default=False,
         help="show the devices, their order, their masks and who holds what, then stop",
     )
     group.addoption(
-        _flag(PLAN),
+        flag(PLAN),
         dest=PLAN,
         nargs="?",
         type=_planned_machine,
@@ -415,7 +419,7 @@ def add_options(parser: pytest.Parser) -> None:
         "how many workers, then stop",
     )
     group.addoption(
-        _flag(WITHIN),
+        flag(WITHIN),
         dest=WITHIN,
         type=_argument_type(option_types.duration, "a number > 0 with s, min or h: 90s, 10min, 1.5h"),
         default=None,
@@ -425,7 +429,7 @@ def add_options(parser: pytest.Parser) -> None:
     # Without a form in the environment, which the sessions that a test starts would inherit, and overwrite the files.
     for option, help_text in FILES.items():
         group.addoption(
-            _flag(option),
+            flag(option),
             dest=option,
             type=_argument_type(option_types.text, "the path of a file"),
             default=None,
@@ -433,7 +437,7 @@ def add_options(parser: pytest.Parser) -> None:
             help=help_text,
         )
     group.addoption(
-        _flag(ADVISE),
+        flag(ADVISE),
         dest=ADVISE,
         action="store_true",
         default=False,
@@ -464,7 +468,7 @@ def wanted_time(config: pytest.Config) -> float | None:
     """Return the seconds of ``--accel-within``; None if it is not given. Raise ``pytest.UsageError`` without a plan."""
     value: float | None = config.getoption(WITHIN)
     if value is not None and not asks_for_plan(config):
-        raise pytest.UsageError(f"{_flag(WITHIN)} is about a plan: give {_flag(PLAN)} too")
+        raise pytest.UsageError(f"{flag(WITHIN)} is about a plan: give {flag(PLAN)} too")
     return value
 
 
@@ -548,9 +552,9 @@ def given(config: pytest.Config, options: Sequence[str]) -> list[str]:
             value = _from_environment(option, _OPTIONS[option])
         if value is not None and value is not False:
             words += (
-                [_flag(option)]
+                [flag(option)]
                 if value is True
-                else [_flag(option), f"{value:g}" if isinstance(value, float) else str(value)]
+                else [flag(option), f"{value:g}" if isinstance(value, float) else str(value)]
             )
     return words
 
@@ -560,7 +564,7 @@ def add_arguments(parser: argparse.ArgumentParser, options: Sequence[str]) -> No
     for option in options:
         definition = _OPTIONS[option]
         parser.add_argument(
-            _flag(option),
+            flag(option),
             dest=option,
             type=_argument_type(definition.read, definition.allowed),
             metavar=definition.metavar,

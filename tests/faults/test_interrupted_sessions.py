@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel import read_record
+from pytest_accel.__main__ import main
+from pytest_accel.record.timeline import sessions_of
+
 if TYPE_CHECKING:
     from tests.faults.conftest import Run, Session, Suite
 
@@ -134,6 +138,22 @@ def test_a_killed_controller_leaves_nothing_behind(suite: Suite, number: signal.
     session = begin(suite)
     session.process.send_signal(number)
     assert session.finish().code == -number
+
+
+def test_the_record_of_a_killed_session_is_complete(suite: Suite) -> None:
+    session = begin(suite, "--accel-record=record.jsonl", "--accel=sim:4")
+    session.process.kill()
+    assert session.finish().code == -signal.SIGKILL
+    path = suite.path / "record.jsonl"
+    (recorded,) = sessions_of([read_record(path)])
+    assert recorded.finished is None
+    verdicts = {run.test.partition("::")[2]: run.verdict for run in recorded.tests}
+    assert verdicts == {"test_passes": "passed", "test_other_shape": "passed", "test_endless": "unfinished"}
+    *_, endless = recorded.tests
+    assert len(endless.lanes) == 2
+    assert endless.span.stop == recorded.span.stop
+    assert main(["trace", str(path), "-o", str(suite.path / "trace.json")]) == 0
+    assert "test_it.py::test_endless" in (suite.path / "trace.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.long

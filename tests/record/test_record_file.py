@@ -141,15 +141,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
     file = RecordFile(str(tmp_path / "record.jsonl"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     file(_START)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(file.path) + 20, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(file.name) + 20, limits[1]))
     try:
         file(TestStarted("test_it.py::test_one"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert file.error == f"{file.path} could not be written in full: no space left"
+    assert file.error == f"{file.name} could not be written in full: no space left"
     file(TestStarted("test_it.py::test_two"))
     file.close()
-    assert [one.event for one in read_record(file.path)] == [_START]
+    assert [one.event for one in read_record(file.name)] == [_START]
 
 
 def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     file(SessionFinished(0))
     file.close()
-    assert [one.event for one in read_record(file.path)] == [_START, SessionFinished(0)]
+    assert [one.event for one in read_record(file.name)] == [_START, SessionFinished(0)]

@@ -1,0 +1,50 @@
+"""Files that are made of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_accel.core import whole_file
+from pytest_accel.record.record_file import RecordError
+from pytest_accel.record.timeline import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that is made of the record of one or several sessions."""
+
+    about: str
+    """What the file is, in a word."""
+    path: str
+    make: Callable[[Sequence[Session]], str]
+    """A function that returns the content of the file."""
+
+    def check(self) -> None:
+        """Create the folder of the file. Raise :class:`RecordError` if the file cannot be made."""
+        try:
+            whole_file.check_folder(self.path)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def write(self, sessions: Sequence[Session]) -> None:
+        """Write the file. Raise :class:`RecordError` if that fails."""
+        text = self.make(sessions)
+        try:
+            whole_file.write(self.path, text)
+        except OSError as error:
+            raise self._error(error) from None
+
+    def _error(self, error: OSError) -> RecordError:
+        return RecordError(f"{self.path} cannot be written: {error.strerror}")
+
+
+def trace(path: str) -> Output:
+    """Return the trace for ui.perfetto.dev and chrome://tracing."""
+
+    def make(sessions: Sequence[Session]) -> str:
+        from pytest_accel.record.chrome_trace import trace_text
+
+        return trace_text(sessions)
+
+    return Output("trace", path, make)
