@@ -155,11 +155,22 @@ class RecordHooks:
 def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
     """Return the event for `report`. Paths below the folder `root` are made relative to it."""
     details: Mapping[str, Any] = getattr(report, "accel_details", {})
-    properties = dict(report.user_properties)
     file, line, _ = report.location
     failed = report.failed or report.outcome not in ("passed", "failed", "skipped")
-    crash = getattr(report.longrepr, "reprcrash", None)
     xfail: str | None = getattr(report, "wasxfail", None)
+    # Most phases have none of these: each field that is given costs time.
+    more: dict[str, Any] = _failure(report, root) if failed else {}
+    if report.skipped and xfail is None:
+        more["skip"] = reason_of_skip(report.longrepr)
+    if "ranks" in details:
+        more["ranks"] = tuple(RankPhase(*one) for one in details["ranks"])
+        more["failed_ranks"] = tuple(details["failed_ranks"])
+    if report.sections:
+        more["output_sizes"] = {name: len(text) for name, text in report.sections}
+    if report.user_properties:
+        properties = dict(report.user_properties)
+        more["peaks"] = _peaks(properties)
+        more["retried"] = properties.get(RETRIED)
     return PhaseReported(
         test=report.nodeid,
         when=report.when,
@@ -171,19 +182,21 @@ def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
         file=file,
         line=None if line is None else line + 1,
         world=details.get("world", 0),
-        ranks=tuple(RankPhase(*one) for one in details.get("ranks", ())),
         xfail=xfail,
-        skip=reason_of_skip(report.longrepr) if report.skipped and xfail is None else None,
         missing=getattr(report, "accel_missing", None),
-        headline=_headline(report) if failed else "",
-        failure=cut(report.longreprtext, _LONGEST_TEXT) if failed else "",
-        place=None if not failed or crash is None else (_relative(str(crash.path), root), int(crash.lineno)),
-        failed_ranks=tuple(details.get("failed_ranks", ())),
-        output={name: cut(text, _LONGEST_TEXT) for name, text in report.sections} if failed else {},
-        output_sizes={name: len(text) for name, text in report.sections},
-        peaks=_peaks(properties),
-        retried=properties.get(RETRIED),  # type: ignore[arg-type]
+        **more,
     )
+
+
+def _failure(report: pytest.TestReport, root: str) -> dict[str, Any]:
+    """Return the fields of the event that only a phase has that did not pass."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return {
+        "headline": _headline(report),
+        "failure": cut(report.longreprtext, _LONGEST_TEXT),
+        "place": None if crash is None else (_relative(str(crash.path), root), int(crash.lineno)),
+        "output": {name: cut(text, _LONGEST_TEXT) for name, text in report.sections},
+    }
 
 
 def _headline(report: pytest.TestReport) -> str:

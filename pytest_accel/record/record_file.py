@@ -61,8 +61,13 @@ class RecordFile:
         """Write `event`; no-op after an error, and in a process forked from this one."""
         if self.error is not None or getpid() != self._pid:
             return
-        content = {"event": type(event).__name__, "at": round(time.time(), 6), "host": self._host, "pid": self._pid}
-        line = json.dumps(content | _changed_fields(event), default=_changed_fields).encode("ascii") + b"\n"
+        content = {
+            "event": type(event).__name__,
+            "at": time.time_ns() // 1000 / 1e6,
+            "host": self._host,
+            "pid": self._pid,
+        }
+        line = _encode(content | _changed_fields(event)).encode("ascii") + b"\n"
         try:
             if os.write(self._file.fileno(), line) < len(line):
                 self.error = f"{self.name} could not be written in full: no space left"
@@ -141,8 +146,14 @@ def _defaults(kind: Any) -> tuple[tuple[str, object], ...]:
 def _changed_fields(value: Any) -> dict[str, object]:
     """Return the fields of a dataclass instance whose values are not the defaults."""
     return {
-        name: content for name, default in _defaults(value.__class__) if (content := getattr(value, name)) != default
+        name: content
+        for name, default in _defaults(value.__class__)
+        # Most fields have the default value itself, so that the identity saves a comparison.
+        if (content := getattr(value, name)) is not default and content != default
     }
+
+
+_encode = json.JSONEncoder(default=_changed_fields).encode
 
 
 def _parse(content: object) -> Recorded | None:

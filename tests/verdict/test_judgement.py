@@ -9,6 +9,7 @@ import pytest
 
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.core.rank_names import ranks_text
+from pytest_accel.core.record_events import RankPhase
 from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.judgement import Phase, compare_collectives, judge, properties, text_longrepr
@@ -77,7 +78,7 @@ def summary(verdict: Verdict) -> tuple[str, list[str]]:
 
 
 def test_all_ranks_must_have_passed() -> None:
-    assert judged(passed(0), passed(1)) == Verdict("passed")
+    assert judged(passed(0), passed(1)) == Verdict("passed", ranks=(RankPhase(0, "passed"), RankPhase(1, "passed")))
 
 
 @pytest.mark.parametrize("wrong", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
@@ -302,7 +303,12 @@ def test_ranks_that_disagree() -> None:
 
 def test_skipped_by_all() -> None:
     verdict = judged(skipped(0), skipped(1, "no disk"))
-    assert verdict == Verdict("skipped", "no network", longrepr=("test_it.py", 5, "Skipped: no network"))
+    assert verdict == Verdict(
+        "skipped",
+        "no network",
+        longrepr=("test_it.py", 5, "Skipped: no network"),
+        ranks=(RankPhase(0, "skipped"), RankPhase(1, "skipped")),
+    )
 
 
 def test_an_expected_failure_is_one_on_all_ranks() -> None:
