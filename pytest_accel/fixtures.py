@@ -200,7 +200,11 @@ def gather(request: pytest.FixtureRequest) -> Gather:
             test, calls = context.tests, 0
         calls += 1
         own_key = f"gather/{test}/{calls}/{context.rank}"
-        data = pickle.dumps(obj)
+        try:
+            data = pickle.dumps(obj)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            name = getattr(obj, "__name__", None) or type(obj).__name__
+            raise TypeError(f"gather() needs picklable objects: {name} ({error})") from None
         store.set(own_key, data)
         parts: list[bytes] = []
         for rank in range(context.spec.ranks):

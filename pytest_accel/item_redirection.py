@@ -145,5 +145,4 @@ def _do_nothing() -> None:
 
 def _fail_setup(text: str) -> None:
     """Raise an error with `text` in place of the setup of a test."""
-    __tracebackhide__ = True
     raise remote_exceptions.not_run(text)

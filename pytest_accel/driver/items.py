@@ -20,6 +20,7 @@ from pytest_accel.driver.world_run import WorldRun
 from pytest_accel.rank.rank_data import RankDataError
 from pytest_accel.schedule.test_demand import kind_of
 from pytest_accel.verdict import remote_exceptions
+from pytest_accel.verdict.judgement import text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ class MarkedItem(MarkedTest):
         self._run = None
         if self.missing is not None:
             if self._driver.settings.strict:
-                self._verdicts["setup"] = Verdict("failed")
-                raise remote_exceptions.not_run(f"{self.missing} (--accel-strict)")
+                message = f"{self.missing} (--accel-strict)"
+                self._verdicts["setup"] = Verdict("failed", longrepr=text_longrepr(message, [message], self.place))
+                raise remote_exceptions.not_run(message)
             longrepr = (str(self.item.path), self.place[1], f"Skipped: {self.missing}")
             self._verdicts["setup"] = Verdict("skipped", longrepr=longrepr)
             pytest.skip(self.missing)

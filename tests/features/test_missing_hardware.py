@@ -95,6 +95,8 @@ def test_strict(told: Suite) -> None:
     assert run.word("test_other_reason") == "SKIPPED"
     assert "needs 2 devices" in run.failure("test_two")
     assert "(--accel-strict)" in run.failure("test_two")
+    assert "traceback entries are hidden" not in run.text
+    assert re.search(r"^ERROR test_\w+\.py::test_two - needs 2 devices", run.text, re.MULTILINE)
     assert "accel: 4 failed for missing hardware" in run.text
     assert not _started(told)
 
