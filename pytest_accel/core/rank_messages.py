@@ -62,6 +62,8 @@ class CannotRun:
     """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
 
     text: str
+    headline: str = ""
+    """The cause in one line, if the rank has recognized it; with it, the output of the rank is not shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from json import dumps as json_dumps
 from pickle import dumps, loads
 from typing import Any
 
+import pytest
+
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 
 
@@ -25,8 +27,13 @@ def sketch(error: BaseException, depth: int = 5) -> ExceptionSketch:
 
 
 def exception_text(error: BaseException) -> str:
-    """Return the text of `error`, or a replacement if its ``str()`` raises."""
+    """Return the text of `error`, or a replacement if its ``str()`` raises.
+
+    For pytest's error for a missing fixture, return the first line of its report, since its ``str()`` is not readable.
+    """
     try:
+        if isinstance(error, pytest.FixtureLookupError):
+            return error.formatrepr().errorstring.strip().splitlines()[0]
         return str(error)
     except Exception as second:
         return f"<str() of the exception raised {type(second).__name__}>"

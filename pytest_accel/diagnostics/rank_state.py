@@ -36,6 +36,8 @@ class RankOutcome(NamedTuple):
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None
     """The end of the process of a rank that died; None: it did not die, or its end is unknown."""
+    headline: str = ""
+    """For a rank that could not run the test: the cause in one line, if the rank has recognized it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

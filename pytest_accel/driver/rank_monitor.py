@@ -135,7 +135,7 @@ class RankMonitor:
         elif isinstance(message, Ready):
             self.ready.add(rank.rank)
         elif isinstance(message, CannotRun):
-            self._record_end(rank, "unstarted", message.text)
+            self._record_end(rank, "unstarted", message.text, headline=message.headline)
         elif isinstance(message, ForkReturned):
             self._record_end(rank, "failed", message.text, phase=message.phase)
         elif isinstance(message, ExitRequest):
@@ -220,6 +220,7 @@ class RankMonitor:
         phase: When | None = None,
         secondary: bool = False,
         exit: RankExit | None = None,
+        headline: str = "",
     ) -> None:
         """Record that `rank` has ended in `phase`, and receive no more messages from it.
 
@@ -227,10 +228,13 @@ class RankMonitor:
         """
         before = len(PHASES) if phase is None else PHASES.index(phase)
         self._apply_notes({number: (min(passed, before), at) for number, (passed, at) in self._noted([rank]).items()})
-        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
+        shows_log = ending != "hung" and not headline
+        log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
-        rank.end = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit)
+        rank.end = RankOutcome(
+            rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit, headline=headline
+        )
         self._unregister(rank)
         self._condition.rule_out(f"rank {rank.rank} {text}")
 

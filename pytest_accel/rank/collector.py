@@ -16,11 +16,17 @@ import pytest
 
 from pytest_accel.core.frames import is_library
 from pytest_accel.core.rank_messages import NodeRef, RunTest
+from pytest_accel.core.serialization import exception_text
 from pytest_accel.core.shims import rewrite_asserts_of_initial_files, teardown_to
 
 
 class NotCollected(Exception):
     """The file of a test could not be collected in this rank. The message is the text for the report."""
+
+    def __init__(self, text: str, headline: str = "") -> None:
+        """`headline` is the cause in one line, if it is known."""
+        super().__init__(text)
+        self.headline = headline
 
 
 class FileSkipped(Exception):
@@ -40,6 +46,8 @@ class RankCollector:
         """Errors of the last collection, and internal errors of pytest."""
         self.activity = 0
         """Number of times that code of the suite has run outside of a test: in a collection, or in a late teardown."""
+        self._import_error = ""
+        """The error of the last collection in one line, if the import of the file has failed."""
         self._skipped: dict[str, Any] = {}
         """Reason by node id of a collector that was skipped in the last collection."""
         self._collected: list[pytest.Item] = []
@@ -81,6 +89,16 @@ class RankCollector:
         elif report.skipped:
             self._skipped[report.nodeid] = report.longrepr
 
+    def pytest_exception_interact(self, node: Any, call: pytest.CallInfo[Any]) -> None:
+        """Find the error with which the import of a test file has failed. pytest calls this for other errors, too."""
+        if isinstance(node, pytest.Module) and call.excinfo is not None:
+            error = call.excinfo.value
+            if isinstance(error, node.CollectError) and error.__cause__ is not None:
+                error = error.__cause__  # pytest raises CollectError with a longer text for an ImportError.
+            text = exception_text(error).strip().partition("\n")[0]
+            why = text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
+            self._import_error = f"{node.nodeid} cannot be imported in the ranks: {why}"
+
     def find(self, session: pytest.Session, node: NodeRef) -> pytest.Item:
         """Return the test `node`; collect its file if that has not been done.
 
@@ -99,6 +117,7 @@ class RankCollector:
         """Collect the file `path`; raise the errors of `find`."""
         self.activity += 1
         self.errors.clear()
+        self._import_error = ""
         self._skipped.clear()
         self._collected = []
         self._announce_conftests(session.config)
@@ -117,7 +136,7 @@ class RankCollector:
         for item in self._collected:
             _leave_xfail_to_the_driver(item)
         if self.errors:
-            raise NotCollected("\n".join(self.errors))
+            raise NotCollected("\n".join(self.errors), self._import_error)
         if self._skipped and not self._collected:
             raise FileSkipped(next(iter(self._skipped.values())))
         self._files[path] = {names_of(item): item for item in self._collected}

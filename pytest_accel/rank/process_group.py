@@ -28,6 +28,10 @@ _END_TIMEOUT = timedelta(seconds=5)
 """Time for which rank 0 keeps the store for the other ranks when it exits: less than a retired world's time to exit."""
 
 
+class BackendError(Exception):
+    """The backend of the default process group cannot be used in this rank. The message is one line, with advice."""
+
+
 class StorePort(NamedTuple):
     """The port of the world's store, on the machine of rank 0."""
 
@@ -37,7 +41,10 @@ class StorePort(NamedTuple):
 
 
 def prepare(context: RankContext, store_port: StorePort) -> None:
-    """Open the world's store and, unless the mark says ``init=False``, its default process group."""
+    """Open the world's store and, unless the mark says ``init=False``, its default process group.
+
+    Raise :class:`BackendError`, in all ranks, if the backend cannot be used.
+    """
     import torch.distributed as dist
 
     spec, rank = context.spec, context.rank
@@ -45,6 +52,11 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     host = host_of(spec)
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         dist.set_debug_level_from_env()  # torch read the variable when it was imported, in the fork server.
+    device = torch_devices.select(context)
+    backend = None
+    if spec.key.init:
+        backend = spec.key.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
+        _check_backend(backend, device.type)  # Before a rank waits for the store of another one.
     if rank == 0:
         assert listening is not None
         store = dist.TCPStore(
@@ -58,13 +70,10 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
     context.signed_store = SignedStore(context.store, spec.secret, f"{host}:{port}")
     if spec.addresses:
         context.signed_store.set(f"shares/{rank}", b"" if context.session.shared else socket.gethostname().encode())
-    device = torch_devices.select(context)
     group_rendezvous.use_world_store(context, port)
     group_rendezvous.let_children_serve()
-    if spec.key.init:
+    if backend is not None:
         group_state.start_recorder(context)
-        backend = spec.key.backend or context.vendor.backend or dist.get_default_backend_for_device(device)
-        _check_backend(backend)
         dist.init_process_group(
             backend, store=dist.PrefixStore("world", store), rank=rank, world_size=spec.ranks, timeout=GROUP_TIMEOUT
         )
@@ -73,8 +82,8 @@ def prepare(context: RankContext, store_port: StorePort) -> None:
         context.kept_groups.add(world.group_name)
 
 
-def _check_backend(backend: str) -> None:
-    """Raise ValueError, with advice, if torch does not have a backend of `backend`.
+def _check_backend(backend: str, device_type: str) -> None:
+    """Raise :class:`BackendError` if torch does not have a backend of `backend`, or ranks on the CPU cannot use it.
 
     Importing its package registers ``ccl`` (github.com/intel/torch-ccl, which is no longer developed). torch's build
     determines the other backends.
@@ -88,6 +97,12 @@ def _check_backend(backend: str) -> None:
             if importlib.util.find_spec(package) is not None:
                 importlib.import_module(package)
                 break
+        types = dist.Backend.backend_capability.get(name, ["cpu"])
+        if device_type == "cpu" and "cpu" not in types:
+            raise BackendError(
+                f'backend="{name}" needs {types[0].upper()} devices, but ranks run on the CPU here; drop backend=, '
+                f'or add @pytest.mark.devices(kind="{types[0]}")'
+            )
         if not dist.is_backend_available(name):
             usable = set(dist.Backend.backend_list) - {"undefined", "fake"}
             here = ", ".join(sorted(one for one in usable if dist.is_backend_available(one)))
@@ -96,7 +111,7 @@ def _check_backend(backend: str) -> None:
                 remedy = f"install {packages[0]}"
             elif name in dist.Backend.backend_list:
                 remedy = f"use a torch that is built with {name}"
-            raise ValueError(
+            raise BackendError(
                 f"backend {name!r} is not available in torch {torch.__version__}: {remedy}, or use one of {here}"
             )
 

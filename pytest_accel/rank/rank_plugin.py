@@ -125,6 +125,9 @@ class RankPlugin:
         except MaskError as error:
             self.refuse(str(error))
             return True
+        except process_group.BackendError as error:
+            self.refuse(str(error), headline=str(error))
+            return True
         except Exception:
             self.refuse(format_exc())
             return True
@@ -143,12 +146,12 @@ class RankPlugin:
             if self.retired and self.context.signed_store is not None:
                 process_group.wait_for_other_ranks(self.context)
 
-    def refuse(self, text: str) -> None:
-        """Wait for a driver, and tell it why this rank cannot run tests."""
+    def refuse(self, text: str, headline: str = "") -> None:
+        """Wait for a driver, and tell it why this rank cannot run tests (see `CannotRun`)."""
         self.served = True
         with suppress(OSError):
             driver = DriverConnection(self._listener, self._peers)
-            driver.send(CannotRun("\n".join([text, *self._collector.errors])))
+            driver.send(CannotRun("\n".join([text, *self._collector.errors]), headline))
 
     def _prepare(self) -> None:
         """Verify the devices, apply the limits, and open the store and the process group."""

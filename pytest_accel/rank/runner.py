@@ -111,7 +111,10 @@ class TestRunner:
         except FileSkipped as skipped:
             self._report_skipped(skipped.longrepr)
             return self._finish(test)
-        except (LookupError, NotCollected) as error:
+        except NotCollected as error:
+            driver.send(CannotRun(str(error), error.headline))
+            return False
+        except LookupError as error:
             driver.send(CannotRun(str(error)))
             return False
         except Exception:

@@ -232,7 +232,9 @@ def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) ->
 def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, str], ...]) -> Verdict:
     """Return the failure of `phase` that the outcome `root` has caused."""
     outcomes = phase.outcomes
-    label = ranks_text(report_text.alike(root, outcomes)) if len(outcomes) > 1 else ""
+    same = report_text.alike(root, outcomes)
+    label = ranks_text(same) if len(outcomes) > 1 else ""
+    says_all = bool(root.headline) and len(same) == len(outcomes)  # There is nothing to say about single ranks.
     error: type[RankError] | ExceptionSketch | None
     if root.report is not None:
         error = root.report.exception
@@ -242,10 +244,10 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         if root.ending == "hung" and root.stack and len(outcomes) > 1:  # Name all hung ranks, wherever they hung.
             hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
             who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
-        message, lines = _describe(root, who, phase.when)
+        message, lines = (root.headline, root.text.splitlines()) if says_all else _describe(root, who, phase.when)
         longrepr = text_longrepr(message, lines, phase.place)
         error = _ERRORS[root.ending]
-    if len(outcomes) > 1:
+    if len(outcomes) > 1 and not says_all:
         lines = report_text.summary(root, outcomes, phase.here)
         longrepr["sections"] = [*longrepr["sections"], (f"{label} of {phase.about}", "\n".join(lines), "-")]
     longrepr["sections"] += _diagnosis(phase)
@@ -253,8 +255,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
             longrepr["sections"].append((f"{extra}last output", outcome.log, "-"))
-    failed = tuple(report_text.alike(root, outcomes))
-    return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=failed)
+    return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=tuple(same))
 
 
 def _diagnosis(phase: Phase) -> list[tuple[str, str, str]]:
@@ -271,6 +272,8 @@ def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
     if root.ending == "hung":
         message = f"{who} {root.text}{'' if root.stack else report_text.SILENT}"
         return message, [message]
+    if root.headline:
+        return f"{who}: {root.headline}", root.text.splitlines()
     if root.ending == "unstarted":
         *before, last = root.text.strip().splitlines() or ["no reason given"]
         return f"{who} could not run the test: {last}", root.text.splitlines() if before else []

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from pytest_accel.core.frames import PACKAGE, is_library
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
@@ -22,6 +24,7 @@ SILENT = "; does not respond to signals"
 """Appended for a rank whose stacks could not be taken."""
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
+_MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
 _THREAD_ID = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
 
 
@@ -119,10 +122,15 @@ def _describe_report(outcome: RankOutcome, here: str) -> list[str]:
 
 
 def headline(error: ExceptionSketch | None) -> str:
-    """Return type and first line of an exception, like the last line of a traceback; empty if there is none."""
+    """Return type and first line of an exception, like the last line of a traceback; empty if there is none.
+
+    Without the type for a missing fixture, as in pytest's report of it.
+    """
     if error is None:
         return ""
     name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
+    if (error.module, error.qualname) == _MISSING_FIXTURE:
+        return cut_end(first, _WIDTH)
     return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
@@ -132,6 +140,8 @@ def _describe_briefly(outcome: RankOutcome, here: str) -> str:
             return f"timed out{_last_place(outcome, here)}"
         if outcome.ending == "hung":
             return _describe_end(outcome, here)
+        if outcome.headline:
+            return outcome.headline
         lines = outcome.text.strip().splitlines() or [outcome.ending]
         return lines[-1] if outcome.ending == "unstarted" else lines[0]
     longrepr = outcome.report.report.get("longrepr")

@@ -222,7 +222,7 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
     )
     assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
     assert "ranks 0-1: failed at conftest.py:16: ValueError: broken fixture" in run.failure("test_fixture")
-    assert "ranks 0-1: failed at test_it.py:14: TypeError: cannot pickle" in run.failure("test_gather")
+    assert "ranks 0-1: failed at test_it.py:14: TypeError: gather() needs picklable " in run.failure("test_gather")
     late = run.failure("test_after")
     assert "teardown of the fixtures kept for test_it.py::test_never failed:" in late
     assert 'conftest.py", line 22, in broken_end' in late
