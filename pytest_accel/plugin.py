@@ -14,7 +14,7 @@ import pytest
 from pytest_accel import hooks
 from pytest_accel.core import launcher_env, preload_discovery
 from pytest_accel.core.marks import MARKER_LINES, WORLD_SIZE_PARAMETER, MarkError, MarkFinder, world_sizes
-from pytest_accel.core.stash_keys import LAUNCHED, RANK_PLUGIN, SESSION
+from pytest_accel.core.stash_keys import LAUNCHED, MARKED, RANK_PLUGIN, SESSION
 from pytest_accel.fixtures import (
     accel,
     accel_world_size,
@@ -128,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(adoption, "accel-adoption")
     config.pluginmanager.register(CollectionHooks(session, adoption), "accel-collection")
     config.pluginmanager.register(DeviceErrorHooks(session), "accel-device-errors")
+    config.pluginmanager.register(UnmarkedFailureHooks(), "accel-unmarked-failures")
     if session.worker_input is not None and "accel_schedule" in session.worker_input:
         from pytest_accel.worker_hooks import WorkerHooks
 
@@ -252,6 +253,20 @@ class DeviceErrorHooks:
 
             device_errors.end_worker(item, self._session)
         return result
+
+
+class UnmarkedFailureHooks:
+    """Explains failures of tests that use `torch.distributed` without a mark."""
+
+    # No wrapper: pytest's own hook has set the exception of a unittest.TestCase by the time that this one is called.
+    @pytest.hookimpl
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.excinfo is not None and "torch.distributed" in sys.modules and MARKED not in item.stash:
+            from pytest_accel.core import torch_errors
+
+            error = call.excinfo.value
+            if (explanation := torch_errors.explain(error, grouped=False)) is not None:
+                torch_errors.add_hint(error, explanation)
 
 
 class RankHooks:

@@ -42,6 +42,7 @@ class CapturedOutput:
             else:
                 _replace_with_named_file(stream.fileno(), self._paths[name])
         if (handler := captured_log(config)) is not None:
+            handler.addFilter(_is_not_from_torch)
             handler.setFormatter(_CopyingFormatter(handler.formatter or logging.Formatter(), self._log))
 
     def begin(self) -> None:
@@ -90,6 +91,11 @@ class _Copy:
             self._filled = False
             with suppress(OSError):
                 truncate(self._path, 0)
+
+
+def _is_not_from_torch(record: logging.LogRecord) -> bool:
+    """Return False for the records of failed calls of `torch.distributed`, which only repeat the exception."""
+    return record.module != "c10d_logger"
 
 
 def _copy(stream: Any, copy: _Copy) -> None:

@@ -27,6 +27,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import LeakCheck
 from pytest_accel.rank.run_ahead import PeerChannel
 from pytest_accel.rank.runner import TestRunner
+from pytest_accel.rank.torch_failures import TorchFailures
 
 _WRITES_A_FILE = ("debug", "pastebin")
 """pytest's options that make a session write or send a file, which only the driver must do."""
@@ -69,12 +70,14 @@ class RankPlugin:
         self._collector = RankCollector()
         self._debugger = RankDebugger(listener)
         self._leak_check = LeakCheck(context)
-        self._runner = TestRunner(context, self._collector, self._debugger, self._leak_check)
+        self._torch_failures = TorchFailures(context)
+        self._runner = TestRunner(context, self._collector, self._debugger, self._leak_check, self._torch_failures)
 
     def register(self, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the rank's plugins, after pytest's and before all others, so the others' hooks are called first."""
         pluginmanager.register(self, RANK_PLUGIN)
         pluginmanager.register(self._leak_check)
+        pluginmanager.register(self._torch_failures)
         pluginmanager.register(self._runner)
 
     @pytest.hookimpl(wrapper=True, trylast=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_accel.core import torch_errors
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.paths import progress_path
 from pytest_accel.core.rank_messages import (
@@ -35,6 +36,7 @@ from pytest_accel.rank.driver_connection import DriverConnection
 from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
 from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
+from pytest_accel.rank.torch_failures import TorchFailures
 from pytest_accel.settings.options import asks_for_advice
 
 if TYPE_CHECKING:
@@ -69,12 +71,18 @@ class TestRunner:
     """Pytest plugin that runs the requested tests and sends their results; one for each rank."""
 
     def __init__(
-        self, context: RankContext, collector: RankCollector, debugger: RankDebugger, leak_check: LeakCheck
+        self,
+        context: RankContext,
+        collector: RankCollector,
+        debugger: RankDebugger,
+        leak_check: LeakCheck,
+        torch_failures: TorchFailures,
     ) -> None:
         self._context = context
         self._collector = collector
         self._debugger = debugger
         self._leak_check = leak_check
+        self._torch_failures = torch_failures
         session, world, rank = context.session, context.spec.world, context.rank
         self._log = RankLog(session, world, rank, context.spec.ranks)
         self._captured = CapturedOutput(session.directory, world, rank)
@@ -222,6 +230,8 @@ class TestRunner:
         report = yield
         failure = call.excinfo.value if call.excinfo is not None and report.failed else None
         self._test.exception = None if failure is None else sketch(failure)
+        if failure is not None and (explanation := self._torch_failures.explain(failure)) is not None:
+            torch_errors.add_headline(report.longrepr, explanation)
         return report
 
     @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
 
@@ -94,3 +96,135 @@ def test_a_file_that_only_ranks_cannot_import_is_named(suite: Suite) -> None:
     assert "of 2 on" not in run.failure("test_m")
     assert _summary(run, "test_b") == "rank 1: test_broken.py cannot be imported in the ranks: KeyError: 'x'"
     assert "rank 1: test_broken.py cannot be imported in the ranks: KeyError: 'x'\n" in run.failure("test_b")
+
+
+_MISTAKES = """
+    import logging
+    import socket
+    import unittest
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    both = pytest.mark.distributed(2, device="cpu")
+
+
+    @pytest.fixture
+    def port():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield server.getsockname()[1]
+
+
+    @both
+    def test_second_group():
+        logging.getLogger("mine").warning("own record")
+        dist.init_process_group("gloo")
+
+
+    @both
+    def test_argument():
+        dist.all_reduce("no tensor")
+
+
+    @torch.no_grad()
+    def without_gradients():
+        raise ValueError("in the helper")
+
+
+    @both
+    def test_decorated_helper():
+        without_gradients()
+
+
+    @both
+    def test_hidden():
+        __tracebackhide__ = True
+        dist.init_process_group("gloo")
+
+
+    @pytest.mark.distributed(1, device="cpu")
+    def test_store(port):
+        dist.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)
+
+
+    def serve(rank, port):
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1)
+
+
+    @pytest.mark.distributed(1, device="cpu")
+    def test_child(port):
+        torch.multiprocessing.spawn(serve, (port,))
+
+
+    @pytest.mark.devices(1)
+    def test_one_process():
+        dist.get_world_size()
+
+
+    def test_unmarked():
+        dist.get_world_size()
+
+
+    def test_unmarked_port(port):
+        serve(0, port)
+
+
+    class TestUnittest(unittest.TestCase):
+        def test_unmarked_case(self):
+            dist.get_world_size()
+    """
+
+
+def test_mistakes_with_process_groups_are_explained(suite: Suite) -> None:
+    suite.write("test_it.py", _MISTAKES)
+    run = suite.run()
+    assert run.count() == {"FAILED": 10}, run.text
+
+    second = run.failure("test_second_group")
+    assert second.startswith(
+        """
+    @both
+    def test_second_group():
+        logging.getLogger("mine").warning("own record")
+>       dist.init_process_group("gloo")
+E       ValueError: trying to initialize the default process group twice!
+E       the default group exists already; use @pytest.mark.distributed(init=False) to make your own
+
+test_it.py:"""
+    )
+    assert _summary(run, "test_second_group").startswith("ranks 0-1: ValueError: trying to initialize")
+    assert "own record" in second
+    assert "c10d" not in second
+
+    argument = run.failure("test_argument")
+    assert "distributed_c10d.py" in argument
+    assert "c10d_logger" not in argument
+    assert "c10d-NullHandler" not in argument
+    assert "_contextlib.py" not in run.failure("test_decorated_helper")
+    assert "in the helper" in run.failure("test_decorated_helper")
+    # The test's own frames are hidden, so torch's are not.
+    assert "c10d_logger.py" in run.failure("test_hidden")
+    assert "traceback entries are hidden" not in run.text
+
+    for test in ("test_store", "test_child"):
+        assert re.match(r"port \d+ is in use \(EADDRINUSE\): torch\.", _summary(run, test))
+        assert "env:// uses a port that is held for this test; the fixture free_port has another" in run.failure(test)
+        assert len(run.failure(test).splitlines()) < 45
+        assert "def init_process_group" not in run.failure(test)
+        assert "def join" not in run.failure(test)
+
+    hint = re.compile(r"^E +this test has no @pytest.mark.distributed, so it ran in one process$", re.MULTILINE)
+    for test in ("test_one_process", "test_unmarked", "TestUnittest.test_unmarked_case"):
+        assert len(hint.findall(run.failure(test))) == 1
+    assert "get_world_size\n" in run.failure("test_unmarked")
+    assert " with @pytest.mark.distributed, init_process_group with env:// uses" in run.failure("test_unmarked_port")
+
+
+@pytest.mark.long
+def test_all_frames_are_shown_with_full_trace(suite: Suite) -> None:
+    suite.write("test_it.py", _MISTAKES)
+    run = suite.run("--full-trace", "-k", "second_group or decorated_helper")
+    assert "c10d_logger.py" in run.failure("test_second_group")
+    assert "Initialize the default distributed process group" in run.failure("test_second_group")
+    assert "_contextlib.py" in run.failure("test_decorated_helper")

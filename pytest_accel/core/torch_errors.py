@@ -1,0 +1,72 @@
+"""Recognizes frequent mistakes in the use of `torch.distributed` by torch's errors. Does not import torch.
+
+torch raises ValueError and RuntimeError for them, so that only the texts of the errors can be recognized.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pytest_accel.core.serialization import exception_text
+
+_NOT_INITIALIZED = "Default process group has not been initialized"
+_TWICE = "trying to initialize the default process group twice"
+_PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
+_PORT = re.compile(r"port: (\d+)|:(\d+) \(errno")
+"""The port in `_PORT_IN_USE`: as torch writes it now, and as it did before 2.3."""
+
+_HELD_PORT = "init_process_group with env:// uses a port that is held for this test; the fixture free_port has another"
+_NO_HELD_PORT = "with @pytest.mark.distributed, init_process_group with env:// uses a port that is held for the test"
+
+
+class Explanation(NamedTuple):
+    """An addition to the report of an error."""
+
+    hint: str
+    """What to do about the error, or its cause in terms of the plugin."""
+    headline: str = ""
+    """The cause in a few words, to be put before the error's own text; empty: that begins with the cause."""
+
+
+def explain(error: BaseException, *, grouped: bool, init: bool = False) -> Explanation | None:
+    """Return an explanation of `error` or of one of its causes; None if there is none.
+
+    `grouped` is True if the test has ``@pytest.mark.distributed``, and `init` if its ranks have a default group. An
+    assertion about such a text is a failure of the test itself: it has no explanation.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, AssertionError):
+        text = exception_text(found)
+        if not grouped and text.startswith(_NOT_INITIALIZED):
+            return Explanation("this test has no @pytest.mark.distributed, so it ran in one process")
+        if init and text.startswith(_TWICE):
+            return Explanation(
+                "the default group exists already; use @pytest.mark.distributed(init=False) to make your own"
+            )
+        if in_use := _PORT_IN_USE.search(text):
+            hint = _HELD_PORT if grouped else _NO_HELD_PORT
+            return Explanation(hint, headline=f"port {_port(in_use[0])} is in use (EADDRINUSE)")
+        found = found.__cause__
+    return None
+
+
+def _port(text: str) -> str:
+    found = _PORT.search(text)
+    return "" if found is None else found[1] or found[2]
+
+
+def add_hint(error: BaseException, explanation: Explanation) -> None:
+    """Add the hint to the notes of `error` (PEP 678), which pytest shows below its text."""
+    with suppress(AttributeError, TypeError):  # The exception's type may not allow it.
+        notes = list(getattr(error, "__notes__", ()))
+        if explanation.hint not in notes:  # pytest raises the exception of a fixture again in each test that needs it.
+            vars(error)["__notes__"] = [*notes, explanation.hint]
+
+
+def add_headline(longrepr: Any, explanation: Explanation) -> None:
+    """Put the headline before the first line of pytest's failure `longrepr`, which the short summary shows."""
+    crash = getattr(longrepr, "reprcrash", None)
+    if explanation.headline and crash is not None:
+        crash.message = f"{explanation.headline}: {crash.message}"

@@ -1,0 +1,57 @@
+"""Explanations of torch's errors, by their texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_accel.core.torch_errors import add_hint, explain
+
+_NO_GROUP = ValueError("Default process group has not been initialized, please make sure to call init_process_group.")
+_TWICE = ValueError("trying to initialize the default process group twice!")
+_PORT = "The server socket has failed to listen on any local network address. "
+_IN_USE = f"{_PORT}port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+_IN_USE_BEFORE = f"{_PORT}The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+
+
+def test_a_missing_group_is_explained_only_without_the_mark() -> None:
+    found = explain(_NO_GROUP, grouped=False)
+    assert found is not None
+    assert found.hint == "this test has no @pytest.mark.distributed, so it ran in one process"
+    assert found.headline == ""
+    assert explain(_NO_GROUP, grouped=True, init=True) is None
+    assert explain(RuntimeError(f"a child has failed:\n{_NO_GROUP}"), grouped=False) is None
+
+
+def test_a_second_group_is_explained_only_if_the_world_has_made_the_first() -> None:
+    found = explain(_TWICE, grouped=True, init=True)
+    assert found is not None
+    assert "@pytest.mark.distributed(init=False)" in found.hint
+    assert explain(_TWICE, grouped=True, init=False) is None
+    assert explain(_TWICE, grouped=False) is None
+
+
+@pytest.mark.parametrize("text", [_IN_USE, _IN_USE_BEFORE, f"Traceback of a child:\nError: {_IN_USE}"])
+def test_a_port_in_use_is_named(text: str) -> None:
+    found = explain(RuntimeError(text), grouped=True)
+    assert found is not None
+    assert found.headline == "port 29500 is in use (EADDRINUSE)"
+    assert "free_port" in found.hint
+    assert explain(RuntimeError(_PORT), grouped=True) is None
+
+
+def test_causes_are_searched_but_not_assertions() -> None:
+    error = RuntimeError("no group")
+    error.__cause__ = _TWICE
+    assert explain(error, grouped=True, init=True) == explain(_TWICE, grouped=True, init=True)
+    wrong = AssertionError(str(_TWICE))
+    wrong.__cause__ = _TWICE
+    assert explain(wrong, grouped=True, init=True) is None
+
+
+def test_an_error_that_is_raised_again_has_one_hint() -> None:
+    error = ValueError(str(_TWICE))
+    found = explain(error, grouped=True, init=True)
+    assert found is not None
+    add_hint(error, found)
+    add_hint(error, found)
+    assert vars(error)["__notes__"] == [found.hint]
