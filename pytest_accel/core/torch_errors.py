@@ -15,8 +15,7 @@ _NOT_INITIALIZED = "Default process group has not been initialized"
 _TWICE = "trying to initialize the default process group twice"
 _PORT_IN_USE = re.compile(r"server socket has failed to listen.*?address already in use", re.DOTALL | re.IGNORECASE)
 _PORT = re.compile(r"port: (\d+)|:(\d+) \(errno")
-"""The port in `_PORT_IN_USE`: as torch writes it now, and as it did before 2.3."""
-
+"""The port in `_PORT_IN_USE`: as current releases of torch write it, and as older ones do."""
 _HELD_PORT = "init_process_group with env:// uses a port that is held for this test; the fixture free_port has another"
 _NO_HELD_PORT = "with @pytest.mark.distributed, init_process_group with env:// uses a port that is held for the test"
 
