@@ -17,6 +17,7 @@ import pytest
 from pytest_accel import __version__
 from pytest_accel.core.record_events import (
     SCHEMA,
+    CollectiveCall,
     PhaseReported,
     RankPhase,
     SessionFinished,
@@ -163,7 +164,10 @@ def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
     if report.skipped and xfail is None:
         more["skip"] = reason_of_skip(report.longrepr)
     if "ranks" in details:
-        more["ranks"] = tuple(RankPhase(*one) for one in details["ranks"])
+        more["ranks"] = tuple(
+            RankPhase(rank, ending, start, stop, tuple(CollectiveCall(*one) for one in calls))
+            for rank, ending, start, stop, calls in details["ranks"]
+        )
         more["failed_ranks"] = tuple(details["failed_ranks"])
     if report.sections:
         more["output_sizes"] = {name: len(text) for name, text in report.sections}

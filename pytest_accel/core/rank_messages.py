@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pytest_accel.core.record_events import CollectiveCall
+
 When = Literal["setup", "call", "teardown"]
 Location = tuple[str, int | None, str]
 """File, line and name of a test, as in `pytest.Item.location`."""
@@ -85,6 +87,7 @@ class PhaseReport:
     """The pytest report of this phase, as ``pytest_report_to_serializable`` returns it."""
     at: float
     exception: ExceptionSketch | None = None
+    collectives: tuple[CollectiveCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,21 @@ class WorldGone:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """A collective that a rank has issued, from torch's flight recorder."""
+
+    name: str
+    """The backend and the operation, such as ``gloo:all_reduce``."""
+    number: int
+    """Its number in its process group, from 1."""
+    group: str
+    """Name of the process group."""
+    issued: float
+    stop: float = 0.0
+    """Time at which it was found to have ended; 0 if unknown, as for all collectives of gloo."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankPhase:
     """One phase of a test in one rank."""
 
@@ -189,6 +204,8 @@ class RankPhase:
     start: float = 0.0
     """0 if unknown."""
     stop: float = 0.0
+    collectives: tuple[CollectiveCall, ...] = ()
+    """The last collectives of the phase, in a session that makes a trace (``--accel-trace``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_accel.core.frames import place_of_main_thread
 from pytest_accel.core.paths import flight_path
+from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.rank import flight_recorder
 from pytest_accel.rank.collectives import DEFAULT_GROUP
 
@@ -98,6 +99,27 @@ def _flight_record(context: RankContext) -> dict[str, object]:
     record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
     numbers = {name: number for name, (_, number) in collectives(context).items()}
     return {**record, "members": _members(), "numbers": numbers, "place": place_of_main_thread()}
+
+
+def collectives_between(start: float, stop: float) -> tuple[CollectiveCall, ...]:
+    """Return the collectives that this rank has issued between two times, if torch's flight recorder still has them."""
+    if not all_groups():
+        return ()
+    from torch._C import _distributed_c10d
+
+    record = json.loads(_distributed_c10d._dump_fr_trace_json(True, False))  # type: ignore[attr-defined]
+    found = (
+        CollectiveCall(
+            entry["profiling_name"],
+            entry["collective_seq_id"],
+            entry["process_group"][1] or entry["process_group"][0],
+            entry["time_created_ns"] / 1e9,
+            entry["time_discovered_completed_ns"] / 1e9,
+        )
+        for entry in record.get("entries", ())
+        if not entry["is_p2p"]
+    )
+    return tuple(one for one in found if start <= one.issued <= stop)
 
 
 def _is_numbered_as_its_world(context: RankContext) -> bool:

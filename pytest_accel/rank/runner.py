@@ -24,6 +24,7 @@ from pytest_accel.core.rank_messages import (
     RunTest,
     WarningSketch,
 )
+from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.core.serialization import sketch, sketch_warning
 from pytest_accel.core.shims import forget_sections
 from pytest_accel.core.stash_keys import DEVICE_PEAKS
@@ -37,7 +38,7 @@ from pytest_accel.rank.leak_check import CLEAN, LeakCheck, check_failed
 from pytest_accel.rank.progress_file import ProgressFile
 from pytest_accel.rank.rank_log import RankLog
 from pytest_accel.rank.torch_failures import TorchFailures
-from pytest_accel.settings.options import asks_for_advice
+from pytest_accel.settings.options import TRACE, asks_for_advice, output_path
 
 if TYPE_CHECKING:
     from pytest_accel.rank.lockstep import Lockstep
@@ -95,6 +96,7 @@ class TestRunner:
         """Prepare the log, the captured output and the debugger before the other plugins' hooks are called."""
         self._config = session.config
         self._advises = asks_for_advice(session.config)
+        self._traces = output_path(session.config, TRACE) is not None
         self._log.open()
         self._captured.open(session.config)
         self._debugger.install(session.config)
@@ -259,7 +261,8 @@ class TestRunner:
             # This rank has already waited for the others in the example that failed here. Report the time of the
             # failure, so that the driver does not give them the grace period again.
             now = test.lockstep.failed_at + self._context.session.clock
-        phase_report = PhaseReport(serial, report.when, data, now, test.exception)
+        collectives = self._collectives(report)
+        phase_report = PhaseReport(serial, report.when, data, now, test.exception, collectives)
         test.exception = None
         if not report.passed:
             test.only_passed = False
@@ -273,3 +276,9 @@ class TestRunner:
         if report.when != "teardown":
             self._captured.keep(data["sections"])
             self._progress.note(serial, 1 if report.when == "setup" else 2, now)
+
+    def _collectives(self, report: pytest.TestReport) -> tuple[CollectiveCall, ...]:
+        """Return the collectives of the reported phase for the trace of the session; empty if none is made."""
+        if not self._traces or "torch.distributed" not in sys.modules:
+            return ()
+        return group_state.collectives_between(report.start, report.stop)

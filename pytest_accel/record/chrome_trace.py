@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, zip_longest
 from typing import Any
 
+from pytest_accel.core.record_events import CollectiveCall
 from pytest_accel.record.timeline import Lane, Period, Session, TestRun, Verdict, WorldLife, utilisation
 
 _COLOURS: dict[Verdict, str] = {
@@ -106,6 +107,18 @@ class _Trace:
                 if one.rank == rank and one.start:
                     span = Period(one.start, one.stop)
                     self._slice(process, thread, f"{phase.when} {test.test}", span, {"ending": one.ending})
+                    for collective in one.collectives:
+                        self._add_collective(collective, process, thread)
+
+    def _add_collective(self, collective: CollectiveCall, process: int, thread: int) -> None:
+        name, args = f"{collective.name} #{collective.number}", {"group": collective.group}
+        if not collective.stop:
+            self._add("i", process, thread, collective.issued, name=name, s="t", args=args)
+            return
+        # An asynchronous event may overlap others, and may last longer than the phase.
+        number = next(self._numbers)
+        for phase, at in (("b", collective.issued), ("e", collective.stop)):
+            self._add(phase, process, thread, at, name=name, cat="collective", id=number, args=args)
 
     def add_devices(self, sessions: Sequence[Session]) -> None:
         """Add the tests on each device and CPU slot, and the number of devices in use."""

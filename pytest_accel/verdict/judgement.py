@@ -101,8 +101,11 @@ def judge(phase: Phase) -> Verdict:
 
 
 def _rank_phase(outcome: RankOutcome) -> RankPhase:
-    report = outcome.report.report if outcome.report is not None else {}
-    return RankPhase(outcome.rank, outcome.ending, report.get("start", 0.0), report.get("stop", 0.0))
+    if outcome.report is None:
+        return RankPhase(outcome.rank, outcome.ending)
+    report = outcome.report.report
+    times = report.get("start", 0.0), report.get("stop", 0.0)
+    return RankPhase(outcome.rank, outcome.ending, *times, outcome.report.collectives)
 
 
 def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:

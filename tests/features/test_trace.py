@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,15 @@ _TESTS = """
     import os
 
     import pytest
+    import torch
+    import torch.distributed as dist
 
 
     @pytest.mark.distributed(2)
     @pytest.mark.parametrize("number", range(3))
     def test_ranks(number):
-        pass
+        dist.barrier()
+        dist.all_reduce(torch.ones(1))
 
 
     @pytest.mark.devices(4)
@@ -95,6 +98,9 @@ def test_a_trace_of_a_session(suite: Suite) -> None:
     calls = {event["name"] for event in events["X"] if threads[event["tid"]] in ("gw0", "gw1")}
     assert {f"call {test.test}" for test in session.tests} <= calls
     assert any(name.startswith("world ") and " rank 1 on " in name for name in threads.values())
+
+    collectives = Counter(event["name"].partition(" #")[0] for event in events["i"] if "group" in event["args"])
+    assert collectives == {"gloo:barrier": 6, "gloo:all_reduce": 6}
 
     waited = {test.test for test in session.tests if test.waited > 0}
     begins, ends = ({event["id"]: event for event in events[phase]} for phase in "sf")
