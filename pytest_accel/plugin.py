@@ -365,6 +365,10 @@ class CollectionHooks:
             return
         if any(marked.missing is None for marked in redirected):
             self._detect_import_hooks(*(marked.item.path for marked in redirected), collected=True)
+            if not self._session.is_worker:
+                from pytest_accel import live_hooks
+
+                live_hooks.register(self._session)
         self._preload(self._imported_packages)
         from pytest_accel.runtest_hooks import MergedReportHooks, RuntestHooks, by_world
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,9 @@ from pytest_accel.core.record_events import (
     SessionStarted,
     TestStarted,
 )
+from pytest_accel.core.shims import worker_of_starting_test
 from pytest_accel.core.skip_text import reason_of_skip
-from pytest_accel.core.stash_keys import MARKED, RECORDER, RETRIED
+from pytest_accel.core.stash_keys import MARKED, RECORDERS, RETRIED
 from pytest_accel.core.truncation import cut
 from pytest_accel.record import outputs
 from pytest_accel.record.outputs import Output
@@ -68,7 +69,7 @@ def register(session: AccelSession) -> None:
             made[-1].check()
     except RecordError as error:
         raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
-    config.stash[RECORDER] = file
+    config.stash[RECORDERS] = (file,)
     config.pluginmanager.register(RecordHooks(session, file, made), "accel-record")
 
 
@@ -100,6 +101,7 @@ class RecordHooks:
         self._config = session.config
         self._record = file
         self._made = made
+        self._worker: Callable[[], str] = str
         arguments = tuple(map(str, session.config.invocation_params.args))
         file(
             SessionStarted(
@@ -112,9 +114,12 @@ class RecordHooks:
             )
         )
 
+    def pytest_sessionstart(self) -> None:
+        self._worker = worker_of_starting_test(self._config)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._record(TestStarted(nodeid))
+        self._record(TestStarted(nodeid, self._worker()))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

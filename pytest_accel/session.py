@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_accel.nodes.launched_session import LaunchedSession
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
+    from pytest_accel.record.live_state import LiveEvents
     from pytest_accel.session_pool import SessionPool
 
 
@@ -79,16 +80,23 @@ class AccelSession:
 
     @property
     def pool(self) -> Pool:
-        """The session's pool; only in the controller.
+        """The session's pool; only in the controller."""
+        return self._made_session_pool.pool
 
-        The lock is needed because the threads that receive the workers' requests use this property, too.
-        """
+    @property
+    def events(self) -> LiveEvents:
+        """The receiver of the events of the pool and the tests that knows the session's state; as for :attr:`pool`."""
+        return self._made_session_pool.events
+
+    @property
+    def _made_session_pool(self) -> SessionPool:
+        # The lock is needed because the threads that receive the workers' requests use the pool, too.
         with self._pool_lock:
             if self._session_pool is None:
                 from pytest_accel.session_pool import SessionPool
 
                 self._session_pool = SessionPool(self.config, self.settings, self.machine, self.show)
-            return self._session_pool.pool
+            return self._session_pool
 
     @property
     def started_pool(self) -> Pool | None:

@@ -15,14 +15,15 @@ from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import private_directory
 from pytest_accel.core.plugin_roles import chosen_roles
 from pytest_accel.core.preload_discovery import installed_plugins
-from pytest_accel.core.record_events import ignore
+from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec, with_options
 from pytest_accel.core.shims import base_temporary_directory
-from pytest_accel.core.stash_keys import LAUNCHED, RECORDER
+from pytest_accel.core.stash_keys import LAUNCHED, RECORDERS
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.hardware.vendors.cpu import cpu_slots
 from pytest_accel.pool.pool import Pool, SingleNode
 from pytest_accel.rank import coverage
+from pytest_accel.record.live_state import LiveEvents
 from pytest_accel.settings.options import Settings, is_distributed
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class SessionPool:
     ) -> None:
         """`show` writes a line to the terminal."""
         self._show = show
+        self.events = LiveEvents()
         self._coverage: coverage.DriverCoverage | None = None
         spec = _session_spec(config, settings, machine)
         measuring = coverage.of_this_process(config)
@@ -54,7 +56,7 @@ class SessionPool:
             cpu_slots(),
             waits_for_busy=waits,
             nodes=launched or SingleNode(),
-            record=config.stash.get(RECORDER, ignore),
+            record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
         )
 
     def close(self, *, gracefully: bool) -> None:

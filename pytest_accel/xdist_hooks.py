@@ -152,6 +152,13 @@ class XdistHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection."""
+        """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection.
+
+        The same holds for a worker's first request to the pool if any of its tests has marks.
+        """
         if self._usage_error is not None:
             raise pytest.UsageError(self._usage_error)
+        if self._session.started_pool is not None:
+            from pytest_accel import live_hooks
+
+            live_hooks.register(self._session)

@@ -86,6 +86,8 @@ class TestStarted:
 
     test: str
     """Node id."""
+    worker: str = ""
+    """Name of xdist's worker; empty without xdist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,4 +292,15 @@ class Recorder(Protocol):
 
 
 def ignore(event: Event) -> None:
-    """Record nothing: the :class:`Recorder` of a session without a record."""
+    """Record nothing: the :class:`Recorder` of a pool without receivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorders:
+    """A :class:`Recorder` that passes each event on to several others."""
+
+    receivers: tuple[Recorder, ...]
+
+    def __call__(self, event: Event) -> None:
+        for receive in self.receivers:
+            receive(event)

@@ -239,6 +239,37 @@ def complete_last_test(scheduler: Any, node: Any, index: int) -> None:
             del groups[name]
 
 
+def worker_of_starting_test(config: pytest.Config) -> Callable[[], str]:
+    """Return a function for the controller's `pytest_runtest_logstart`: it returns the name of the test's worker.
+
+    xdist does not pass the worker to the hook. The name is empty without xdist. Call this after `pytest_configure`.
+    """
+    controller: Any = config.pluginmanager.get_plugin("dsession")
+    worker = ""
+    if controller is not None:
+        report_start = controller.worker_logstart
+
+        def note_worker(node: Any, **test: Any) -> None:
+            nonlocal worker
+            worker = node.gateway.id
+            report_start(node, **test)
+
+        controller.worker_logstart = note_worker
+    return lambda: worker
+
+
+def terminal_file(config: pytest.Config) -> tuple[Any, str]:
+    """Return the file to which pytest's terminal writer writes, and the text of the unfinished line."""
+    writer: Any = config.get_terminal_writer()
+    return writer._file, writer._current_line
+
+
+def set_terminal_file(config: pytest.Config, file: Any) -> None:
+    """Make pytest's terminal writer write to `file`."""
+    writer: Any = config.get_terminal_writer()
+    writer._file = file
+
+
 class _Overridden:
     """Delegates to `original`, except for the attributes in `overrides`."""
 

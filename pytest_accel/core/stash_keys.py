@@ -16,8 +16,8 @@ LAUNCHED: pytest.StashKey[Any] = pytest.StashKey()
 """The `LaunchedSession`, on the config of a driver that a launcher has started as one of several processes."""
 MARKED: pytest.StashKey[Any] = pytest.StashKey()
 """The `MarkedItem`, on an item that runs in a world."""
-RECORDER: pytest.StashKey[Any] = pytest.StashKey()
-"""The receiver of the session's events, on the config of a controller that records them."""
+RECORDERS: pytest.StashKey[Any] = pytest.StashKey()
+"""The receivers of the session's events, a tuple, on the config of a controller that has any."""
 RANK_PLUGIN = "accel-rank"
 """Name of the plugin that only sessions of ranks have, from their start."""
 RETRIED = "accel_retried"

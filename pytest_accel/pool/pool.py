@@ -28,6 +28,8 @@ from pytest_accel.core.record_events import (
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.diagnostics.diagnosis import Examiner
+from pytest_accel.diagnostics.inspector import WorldInspector
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.inventory import Machine
 from pytest_accel.leases.allocator import Allocator
@@ -213,6 +215,20 @@ class Pool:
             request = self._requests.get(request_id)
             return None if request is None or request.lease_request is None else request.lease_request.waiting()
 
+    def places(self, number: int) -> tuple[dict[int, str], list[str]]:
+        """Return the place in the code of each rank of world `number`, and lines on their collectives.
+
+        This does not disturb the ranks, and may take a second. A place is empty if it is unknown.
+        """
+        with self._lock:
+            world = self._manager.worlds.get(number)
+            if world is None or world.state is not WorldState.IN_USE:
+                return {}, []
+            spec, alive = world.spec, world.alive
+        examiner = Examiner(WorldInspector(self._manager.directory, spec), grouped=spec.grouped)
+        known, collectives = examiner.progress(alive)
+        return {rank: known.get(rank, "") for rank in alive}, collectives
+
     def cancel_waiting(self) -> list[str]:
         """Cancel all requests that wait for a lease; return the line of :meth:`waiting` for each."""
         with self._lock:
@@ -348,7 +364,7 @@ class Pool:
             return
         request.lease_request = leases
         leases.submit()
-        if self._record is not ignore and request.lease_request is leases and (why := leases.waiting()) is not None:
+        if request.lease_request is leases and (why := leases.waiting()) is not None:
             self._record(RequestWaits(request.id, why))
 
     def _node_requests(self, key: WorldKey) -> Iterator[NodeRequest]:

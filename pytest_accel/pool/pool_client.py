@@ -140,7 +140,12 @@ def _wait_for_world(
 
 def waiting_line(waiting: str, seconds: float | None = None) -> str:
     """Return the line that shows a waiting test to the user; `waiting` is the result of :meth:`Pool.waiting`."""
-    return f"accel: {waiting}" + ("" if seconds is None else f" (for {seconds:.0f} s now)")
+    return f"accel: {waiting if seconds is None else waiting_text(waiting, seconds)}"
+
+
+def waiting_text(waiting: str, seconds: float) -> str:
+    """Return the text about a test that has waited for `seconds`; `waiting` is the result of :meth:`Pool.waiting`."""
+    return f"{waiting} (for {seconds:.0f} s now)"
 
 
 class LocalPoolClient(_WantedWorlds):

@@ -207,13 +207,18 @@ def progress(
     test: str, when: When, seconds: float, timeout: float, places: Mapping[int, str], collectives: list[str], here: str
 ) -> str:
     """Return a line on a `test` that has spent `seconds` in one phase; `places` are the ranks' places in the code."""
+    details = "; ".join(place_parts(places, collectives, here))
+    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
+    return f"{text}: {details}" if details else text
+
+
+def place_parts(places: Mapping[int, str], collectives: Sequence[str], here: str) -> list[str]:
+    """Return texts that say at which of `places` in the code the ranks are, then the lines on their `collectives`."""
     by_text: dict[str, list[int]] = {}
     for rank, place in places.items():
         by_text.setdefault(_relative(here, place), []).append(rank)
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
-    details = "; ".join([*parts, *(shorten_paths(line, here) for line in collectives)])
-    text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
-    return f"{text}: {details}" if details else text
+    return [*parts, *(shorten_paths(line, here) for line in collectives)]
 
 
 def shorten_paths(text: str, here: str) -> str:
