@@ -1,17 +1,19 @@
 """The present state of a session for the person at the terminal. Registered in the controller if tests have marks.
 
 `SIGUSR1` shows the running tests, the places of their ranks, and the waiting tests. So does Ctrl-T on systems where it
-sends `SIGINFO`.
+sends `SIGINFO`. At a terminal, a status line shows the same in short while pytest writes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from traceback import format_exc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,47 +22,82 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import PhaseReported, TestStarted
 from pytest_accel.core.shims import worker_of_starting_test
+from pytest_accel.core.stash_keys import MARKED
 from pytest_accel.core.terminal_file import TerminalFile
 from pytest_accel.core.units import count_text
 from pytest_accel.pool.pool_client import waiting_text
 from pytest_accel.record.live_state import LiveState, RunningTest
+from pytest_accel.schedule.test_demand import Demand
 from pytest_accel.verdict.report_text import place_parts
 
 if TYPE_CHECKING:
+    from pytest_accel.driver.items import MarkedItem
     from pytest_accel.pool.pool import Pool
+    from pytest_accel.schedule.remaining_time import RemainingTime
     from pytest_accel.session import AccelSession
 
 _SIGNALS: tuple[int, ...] = tuple(
     number for name in ("SIGUSR1", "SIGINFO") if (number := getattr(signal, name, None)) is not None
 )
-PLUGIN = "accel-live"
+QUIET = 2.0
+"""Seconds without output after which the status line is shown: pytest's own progress is enough until then."""
+REFRESH = 1.0
+"""Seconds between two looks at the state for the status line."""
+_PLUGIN = "accel-live"
 """Name of the plugin with the hooks."""
 
 
-def register(session: AccelSession) -> None:
-    """Register the hooks, unless that has been done. Call this in the controller, while nothing is captured."""
+def register(session: AccelSession) -> LiveHooks | None:
+    """Register the hooks, unless that has been done, and return them. None if the output is not that of a process.
+
+    Call this in the controller, while nothing is captured.
+    """
     plugins = session.config.pluginmanager
-    if plugins.has_plugin(PLUGIN) or not plugins.has_plugin("terminalreporter"):
-        return
-    with contextlib.suppress(OSError):  # The output has no descriptor: it is not that of a process.
-        plugins.register(LiveHooks(session, TerminalFile(session.config)), PLUGIN)
+    if not plugins.has_plugin(_PLUGIN) and plugins.has_plugin("terminalreporter"):
+        with contextlib.suppress(OSError):  # The output has no descriptor.
+            plugins.register(LiveHooks(session, TerminalFile(session.config)), _PLUGIN)
+    return plugins.get_plugin(_PLUGIN)
 
 
 class LiveHooks:
-    """Follows the tests, and shows the state of the session on request, from a thread of its own."""
+    """Follows the tests, and shows the state of the session from a thread of its own."""
 
     def __init__(self, session: AccelSession, terminal: TerminalFile) -> None:
-        self._pool = session.pool
+        self._session = session
         self._events = session.events
-        self._folder = str(session.config.invocation_params.dir)
         self._worker = worker_of_starting_test(session.config)
         self._terminal = terminal
-        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._has_status = _can_have_status(session.config)
+        self._remaining: RemainingTime | None = None
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True: show the report. False: end the thread. A signal handler may put something into this kind of queue."""
         self._restore = _handle_signals(lambda: self._requests.put(True))
         self._thread = threading.Thread(target=self._run, name="accel-live", daemon=True)
         self._thread.start()
         self._stopped = False
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note the tests of a session without xdist."""
+        found: list[tuple[str, MarkedItem | None]] = [
+            (item.nodeid, item.stash.get(MARKED, None)) for item in session.items
+        ]
+        tests = [(nodeid, marked) for nodeid, marked in found if marked is None or marked.missing is None]
+        keys = [(index, marked.key) for index, (_, marked) in enumerate(tests) if marked is not None]
+        self.expect([nodeid for nodeid, _ in tests], Demand.of(keys), 1)
+
+    def expect(self, collection: Sequence[str], demand: Demand, workers: int) -> None:
+        """Note the tests that the session is going to run, for an estimate of the time. Only the first call counts."""
+        if not self._has_status or self._remaining is not None:
+            return
+        from pytest_accel.hardware.vendors.cpu import cpu_slots
+        from pytest_accel.schedule.forecast import Suite, assumed_times
+        from pytest_accel.schedule.history import recall
+        from pytest_accel.schedule.remaining_time import RemainingTime
+
+        tests = list(zip(collection, demand.kinds_of_tests(len(collection)), strict=True))
+        times = assumed_times(recall(self._session.config), tests)
+        suite = Suite(collection, demand, times, self._session.machine, cpu_slots())
+        self._remaining = RemainingTime(suite, workers)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -73,6 +110,13 @@ class LiveHooks:
             self._events(PhaseReported(report.nodeid, report.when, report.outcome, report.start, report.stop, worker))
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_enter_pdb(self) -> None:
+        self._terminal.erase_status(pause=True)
+
+    def pytest_leave_pdb(self) -> None:
+        self._terminal.resume()
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         self._stop()
 
@@ -80,7 +124,7 @@ class LiveHooks:
         self._stop()  # The session may have ended before it started any test.
 
     def _stop(self) -> None:
-        if not self._stopped:
+        if not self._stopped and not self._session.is_forked_copy:
             self._stopped = True
             self._restore()
             self._requests.put(False)
@@ -88,9 +132,49 @@ class LiveHooks:
             self._terminal.remove()
 
     def _run(self) -> None:
-        while self._requests.get():
-            with contextlib.suppress(OSError):  # The terminal is closed.
-                self._terminal.write_lines(report(self._events.state(), self._pool, monotonic(), self._folder))
+        wanted = True
+        while wanted:
+            try:
+                wanted = self._requests.get(timeout=REFRESH if self._has_status else None)
+                if wanted:
+                    self._show_report()
+            except queue.Empty:
+                self._show_status()
+
+    def _show_report(self) -> None:
+        folder = str(self._session.config.invocation_params.dir)
+        try:
+            lines = report(self._events.state(), self._session.pool, monotonic(), folder)
+        except Exception:  # The end of this thread with an error could fail the running test.
+            lines = ["accel: the report has failed", *format_exc().splitlines()]
+        self._terminal.write_lines(lines)
+
+    def _show_status(self) -> None:
+        if self._terminal.quiet_time < QUIET:
+            return
+        state, now = self._events.state(), monotonic()
+        if not state.running and not state.requests:
+            self._terminal.erase_status()
+            return
+        running = {test.test: now - test.since for test in state.running.values()}
+        left = None if self._remaining is None else self._remaining.seconds(state.ended, running)
+        self._terminal.show_status(status(state, now, left))
+
+
+def _can_have_status(config: pytest.Config) -> bool:
+    """Return whether the output goes to a person at a terminal, who can see a line that is written again and again.
+
+    Tests that write to the terminal would destroy the line, and a reporter of another plugin may have one of its own.
+    """
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return (
+        type(reporter) is pytest.TerminalReporter
+        and reporter.isatty()
+        and os.environ.get("TERM", "dumb") != "dumb"
+        and "CI" not in os.environ
+        and config.get_verbosity() > -2
+        and getattr(config.option, "capture", "no") != "no"
+    )
 
 
 def _handle_signals(on_signal: Callable[[], None]) -> Callable[[], None]:
@@ -134,25 +218,41 @@ def report(state: LiveState, pool: Pool, now: float, folder: str) -> list[str]:
 
     The reasons why tests wait are those of the `pool`: the holders of devices may have changed since the event.
     """
-    requests = list(state.requests.values())
-    waits = {one.number: pool.waiting(one.number) for one in requests}
-    waiting = sum(text is not None for text in waits.values())
-    parts = [f"{count_text(len(state.running), 'running test')}", f"{waiting} waiting"]
-    if state.devices:
-        parts.append(f"{state.devices_in_use} of {count_text(state.devices, 'device')} in use")
-    lines = [f"accel: {', '.join(parts)}"]
+    lines = [f"accel: {', '.join(_counts(state))}"]
     lines += [f"  {_about(one, pool, now, folder)}" for one in state.running.values()]
-    for one in requests:
-        text = waits[one.number] or f"{one.test} waits for the start of its ranks"
+    for one in state.requests.values():
+        text = pool.waiting(one.number) or f"{one.test} waits for the start of its ranks"
         lines.append(f"  {waiting_text(text, now - one.since)}")
     return lines
 
 
+def status(state: LiveState, now: float, left: float | None) -> str:
+    """Return the status line. `left` is the expected rest of the session in seconds; None if unknown."""
+    parts = _counts(state)
+    if waits := [now - one.since for one in state.requests.values()]:
+        parts[1] += f" ({_duration(max(waits))})"
+    return "accel: " + ", ".join([*parts, *([] if left is None else [f"about {_duration(left)} left"])])
+
+
+def _counts(state: LiveState) -> list[str]:
+    parts = [f"{len(state.running)} running", f"{len(state.requests)} waiting"]
+    if state.devices:
+        parts.append(f"{state.devices_in_use} of {count_text(state.devices, 'device')} in use")
+    return parts
+
+
 def _about(test: RunningTest, pool: Pool, now: float, folder: str) -> str:
-    about = [*([test.worker] if test.worker else []), f"{now - test.since:.0f} s", test.phase]
+    about = [*([test.worker] if test.worker else []), _duration(now - test.since), test.phase]
     text = f"{test.test} ({', '.join(about)})"
     places, collectives = pool.places(test.world) if test.world else ({}, [])
     parts = place_parts({rank: place for rank, place in places.items() if place}, collectives, folder)
     if parts and (unknown := [rank for rank, place in places.items() if not place]):
         parts.append(f"{ranks_text(unknown)} in the {test.phase} phase")
     return f"{text}: {'; '.join(parts)}" if parts else text
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration like ``41 s``, ``12 min`` or ``3.1 h``."""
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.1f} h"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ class XdistHooks:
         self._ended_after: dict[Any, int] = {}
         """By worker that has ended because a device is unusable: the index of its last test."""
         self._scheduler: Any = None
+        self._workers = 1
+        """The number of workers with which the session has begun."""
 
     @property
     def demand(self) -> Demand | None:
@@ -46,6 +48,7 @@ class XdistHooks:
         """
         from pytest_accel.hardware.masks import partition, rotate
 
+        self._workers = len(specs)
         machine = self._session.machine
         devices = machine.session.devices
         if not devices:
@@ -151,7 +154,7 @@ class XdistHooks:
         self._usage_error = text
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self) -> None:
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         """Raise the usage error of a worker, which arrives before the list of its tests, on the same connection.
 
         The same holds for a worker's first request to the pool if any of its tests has marks.
@@ -161,4 +164,6 @@ class XdistHooks:
         if self._session.started_pool is not None:
             from pytest_accel import live_hooks
 
-            live_hooks.register(self._session)
+            live = live_hooks.register(self._session)
+            if live is not None and self.demand is not None:
+                live.expect(ids, self.demand, self._workers)

@@ -291,15 +291,11 @@ class Recorder(Protocol):
         """Record `event`. Never raise."""
 
 
-def ignore(event: Event) -> None:
-    """Record nothing: the :class:`Recorder` of a pool without receivers."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recorders:
-    """A :class:`Recorder` that passes each event on to several others."""
+    """A :class:`Recorder` that passes each event on to any number of others."""
 
-    receivers: tuple[Recorder, ...]
+    receivers: tuple[Recorder, ...] = ()
 
     def __call__(self, event: Event) -> None:
         for receive in self.receivers:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.shims import set_terminal_file, terminal_file
+
+_CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)")
+"""Sequences such as those for colours, which take no space."""
 
 
 class TerminalFile:
@@ -30,6 +37,11 @@ class TerminalFile:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._descriptor = os.dup(self._file.fileno())
+        self._has_status = False
+        """True if a status line is on the screen."""
+        self._paused = False
+        """True while no status line may be shown."""
+        self._written_at = monotonic()
         set_terminal_file(config, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -40,23 +52,75 @@ class TerminalFile:
         if os.getpid() != self._pid:  # A thread of the original process may have held the lock during the fork.
             return int(self._file.write(text))
         with self._lock:
+            self._erase_status()
             written = int(self._file.write(text))
             self._file.flush()
             self._line = (self._line + text).rpartition("\n")[2]
+            self._written_at = monotonic()
             return written
 
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write whole lines below the unfinished one, and repeat that below them."""
         with self._lock:
+            self._erase_status()
             self._write("".join(["\n" if self._line else "", *(f"{line}\n" for line in lines), self._line]))
+
+    @property
+    def quiet_time(self) -> float:
+        """Seconds since the last text of pytest."""
+        return monotonic() - self._written_at
+
+    def show_status(self, text: str) -> None:
+        """Show `text` below the unfinished line until pytest writes the next text, in place of an earlier status.
+
+        The cursor stays at the end of the unfinished line. If there is none, the status is on the cursor's line. No-op
+        if the output is not a terminal, or has no space.
+        """
+        try:
+            columns = os.get_terminal_size(self._descriptor).columns
+        except OSError:
+            return
+        with self._lock:
+            width = _width(self._line)
+            # Not if the cursor is beyond the last column: it could not be put back there.
+            if self._paused or columns < 2 or (width and width % columns == 0):
+                return
+            shown = f"\r\x1b[K{text[: columns - 1]}\r"
+            self._write(f"\n{shown}\x1b[A\x1b[{width % columns}C" if width else shown)
+            self._has_status = True
+
+    def erase_status(self, *, pause: bool = False) -> None:
+        """Remove the status from the screen if there is one; with `pause`, show none until :meth:`resume`."""
+        with self._lock:
+            self._paused |= pause
+            self._erase_status()
+
+    def resume(self) -> None:
+        """Show the status again when :meth:`show_status` is called next."""
+        self._paused = False
+
+    def _erase_status(self) -> None:
+        if self._has_status:
+            self._has_status = False
+            self._write("\x1b[J")  # Everything from the cursor on.
 
     def _write(self, text: str) -> None:
         data = text.encode(self._file.encoding, "backslashreplace")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        with contextlib.suppress(OSError):  # The terminal is closed, which pytest notices by itself.
+            while data:
+                data = data[os.write(self._descriptor, data) :]
 
     def remove(self) -> None:
         """Make pytest write to its own file again. No other method may be called after this one."""
+        self.erase_status()
         if terminal_file(self._config)[0] is self:  # Otherwise another plugin has replaced it.
             set_terminal_file(self._config, self._file)
         os.close(self._descriptor)
+
+
+def _width(line: str) -> int:
+    """Return the number of columns that `line` takes."""
+    text = _CONTROL_SEQUENCES.sub("", line).rpartition("\r")[2]
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+    )

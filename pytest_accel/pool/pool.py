@@ -23,7 +23,6 @@ from pytest_accel.core.record_events import (
     WorldAcquired,
     WorldRequested,
     WorldReturned,
-    ignore,
 )
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
@@ -100,7 +99,7 @@ class Pool:
         *,
         waits_for_busy: bool = False,
         nodes: Nodes,
-        record: Recorder = ignore,
+        record: Recorder,
     ) -> None:
         """`slots` is the maximum number of ranks that run on the CPU at once; a larger world runs alone.
 

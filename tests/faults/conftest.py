@@ -144,9 +144,16 @@ class Suite:
         (self.path / name).write_text(textwrap.dedent(text))
 
     def start(
-        self, *args: str, program: Sequence[str] = PYTEST, environment: Mapping[str, str] = MappingProxyType({})
+        self,
+        *args: str,
+        program: Sequence[str] = PYTEST,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        terminal: int = subprocess.PIPE,
     ) -> Session:
-        """Begin a session, in a process group of its own, as a shell would; `program` may be a launcher's."""
+        """Begin a session, in a process group of its own, as a shell would; `program` may be a launcher's.
+
+        `terminal` is the descriptor of a terminal for its output, which is a pipe otherwise.
+        """
         inherited = {name: value for name, value in os.environ.items() if not _OUTER.match(name)}
         given = inherited | {
             MARKER: self.run_id,
@@ -166,7 +173,7 @@ class Suite:
             cwd=self.path,
             env=given,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=terminal,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
@@ -218,8 +225,8 @@ class Suite:
         for session in self._sessions:
             session.process.kill()
             session.process.wait()
-            assert session.process.stdout is not None
-            session.process.stdout.close()
+            if session.process.stdout is not None:
+                session.process.stdout.close()
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()

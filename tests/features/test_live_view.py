@@ -1,14 +1,22 @@
-"""What a session shows while it runs: the report on a signal."""
+"""What a session shows while it runs: the report on a signal, and the status line of a terminal."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import select
 import signal
+import struct
+import termios
 from typing import TYPE_CHECKING
 
+import pyte
 import pytest
 
-from tests.faults.conftest import Suite
+from pytest_accel.schedule import durations_file
+from tests.faults.conftest import PATIENCE, Suite
+from tests.patience import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +80,7 @@ def report(session: Session) -> list[str]:
     session.process.send_signal(signal.SIGUSR1)
     assert session.process.stdout is not None
     for line in session.process.stdout:
-        if (match := re.match(r"accel: (\d+) running tests?, (\d+) waiting", line)) is not None:
+        if (match := re.match(r"accel: (\d+) running, (\d+) waiting", line)) is not None:
             return [line, *(next(session.process.stdout) for _ in range(int(match[1]) + int(match[2])))]
     pytest.fail("the session has ended", pytrace=False)
 
@@ -93,13 +101,13 @@ def test_a_signal_shows_the_running_test_and_the_places_of_its_ranks(suite: Suit
     rest = session.process.stdout.read()
     assert session.finish().code == 0
 
-    assert first[0] == "accel: 1 running test, 0 waiting, 2 of 4 devices in use\n"
+    assert first[0] == "accel: 1 running, 0 waiting, 2 of 4 devices in use\n"
     assert re.match(r"  test_it\.py::test_ranks \(\d+ s, (setup|call)\): ", first[1])
     assert re.search(r"\brank 1 at conftest\.py:\d+ in wait;", first[1])
     assert "rank 1 has not reached barrier #2 (last collective: barrier #1)" in first[1]
-    assert second[0] == "accel: 1 running test, 0 waiting, 4 of 4 devices in use\n"
+    assert second[0] == "accel: 1 running, 0 waiting, 4 of 4 devices in use\n"
     assert re.fullmatch(r"  test_it\.py::test_devices \(\d+ s, (setup|call)\)\n", second[1])
-    assert third[0] == "accel: 1 running test, 0 waiting, 0 of 4 devices in use\n"
+    assert third[0] == "accel: 1 running, 0 waiting, 0 of 4 devices in use\n"
     assert re.fullmatch(r"  test_it\.py::test_plain \(\d+ s, call\)\n", third[1])
     # The unfinished line is repeated below the report, and pytest finishes it.
     assert re.match(r"test_it\.py::test_plain PASSED +\[100%\]\n", rest)
@@ -132,7 +140,7 @@ def test_the_report_names_workers_and_waiting_tests(suite: Suite) -> None:
     (suite.path / "plain").touch()
     run = session.finish()
 
-    assert lines[0] == "accel: 2 running tests, 1 waiting, 3 of 4 devices in use\n"
+    assert lines[0] == "accel: 2 running, 1 waiting, 3 of 4 devices in use\n"
     text = "".join(sorted(lines[1:]))
     assert re.search(r"^  test_it\.py::test_plain \(gw\d, \d+ s, call\)$", text, re.MULTILINE)
     assert re.search(r"^  test_it\.py::test_three\[(\d)\] \(gw\d, \d+ s, (setup|call)\)$", text, re.MULTILINE)
@@ -220,4 +228,227 @@ def test_a_handler_of_the_suite_is_kept(suite: Suite, handled_by: str) -> None:
     )
     run = suite.run()
     run.expect({"test_device": "PASSED", "test_signal": "PASSED"})
-    assert "accel: 1 running test" not in run.text
+    assert "accel: 1 running" not in run.text
+
+
+_ROWS = 12
+"""Rows of the screen: fewer than a session writes, so that the status line makes it scroll."""
+_AT_ONCE = """
+from pytest_accel import live_hooks
+
+live_hooks.QUIET = 0.0
+live_hooks.REFRESH = 0.05
+"""
+_SLOWLY = """
+from pytest_accel import live_hooks
+
+live_hooks.QUIET = 1e9
+"""
+_MANY = """
+import pytest
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_before(number):
+    pass
+
+
+@pytest.mark.devices(3)
+def test_ranks(wait_for):
+    wait_for("go")
+
+
+@pytest.mark.parametrize("text", ["x" * 150, "ümläut 漢字", "short"])
+def test_plain(text, wait_for):
+    wait_for("plain")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_fails(number, wait_for):
+    wait_for("fails")
+    assert number == 1
+"""
+
+
+_VARYING = re.compile(r"=+ (?=\d+ (?:failed|passed))| in \d+\.\d+s.*|0x[0-9a-f]+")
+"""Durations, the line that is as long as they leave space for, and addresses."""
+
+
+class Screen:
+    """A session at a terminal, and what the terminal shows."""
+
+    def __init__(self, suite: Suite, *args: str, term: str = "xterm") -> None:
+        self._ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, 80, 0, 0))
+        environment = {"COLUMNS": "80", "TERM": term}
+        self.session = suite.start(*args, environment=environment, terminal=theirs)
+        os.close(theirs)
+        self._screen = pyte.HistoryScreen(80, _ROWS, history=10_000, ratio=0.5)
+        self._stream = pyte.ByteStream(self._screen)
+        self.ended = False
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the screen."""
+        return [line.rstrip() for line in self._screen.display]
+
+    def text(self) -> str:
+        """All lines, including those that have left the screen; without durations and addresses."""
+        above = ["".join(row[column].data for column in range(80)).rstrip() for row in self._screen.history.top]
+        return _VARYING.sub("", "\n".join([*above, *self.lines]).rstrip())
+
+    def wait_for(self, pattern: str) -> str:
+        """Wait until a line of the screen matches `pattern`, and return it."""
+        limit = Limit(PATIENCE)
+        while (found := next((line for line in self.lines if re.search(pattern, line)), None)) is None:
+            if limit.is_over or self.ended:
+                pytest.fail(f"no {pattern} in\n{self.text()}", pytrace=False)
+            self._read()
+        return found
+
+    def finish(self) -> str:
+        """Wait for the end of the session, and return :meth:`text`."""
+        limit = Limit(PATIENCE)
+        while not self.ended:
+            assert not limit.is_over, self.text()
+            self._read()
+        os.close(self._ours)
+        self.session.process.wait()
+        return self.text()
+
+    def _read(self) -> None:
+        if select.select([self._ours], [], [], 1.0)[0]:
+            try:
+                self._stream.feed(os.read(self._ours, 65536))
+            except OSError:  # No process has the terminal any more.
+                self.ended = True
+
+
+def touch(suite: Suite, *names: str) -> None:
+    for name in names:
+        (suite.path / name).touch()
+
+
+@pytest.mark.long(except_for="dots")
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("-v",),
+        ("-q",),
+        ("-n1",),
+        ("-n1", "-v"),
+        ("-o", "console_output_style=count", "--color=yes"),
+        ("-rA", "--tb=short", "-o", "log_cli=true"),
+    ],
+    ids=["dots", "verbose", "quiet", "xdist", "xdist-verbose", "colours", "live-logs"],
+)
+def test_the_status_line_leaves_no_trace(suite: Suite, args: tuple[str, ...]) -> None:
+    suite.write("test_it.py", _MANY)
+    args = args if "-v" in args else ("-q", *args)  # The suite adds -v.
+    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    screen = Screen(suite, *args)
+    for name, running in (("go", "3 of 4"), ("plain", "0 of 4"), ("fails", "0 of 4")):
+        screen.wait_for(rf"^accel: 1 running, 0 waiting, {running} devices in use$")
+        touch(suite, name)
+    seen = screen.finish()
+
+    suite.write("conftest.py", _WAIT + _SLOWLY)
+    assert seen == Screen(suite, *args).finish()
+    assert " running, " not in seen
+    assert "2 failed, 35 passed" in seen
+
+
+@pytest.mark.parametrize(
+    ("args", "running", "rest"), [((), 0, "2.0 h"), (("-n2",), 1, "60 min")], ids=["alone", "xdist"]
+)
+def test_the_status_line_shows_waits_and_the_expected_rest(
+    suite: Suite, args: tuple[str, ...], running: int, rest: str
+) -> None:
+    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices(4)
+        def test_four(wait_for):
+            wait_for("four")
+
+
+        def test_plain(wait_for):
+            wait_for("plain")
+        """,
+    )
+    times = {"test_it.py::test_four": ("sim", 3600.0), "test_it.py::test_plain": ("none", 3600.0)}
+    durations_file.add(suite.path / "times.json", times)
+    # Another session has all devices.
+    holder = suite.start("--accel=sim:4,shared", "-k", "four")
+    suite.read("at-four")
+    screen = Screen(suite, "--accel=sim:4,shared", "--accel-durations=times.json", "-q", *args)
+    waits = rf"^accel: {running} running, 1 waiting \(\d+ s\), 0 of 4 devices in use, about (.*) left$"
+    line = screen.wait_for(waits)
+    touch(suite, "four", "plain")
+    assert "2 passed" in screen.finish()
+    holder.finish().expect({"test_four": "PASSED"})
+    assert (match := re.match(waits, line)) is not None
+    assert match[1] == rest
+
+
+@pytest.mark.parametrize(
+    ("args", "term"),
+    [(("-s",), "xterm"), (("-q", "-q", "-q"), "xterm"), ((), "dumb"), (("--no-header", "-n2"), "")],
+    ids=["uncaptured", "very-quiet", "dumb", "no-term"],
+)
+def test_some_sessions_have_no_status_line(suite: Suite, args: tuple[str, ...], term: str) -> None:
+    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        from pathlib import Path
+
+
+        @pytest.mark.devices
+        def test_device(wait_for):
+            wait_for("go")
+
+
+        def test_plain(wait_for):
+            wait_for("go")
+        """,
+    )
+    screen = Screen(suite, *args, term=term)
+    suite.read("at-go")
+    # The report is written by the thread that would have written the status line.
+    screen.session.process.send_signal(signal.SIGUSR1)
+    screen.wait_for("^accel: [12] running")
+    touch(suite, "go")
+    assert screen.finish().count("accel: ") == 1 + ("sim, 4 devices" in screen.text())
+
+
+def test_a_report_at_a_terminal_stands_above_the_status_line(suite: Suite) -> None:
+    suite.write("conftest.py", _WAIT + _AT_ONCE)
+    suite.write("test_it.py", _TESTS)
+    screen = Screen(suite, "-k", "plain or devices", "-q")
+    for name in ("devices", "plain"):
+        screen.wait_for("^accel: 1 running, 0 waiting, . of 4 devices in use$")
+        suite.read(f"at-{name}")
+        screen.session.process.send_signal(signal.SIGUSR1)
+        screen.wait_for(rf"^  test_it\.py::test_{name} \(")
+        touch(suite, name)
+    text = re.sub(r"\(\d+ s, \w+\)", "(...)", screen.finish())
+    assert (
+        text.partition("order fastest\n")[2]
+        == """
+test_it.py
+accel: 1 running, 0 waiting, 4 of 4 devices in use
+  test_it.py::test_devices (...)
+test_it.py .
+accel: 1 running, 0 waiting, 0 of 4 devices in use
+  test_it.py::test_plain (...)
+test_it.py ..                                                            [100%]
+
+2 passed, 1 deselected"""
+    )

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_accel import read_record
-from pytest_accel.core.record_events import SessionFinished, WorldReady
+from pytest_accel.core.record_events import SessionFinished, TestStarted, WorldReady
 from pytest_accel.record.timeline import Session, TestRun, critical_path, sessions_of, utilisation
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...
     tests = _tests(session)
     assert {name: test.verdict for name, test in tests.items()} == _VERDICTS
     assert session.finished == SessionFinished(1)
+    started = {one.event.test: one.event.worker for one in read_record(record) if isinstance(one.event, TestStarted)}
+    assert started == {test.test: test.worker for test in session.tests}
 
     junit = ElementTree.parse(suite.path / "junit.xml").getroot()[0]
     assert junit.get("tests") == str(len(tests))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
@@ -52,7 +53,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """A pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
-    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode())
+    made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), record=Recorders())
     manager = made._manager
 
     def start(world: PooledWorld) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_accel.core.record_events import ignore
+from pytest_accel.core.record_events import Recorders
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.node_lease import NodeLease
@@ -76,7 +76,7 @@ def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() 
 def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -> None:
     """In a thread of the broker, nobody else would answer the test: also where the lease cannot be given back."""
     pool = object.__new__(Pool)
-    vars(pool).update(_manager=BrokenPool(), _requests={}, _record=ignore)
+    vars(pool).update(_manager=BrokenPool(), _requests={}, _record=Recorders())
     answers: list[object] = []
     request = WorldRequest(1, KEY, HOLDER, cast(WantedObserver, None), answers.append)
     with pytest.raises(IndexError, match="met in give_back"):
