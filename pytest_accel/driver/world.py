@@ -68,6 +68,7 @@ class World:
         self._debugger = debugger
         self._log_tail = log_tail
         self.grant = grant
+        self._waited = grant.waited
         self.condition = WorldCondition()
         self._pool_client = pool_client
         self._reported_ends: set[int] = set()
@@ -111,6 +112,11 @@ class World:
     def exit_request(self) -> ExitRequest | None:
         """The request of a test to end the session; None if there is none."""
         return self._monitor.exit_request
+
+    def take_wait(self) -> float:
+        """Return the seconds that the driver's first test waited for devices or CPU slots; 0 for each later test."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     @property
     def used(self) -> bool:

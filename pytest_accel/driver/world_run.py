@@ -83,6 +83,9 @@ class WorldRun:
         self._ended_ranks = frozenset()
         spec = self.spec = self._world.grant.spec
         # For junit files and report hooks.
+        self._add_properties(
+            [("accel_host", ",".join(self._world.grant.hosts)), ("accel_wait", round(self._world.take_wait(), 3))]
+        )
         if spec.grouped:
             self._add_properties([("accel_ranks", spec.ranks)])
         if spec.devices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -408,9 +409,17 @@ class Pool:
         warm = world.state is not WorldState.STARTING
         world.hand_over(request)
         self._record(WorldAcquired(world.spec.world, request.id, warm))
-        self._answer(request, AcquiredWorld(world.spec, world.pids, self._manager.directory, warm))
+        hosts = self._hosts(world.spec)
+        answer = AcquiredWorld(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
+        self._answer(request, answer)
         if world.wanted:  # The broker notifies once, and has done so before this driver had the world.
             request.driver.on_wanted(world.spec.world)
+
+    def _hosts(self, spec: WorldSpec) -> tuple[str, ...]:
+        """Return the name of each machine of the ranks. The name of a session's only node is empty."""
+        nodes = self._nodes.layout.nodes
+        names = (nodes[spec.node_of(rank)].name or socket.gethostname() for rank in range(spec.ranks))
+        return tuple(dict.fromkeys(names))
 
     def _pass_on(self, world: PooledWorld) -> bool:
         """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
@@ -447,6 +456,7 @@ class Pool:
             for device in spec.devices_of(rank):
                 self._record_device(device, spec.node_of(rank))
         self._record(world_starting(spec, request.id))
+        request.end_wait()
         wanted = [self._notices.take_wanted(lease.id) for lease in held]
         self._manager.start(PooledWorld(spec, request, leases, slots, wanted=any(wanted)))
 

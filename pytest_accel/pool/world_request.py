@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from pytest_accel.core.clock import monotonic
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.holder import Holder
@@ -25,6 +26,10 @@ class AcquiredWorld:
     directory: str
     warm: bool
     """True if a driver has had the world before."""
+    waited: float
+    """Seconds that the request waited for devices or CPU slots."""
+    hosts: tuple[str, ...]
+    """The names of the machines of the ranks, each once."""
 
 
 class WantedObserver(Protocol):
@@ -48,3 +53,12 @@ class WorldRequest:
     cancelled: bool = False
     retried: bool = False
     """True if the fork server has ended once while starting the world for this request."""
+    since: float = field(default_factory=monotonic)
+    waited: float | None = None
+    """Seconds until the request had its devices or CPU slots; None while it has none."""
+
+    def end_wait(self) -> float:
+        """Note that the request has its devices or CPU slots, unless that is known; return :attr:`waited`."""
+        if self.waited is None:
+            self.waited = monotonic() - self.since
+        return self.waited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import xml.etree.ElementTree
 from typing import TYPE_CHECKING
 
@@ -321,7 +322,8 @@ def test_outcomes(suite: Suite) -> None:
     )
     by_name = {case.attrib["name"]: case for case in cases}
     properties = {entry.attrib["name"]: entry.attrib["value"] for entry in by_name["test_passes"].iter("property")}
-    assert properties == {"mine": "7", "accel_ranks": "2"}
+    assert float(properties.pop("accel_wait")) >= 0
+    assert properties == {"mine": "7", "accel_ranks": "2", "accel_host": socket.gethostname()}
     (skipped,) = by_name["test_skip"].iter("skipped")
     assert skipped.attrib["message"] == "inside the ranks"
     assert skipped.text == f"{file}:{line}: inside the ranks"
@@ -350,6 +352,16 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
             pass
 
 
+        @pytest.mark.distributed(2)
+        def test_same_ranks():
+            pass
+
+
+        @pytest.mark.devices(4)
+        def test_waits():
+            pass
+
+
         def test_unmarked():
             pass
         """,
@@ -363,6 +375,10 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
     assert "accel_ranks" not in found["test_devices"]
     assert found["test_ranks"]["accel_ranks"] == "2"
     assert len(found["test_ranks"]["accel_devices"].split(",")) == 2
+    assert found["test_ranks"]["accel_host"] == found["test_devices"]["accel_host"] == socket.gethostname()
+    assert float(found["test_same_ranks"]["accel_wait"]) == 0
+    # The ranks of the tests before it, which have one of the devices, are ended first.
+    assert float(found["test_waits"]["accel_wait"]) > 0
     assert found["test_unmarked"] == {}
 
 
