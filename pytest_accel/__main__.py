@@ -15,7 +15,7 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options
 from pytest_accel.settings.machine import machine_for
 
-_COMMANDS = ("info", "doctor", "census", "durations", "trace")
+_COMMANDS = ("info", "doctor", "census", "durations", "trace", "summary")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,16 +25,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with status 2 for wrong arguments.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    on_files = {"census": _census, "durations": _durations, "trace": _trace}
+    on_files = {"census": _census, "durations": _durations, "trace": _trace, "summary": _summary}
     if arguments and arguments[0] in on_files:
         return on_files[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
         description="Show the devices that a session has, who holds them and who uses them (info), look for what is "
         "wrong with the machine and say what to do (doctor), check that each test of a pipeline ran (census), merge "
-        "the times of its tests (durations), or make a trace of records (trace).",
+        "the times of its tests (durations), or make a trace (trace) or a summary (summary) of records.",
         epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
-        "census, durations and trace have other options: census --help.",
+        "census, durations, trace and summary have other options: census --help.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -118,6 +118,31 @@ def _trace(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         outputs.trace(given.output).write(sessions_of(map(read_record, given.files)))
+    except RecordError as error:
+        parser.error(str(error))
+    return 0
+
+
+def _summary(arguments: Sequence[str]) -> int:
+    from pytest_accel.record.ci_summary import summary
+    from pytest_accel.record.outputs import Output
+    from pytest_accel.record.record_file import RecordError, read_record
+    from pytest_accel.record.timeline import sessions_of
+
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_accel summary",
+        description="Make a summary in GitHub's Markdown of the records of one or several sessions.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
+    given = parser.parse_args(arguments)
+    try:
+        sessions = sessions_of(map(read_record, given.files))
+        if given.output is None:
+            sys.stdout.buffer.write(summary(sessions).encode())  # UTF-8, whatever the terminal's encoding is.
+        else:
+            Output("summary", given.output, summary).write(sessions)
     except RecordError as error:
         parser.error(str(error))
     return 0

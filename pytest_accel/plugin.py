@@ -138,10 +138,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
-    if any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
+    in_ci = options.shows_in_ci(config, session.settings)
+    if in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
         from pytest_accel import record_hooks
 
-        record_hooks.register(session)
+        record_hooks.register(session, in_ci=in_ci)
     if (census := options.output_path(config, options.CENSUS)) is not None:
         from pytest_accel import census_hooks
 

@@ -7,6 +7,7 @@ of tests, and the pool those of devices, worlds and waits. The files are made wh
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import astuple
@@ -31,7 +32,7 @@ from pytest_accel.core.truncation import cut
 from pytest_accel.record import outputs
 from pytest_accel.record.outputs import Output
 from pytest_accel.record.record_file import RecordError, RecordFile
-from pytest_accel.record.timeline import sessions_of
+from pytest_accel.record.timeline import Session, sessions_of
 from pytest_accel.settings import options
 
 if TYPE_CHECKING:
@@ -48,8 +49,11 @@ _LONGEST_TEXT = 20_000
 _OUTPUTS = {options.TRACE: outputs.trace}
 
 
-def register(session: AccelSession) -> None:
-    """Register the hooks of this process. Raise ``pytest.UsageError`` for a file that cannot be made."""
+def register(session: AccelSession, *, in_ci: bool) -> None:
+    """Register the hooks of this process. Raise ``pytest.UsageError`` for a file that cannot be made.
+
+    With `in_ci`, the CI system shows a summary of the session, whether a file was asked for or not.
+    """
     config = session.config
     config.pluginmanager.register(ReportDetails(), "accel-record-details")
     if session.is_worker:
@@ -61,6 +65,7 @@ def register(session: AccelSession) -> None:
         if (path := options.output_path(config, option)) is not None
     }
     option = options.RECORD
+    required = bool(paths)
     made = []
     try:
         file = RecordFile(paths.pop(option, None))
@@ -68,9 +73,12 @@ def register(session: AccelSession) -> None:
             made.append(_OUTPUTS[option](path))
             made[-1].check()
     except RecordError as error:
-        raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+        if required:
+            raise pytest.UsageError(f"{options.flag(option)}: {error}") from None
+        print(f"accel: {error}", file=sys.stderr)  # The session runs without a summary; it has no terminal yet.
+        return
     config.stash[RECORDERS] = (file,)
-    config.pluginmanager.register(RecordHooks(session, file, made), "accel-record")
+    config.pluginmanager.register(RecordHooks(session, file, made, required=required, in_ci=in_ci), "accel-record")
 
 
 class ReportDetails:
@@ -96,8 +104,15 @@ class ReportDetails:
 class RecordHooks:
     """Writes the events of the session and its tests, and at the end what is made of them. In the controller only."""
 
-    def __init__(self, session: AccelSession, file: RecordFile, made: Sequence[Output]) -> None:
+    def __init__(
+        self, session: AccelSession, file: RecordFile, made: Sequence[Output], *, required: bool, in_ci: bool
+    ) -> None:
+        """`required` is False if the events are recorded only for the summary that a CI system shows (`in_ci`)."""
         self._session = session
+        self._required = required
+        self._in_ci = in_ci
+        self._lacks_hardware = False
+        """True if a test was skipped for missing hardware."""
         self._config = session.config
         self._record = file
         self._made = made
@@ -123,6 +138,7 @@ class RecordHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._lacks_hardware |= hasattr(report, "accel_missing")
         if not hasattr(report, "context"):  # A subtest's report; a failed subtest fails its test.
             self._record(phase_reported(report, str(self._config.rootpath)))
 
@@ -135,17 +151,29 @@ class RecordHooks:
             if not self._session.is_forked_copy:
                 self._record(SessionFinished(int(session.exitstatus)))
                 error = self._record.error
+                has_marked = self._session.started_pool is not None or self._lacks_hardware
+                shows_summary = self._in_ci and has_marked
                 try:
-                    if self._made and error is None:
+                    if (self._made or shows_summary) and error is None:
                         sessions = sessions_of([self._record.read()])
+                        if shows_summary:
+                            self._show_in_ci(sessions)
                         for output in self._made:
                             output.write(sessions)
                 except RecordError as problem:
                     error = str(problem)
                 if error is not None:
                     self._session.show(f"accel: {error}")
-                    if session.exitstatus in _SUCCESSFUL:
+                    if self._required and session.exitstatus in _SUCCESSFUL:
                         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _show_in_ci(self, sessions: Sequence[Session]) -> None:
+        from pytest_accel.record import ci_systems
+
+        # That plugin annotates failures itself.
+        annotate = not self._config.pluginmanager.has_plugin("pytest_github_actions_annotate_failures")
+        for line in ci_systems.show(sessions, os.environ, annotate=annotate):
+            self._session.show(line)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Show which files there will be."""

@@ -94,6 +94,8 @@ class Wait:
     """The reason for a wait, with the holders of the devices if they are known."""
     failed: str = ""
     """Why the request ended without a world."""
+    ended: float | None = None
+    """Time at which it ended without a world; None if it did not."""
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ class TestRun:
         """Seconds that the test waited for devices or CPU slots; the start of new ranks is not part of it."""
         if self.wait is None:
             return 0.0
-        return (self.wait.leased or self.started) - self.wait.requested
+        return (self.wait.leased or self.wait.ended or self.until or self.started) - self.wait.requested
 
     @property
     def device_seconds(self) -> float:
@@ -326,7 +328,7 @@ def _session(record: Sequence[Recorded], position: int) -> Session:
             case RequestWaits() if event.request in waits:
                 waits[event.request].why = event.why
             case RequestEnded() if event.request in waits:
-                waits[event.request].failed = event.why
+                waits[event.request].failed, waits[event.request].ended = event.why, at
             case WorldStarting():
                 worlds[event.world] = WorldLife(event.world, event.about, event.ranks, at)
                 if event.request in waits:

@@ -54,6 +54,7 @@ SHARD = "accel_shard"
 DURATIONS = "accel_durations"
 WITHIN = "accel_within"
 ADVISE = "accel_advise"
+CI = "accel_ci"
 
 
 class Settings(NamedTuple):
@@ -110,6 +111,8 @@ class Settings(NamedTuple):
     """True to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
     """Modules that the fork server imports; ``auto`` stands for the third-party packages that collection imported."""
+    ci: Literal["auto", "off"] = "auto"
+    """``auto`` if the CI system whose job runs the session shows its summary."""
     rank_plugins: tuple[tuple[str, bool], ...] = ()
     """Pairs of a plugin's name and True if ranks call all its hooks, False if ranks run without it."""
 
@@ -327,6 +330,14 @@ _OPTIONS: dict[str, _Option] = {
         option_types.boolean,
         "under a launcher, distribute tests that need only devices over the launched processes",
     ),
+    CI: _Option(
+        "ci",
+        "string",
+        "auto or off",
+        option_types.one_of("auto", "off"),
+        "in a job of GitHub Actions, Buildkite or GitLab, show a summary of the session there: auto (default) or off",
+        "WHAT",
+    ),
     PRELOAD: _Option(
         "preload",
         "args",
@@ -361,6 +372,8 @@ FILES = {
 """The options with the path of a file to write, and their help."""
 FROM_RECORD = (RECORD, TRACE)
 """Those of :data:`FILES` for which the events of the session are recorded."""
+_CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
+"""Variables of the jobs of CI systems that can show a summary."""
 _WITHOUT_FLAG = (PRELOAD, RANK_PLUGINS, KEEP_PROCESSES)
 """Settings without a command line option."""
 
@@ -480,6 +493,16 @@ def asks_for_plan(config: pytest.Config) -> bool:
 def asks_for_advice(config: pytest.Config) -> bool:
     """Return True if the session should show advice at its end."""
     return bool(config.getoption(ADVISE))
+
+
+def shows_in_ci(config: pytest.Config, settings: Settings) -> bool:
+    """Return True if a CI system should show the session's summary: not that of a session which a test has started."""
+    return (
+        settings.ci == "auto"
+        and any(os.environ.get(name) for name in _CI_VARIABLES)
+        and "PYTEST_CURRENT_TEST" not in os.environ
+        and not config.option.collectonly  # also a plan
+    )
 
 
 def planned_machine(config: pytest.Config) -> tuple[int, str] | None:
