@@ -151,12 +151,13 @@ class RecordHooks:
             if not self._session.is_forked_copy:
                 self._record(SessionFinished(int(session.exitstatus)))
                 error = self._record.error
-                has_marked = self._session.started_pool is not None or self._lacks_hardware
-                shows_summary = self._in_ci and has_marked
+                # Without both of these there are no marked tests, and the record need not be read.
+                may_have_marked = self._session.started_pool is not None or self._lacks_hardware
+                in_ci = self._in_ci and may_have_marked
                 try:
-                    if (self._made or shows_summary) and error is None:
+                    if (self._made or in_ci) and error is None:
                         sessions = sessions_of([self._record.read()])
-                        if shows_summary:
+                        if in_ci and any(test.is_marked for test in sessions[0].tests):
                             self._show_in_ci(sessions)
                         for output in self._made:
                             output.write(sessions)

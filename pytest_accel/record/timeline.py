@@ -153,6 +153,11 @@ class TestRun:
         return next((phase.missing for phase in self.phases if phase.missing is not None), "")
 
     @property
+    def is_marked(self) -> bool:
+        """True if the test needs ranks or devices."""
+        return bool(self.wait or self.world or self.missing)
+
+    @property
     def peak(self) -> int | None:
         """The highest peak of device memory of a rank in bytes; None if it was not measured."""
         return max(chain.from_iterable(phase.peaks.values() for phase in self.phases), default=None)

@@ -35,6 +35,7 @@ NAMES = [
             "launcher",
             "spread",
             "select",
+            "ci",
         )
     ),
 ]
@@ -70,6 +71,7 @@ GOOD = [
     ("accel_timeout", "20", "timeout", 20.0),
     ("accel_per_worker", "2", "per_worker", 2),
     ("accel_select", "devices >= 2", "select", "devices >= 2"),
+    ("accel_ci", "off", "ci", "off"),
 ]
 SWITCHES = [
     ("accel_strict", "strict"),

@@ -1,0 +1,316 @@
+"""``--accel-ci``: what GitHub Actions, Buildkite and GitLab get of a session."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_accel import read_record
+from pytest_accel.__main__ import main
+from pytest_accel.record.ci_summary import summary
+from pytest_accel.record.timeline import sessions_of
+
+if TYPE_CHECKING:
+    from tests.features.conftest import Run, Suite
+
+_TESTS = """
+    import os
+
+    import pytest
+
+
+    @pytest.fixture
+    def broken():
+        raise RuntimeError("no fixture")
+
+
+    @pytest.mark.distributed(2)
+    def test_ranks():
+        pass
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_fails(rank):
+        assert rank == 0
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_ends(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    @pytest.mark.devices
+    def test_errs(broken):
+        pass
+
+
+    @pytest.mark.devices(9)
+    def test_too_many():
+        pass
+
+
+    @pytest.mark.devices
+    @pytest.mark.xfail(reason="known")
+    def test_xfails():
+        assert False
+
+
+    def test_skips():
+        pytest.skip("not today")
+
+
+    def test_plain():
+        pass
+"""
+_PASSES = """
+    import pytest
+
+
+    @pytest.mark.devices
+    def test_it():
+        pass
+"""
+
+
+class Job:
+    """The job of a CI system, which runs sessions of a suite. No system counts unless a test sets its variables."""
+
+    def __init__(self, suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.suite = suite
+        self.summary = suite.path / "step-summary.md"
+        self._monkeypatch = monkeypatch
+        for name in ("GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE", "BUILDKITE", "BUILDKITE_JOB_ID", "GITLAB_CI"):
+            monkeypatch.delenv(name, raising=False)
+
+    def set(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
+
+    def on_github(self) -> None:
+        """Make it a job of GitHub Actions, whose summary is the file `self.summary`."""
+        self.set(GITHUB_STEP_SUMMARY=str(self.summary), GITHUB_WORKSPACE=str(self.suite.path))
+
+    def run(self, *args: str) -> Run:
+        """Run a session as a job does: not as one that a test has started."""
+        self._monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+        return self.suite.run(*args)
+
+
+@pytest.fixture
+def job(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(suite, monkeypatch)
+
+
+def _annotations(run: Run) -> list[str]:
+    return [line for line in run.text.splitlines() if line.startswith("::")]
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "xdist"])
+def test_github(job: Job, options: tuple[str, ...]) -> None:
+    job.suite.write("sub/test_it.py", _TESTS)
+    job.on_github()
+    job.summary.write_text("An earlier step.")
+    run = job.run("--junitxml=junit.xml", *options)
+    before, _, text = job.summary.read_text(encoding="utf-8").partition("\n\n")
+    assert before == "An earlier step."
+    junit = ElementTree.parse(job.suite.path / "junit.xml").getroot()[0]
+    assert {name: junit.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "8",
+        "failures": "2",
+        "errors": "1",
+        "skipped": "3",
+    }
+    assert text.startswith("## pytest-accel: 2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
+    for expected in (
+        "### Failures (3)\n",
+        "<code>rank 1</code> | <code>sub/test&#95;it.py:19</code> | <code>rank 1: assert 1 == 0</code> |\n",
+        "### Skipped for missing hardware (1)\n",
+        "| <code>needs 9 sim devices; there are 4: 4 x sim</code> | 1 |\n",
+        "### Skipped for other reasons (1)\n",
+        "| <code>not today</code> | 1 |\n",
+        "<code>sim</code> | 4 | <code>4 x sim</code> |",
+    ):
+        assert expected in text
+    found = {line.split("%3A%3A")[1].split("::")[0]: line for line in _annotations(run)}
+    assert found.keys() == {"test_one_rank_fails", "test_one_rank_ends", "test_errs"}
+    assert found["test_one_rank_fails"] == (
+        "::error file=sub/test_it.py,line=19,title=sub/test_it.py%3A%3Atest_one_rank_fails::rank 1: assert 1 == 0"
+    )
+    assert "exit status 3" in found["test_one_rank_ends"]
+    assert found["test_errs"].endswith("::RuntimeError: no fixture")
+    assert run.text.index("::error") > run.text.index("short test summary info")
+
+
+def test_text_that_tries_to_break_out(job: Job) -> None:
+    job.suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices
+        @pytest.mark.parametrize("text", ["</td>|::error"])
+        def test_fails(text):
+            assert False, "100%\\r\\n::error title=forged::no"
+
+
+        @pytest.mark.devices
+        def test_skips():
+            pytest.skip("one\\n</table>|`two`")
+        """,
+    )
+    job.on_github()
+    run = job.run()
+    (line,) = _annotations(run)
+    title = "title=test_it.py%3A%3Atest_fails[</td>|%3A%3Aerror]"
+    assert line.startswith(f"::error file=test_it.py,line=8,{title}::AssertionError: 100%25")
+    text = job.summary.read_text(encoding="utf-8")
+    assert "<code>test&#95;it.py::test&#95;fails&#91;&#60;/td&#62;&#124;::error&#93;</code>" in text
+    assert "<code>one &#60;/table&#62;&#124;&#96;two&#96;</code>" in text
+
+
+def test_more_failures_than_github_shows(job: Job) -> None:
+    job.suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.devices
+        @pytest.mark.parametrize("number", range(12))
+        def test_fails(number):
+            assert False
+        """,
+    )
+    job.on_github()
+    run = job.run()
+    assert [line.split("%3A%3A")[1].split("::")[0] for line in _annotations(run)] == [
+        f"test_fails[{number}]" for number in range(10)
+    ]
+    text = job.summary.read_text(encoding="utf-8")
+    assert "### Failures (12)\n" in text
+    assert "test&#95;fails&#91;11&#93;" in text
+
+
+def test_another_plugin_annotates(job: Job) -> None:
+    name = "pytest_github_actions_annotate_failures"
+    job.suite.write(f"{name}.py", "")
+    job.suite.plugin(name)
+    job.suite.write("test_it.py", _TESTS)
+    job.on_github()
+    assert _annotations(job.run()) == []
+    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 2 failed")
+
+
+def test_a_summary_that_cannot_be_written(job: Job) -> None:
+    job.suite.write("test_it.py", _PASSES)
+    job.set(GITHUB_STEP_SUMMARY=str(job.suite.path))
+    run = job.run()
+    assert run.ret == 0
+    assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
+
+
+@pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
+def test_sessions_without_a_summary(job: Job, options: tuple[str, ...]) -> None:
+    job.suite.write("test_it.py", _PASSES)
+    job.suite.write("test_plain.py", "def test_plain():\n    pass\n")
+    job.on_github()
+    assert job.run(*options).ret == 0
+    assert not job.summary.exists()
+
+
+def test_a_session_that_a_test_starts_has_no_summary(job: Job) -> None:
+    job.suite.write("inner/test_inner.py", _PASSES)
+    job.suite.write(
+        "test_it.py",
+        """
+        import subprocess
+        import sys
+
+        import pytest
+
+
+        @pytest.mark.devices
+        def test_it():
+            command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel=sim:1", "inner/test_inner.py"]
+            assert subprocess.run(command).returncode == 0
+        """,
+    )
+    job.on_github()
+    assert job.run("test_it.py").ret == 0
+    assert job.summary.read_text(encoding="utf-8").count("## pytest-accel") == 1
+
+
+def test_a_session_whose_tests_all_lack_hardware(job: Job) -> None:
+    job.suite.write("test_it.py", _PASSES)
+    job.on_github()
+    assert job.run("--accel=none").ret == 0
+    assert job.summary.read_text(encoding="utf-8").startswith("## pytest-accel: 1 skipped\n")
+
+
+@pytest.mark.parametrize(("tests", "style"), [(_TESTS, "error"), (_PASSES, "info")], ids=["error", "info"])
+def test_buildkite(job: Job, tests: str, style: str) -> None:
+    agent = job.suite.write(
+        "bin/buildkite-agent",
+        """\
+        #!/bin/sh
+        echo "$@" > arguments
+        cat > annotation.md
+        """,
+    )
+    agent.chmod(0o755)
+    job.suite.write("test_it.py", tests)
+    job.set(BUILDKITE="true", BUILDKITE_JOB_ID="0190", BUILDKITE_LABEL="tests <4>")
+    job.set(PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
+    run = job.run()
+    assert job.suite.read("arguments") == [f"annotate --style {style} --context accel-0190 --append"]
+    assert job.suite.read("annotation.md")[1].startswith("## pytest-accel, <code>tests &#60;4&#62;</code>: ")
+    assert "accel: buildkite" not in run.text
+
+
+def test_a_buildkite_agent_that_fails(job: Job) -> None:
+    agent = job.suite.write("bin/buildkite-agent", "#!/bin/sh\nexit 3\n")
+    agent.chmod(0o755)
+    job.suite.write("test_it.py", _PASSES)
+    job.set(BUILDKITE="true", PATH=f"{agent.parent}{os.pathsep}{os.environ['PATH']}")
+    run = job.run()
+    assert run.ret == 0
+    assert "\naccel: buildkite-agent annotate: exit status 3\n" in run.text
+
+
+def test_gitlab(job: Job) -> None:
+    job.suite.write("test_it.py", _TESTS)
+    job.set(GITLAB_CI="true")
+    run = job.run()
+    section = re.search(
+        r"^\x1b\[0Ksection_start:\d+:(accel_\w+)\[collapsed=true\]\n?\x1b\[0K[^\n]+\n(.*?)^\x1b\[0Ksection_end:\d+:\1\n?\x1b\[0K$",
+        run.text.replace("\r", "\n"),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert section is not None
+    assert section[2].startswith("2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n")
+    assert re.search(
+        r"^  test_it.py::test_one_rank_fails +rank 1 +test_it.py:19 +rank 1: assert 1 == 0$", section[2], re.M
+    )
+
+
+def test_the_summary_of_records(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    job.suite.write("test_it.py", _TESTS)
+    for shard in (1, 2):
+        job.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
+    records = [str(job.suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
+    expected = summary(sessions_of(map(read_record, records)))
+    assert expected.startswith("## pytest-accel: 2 failed, 1 error, 2 passed, 2 skipped, 1 xfailed\n\n2 sessions on ")
+    output = job.suite.path / "out" / "summary.md"
+    capfd.readouterr()
+    assert main(["summary", *records]) == 0
+    assert capfd.readouterr().out == expected
+    assert main(["summary", *records, "-o", str(output)]) == 0
+    assert output.read_text(encoding="utf-8") == expected
+    with pytest.raises(SystemExit):
+        main(["summary", str(job.suite.path / "test_it.py")])
