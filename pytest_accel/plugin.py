@@ -138,7 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_accel.nodes.launcher_hooks import LauncherHooks
 
         config.pluginmanager.register(LauncherHooks(config, config.stash[LAUNCHED]), "accel-launcher")
-    in_ci = options.shows_in_ci(config, session.settings)
+    in_ci = options.shows_in_ci(session.settings)
     if in_ci or any(options.output_path(config, option) is not None for option in options.FROM_RECORD):
         from pytest_accel import record_hooks
 

@@ -495,13 +495,12 @@ def asks_for_advice(config: pytest.Config) -> bool:
     return bool(config.getoption(ADVISE))
 
 
-def shows_in_ci(config: pytest.Config, settings: Settings) -> bool:
+def shows_in_ci(settings: Settings) -> bool:
     """Return True if a CI system should show the session's summary: not that of a session which a test has started."""
     return (
         settings.ci == "auto"
         and any(os.environ.get(name) for name in _CI_VARIABLES)
         and "PYTEST_CURRENT_TEST" not in os.environ
-        and not config.option.collectonly  # also a plan
     )
 
 

@@ -215,6 +215,36 @@ def test_a_summary_that_cannot_be_written(job: Job) -> None:
     assert f"\naccel: the job summary {job.suite.path} cannot be written: Is a directory\n" in run.text
 
 
+def test_a_full_disk_fails_no_session(job: Job) -> None:
+    job.suite.write(
+        "conftest.py",
+        """
+        import os
+        import tempfile
+
+
+        def pytest_runtest_setup():
+            for file in map(int, os.listdir("/proc/self/fd")):
+                try:
+                    path = os.readlink(f"/proc/self/fd/{file}")
+                except FileNotFoundError:  # The folder's own.
+                    continue
+                # The file of the record has no name; sys.stdout and sys.stderr are files of the same kind.
+                if file > 2 and path.startswith(tempfile.gettempdir()) and path.endswith("(deleted)"):
+                    full = os.open("/dev/full", os.O_RDWR)
+                    os.dup2(full, file)
+                    os.close(full)
+        """,
+    )
+    job.suite.write("test_it.py", _PASSES)
+    job.on_github()
+    run = job.run("--capture=sys")
+    assert run.ret == 0
+    problem = "the temporary record of the session could not be written: No space left on device"
+    assert run.text.splitlines().count(f"accel: {problem}") == 1
+    assert not job.summary.exists()
+
+
 @pytest.mark.parametrize("options", [("--accel-ci=off",), ("--collect-only",), ("--accel-plan",), ("test_plain.py",)])
 def test_sessions_without_a_summary(job: Job, options: tuple[str, ...]) -> None:
     job.suite.write("test_it.py", _PASSES)

@@ -79,15 +79,17 @@ def test_devices_times_and_waits() -> None:
         (23.0, WorldStarting(4, 3, "2 on cuda", (RankPlace(0, ("a", "b")),))),
         (23.0, WorldAcquired(4, 3)),
         *_run("test_two", 4, 23.0, 33.0),
+        (32.0, TestStarted("test_in_vain")),
         (33.0, WorldRequested(5, "test_in_vain", "2 on cuda")),
         (33.0, RequestWaits(5, "test_in_vain waits for 2 cuda devices")),
         (40.0, RequestEnded(5, "no devices came free")),
         _fail("test_in_vain", "no devices came free", at=40.0),
-        *_run("test_unmarked", 0, 40.0, 60.0),
+        *_run("test_unmarked", 0, 40.0, 55.0),
+        *_run("test_beside_it", 0, 45.0, 60.0),
         (60.0, SessionFinished(1)),
     )
     text = summary([session])
-    assert text.startswith("## pytest-accel: 1 failed, 3 passed\n\n1 session on <code>one</code>, 60.0 s\n")
+    assert text.startswith("## pytest-accel: 1 failed, 4 passed\n\n1 session on <code>one</code>, 60.0 s\n")
     # Tests ran in 10 + 10 + 20 of the 60 seconds; one device was in use for 20 of them and the other for 10.
     assert _table(text, "Devices") == [["one", "cuda", "2", "2 x L4", "38"]]
     assert _table(text, "Slowest tests by device-seconds") == [
@@ -148,22 +150,24 @@ def large() -> Session:
     return _session(
         *(_fail(f"test_é.py::test_{number}", f"{number} é" * 50) for number in range(10_000)),
         *(_skip(f"test_it.py::test_{number}", reason=f"reason {number} " * 20) for number in range(10_000)),
+        *(_skip(f"test_x.py::test_{number}", reason="x", missing=f"{number} gpus " * 20) for number in range(10_000)),
         (2.0, SessionFinished(1)),
     )
 
 
-@pytest.mark.parametrize("room", [LARGEST, LARGEST // 10, 3_000])
+@pytest.mark.parametrize("room", [LARGEST, LARGEST // 10, 6_000])
 def test_a_summary_fits(large: Session, room: int) -> None:
     text = summary([large], room=room)
     assert room // 2 < len(text.encode()) <= room
     left_out = [int(number) for number in re.findall(r"^(\d+) more left out", text, re.MULTILINE)]
-    rows = len(_table(text, "Failures (10000)")), len(_table(text, "Skipped for other reasons (10000)"))
-    assert [shown + omitted for shown, omitted in zip(rows, left_out, strict=True)] == [10_000, 10_000]
+    titles = ("Failures", "Skipped for missing hardware", "Skipped for other reasons")
+    rows = [len(_table(text, f"{title} (10000)")) for title in titles]
+    assert [shown + omitted for shown, omitted in zip(rows, left_out, strict=True)] == [10_000] * 3
 
 
 def test_a_summary_without_room(large: Session) -> None:
     text = summary([large], room=100)
-    assert text == "## pytest-accel: 10000 failed, 10000 skipped\n\n1 session on <code>one</code>, 2.0 s\n"
+    assert text == "## pytest-accel: 10000 failed, 20000 skipped\n\n1 session on <code>one</code>, 2.0 s\n"
     assert summary([large], room=len(text)) == text
     assert summary([large], room=len(text) - 1) == ""
 
@@ -191,7 +195,7 @@ def test_an_agent_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_places_outside_the_repository(tmp_path: Path) -> None:
     failure = PhaseReported(
-        *("test_it.py::test_it", "call", "failed", 1.0, 1.0),
+        *("test_it.py::test_it[a,b]", "call", "failed", 1.0, 1.0),
         file="test_it.py",
         line=7,
         place=("/usr/lib/python/x.py", 9),
@@ -199,9 +203,9 @@ def test_places_outside_the_repository(tmp_path: Path) -> None:
     )
     events: list[Event] = [SessionStarted(1, "", "", (), str(tmp_path / "sub")), failure, SessionFinished(1)]
     (session,) = sessions_of([[Recorded(event, Stamp(1.0, "one", 1)) for event in events]])
-    start = "::error file=sub/test_it.py,line=7,title=test_it.py%3A%3Atest_it::100%25: no"
+    start = "::error file=sub/test_it.py,line=7,title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
     assert list(ci_systems.error_lines([session], str(tmp_path))) == [start]
     assert list(ci_systems.error_lines([session], None)) == [start.replace("sub/", "")]
     assert list(ci_systems.error_lines([session], str(tmp_path / "other"))) == [
-        "::error title=test_it.py%3A%3Atest_it::100%25: no"
+        "::error title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
     ]
