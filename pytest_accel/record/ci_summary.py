@@ -50,7 +50,9 @@ class _Block:
     """A table as text."""
 
     head: str
-    rows: Sequence[str]
+    rows: Iterable[str]
+    """Only those that fit are made."""
+    count: int
 
 
 def summary(sessions: Sequence[Session], *, room: int = LARGEST, job: str = "") -> str:
@@ -186,7 +188,7 @@ def _fit(start: str, blocks: Iterable[_Block], room: int) -> str:
         return ""
     for block in blocks:
         # A block takes half of what is left, so that a long one leaves room for those after it.
-        left = room // 2 - _size(block.head) - _size(_left_out(len(block.rows)))
+        left = room // 2 - _size(block.head) - _size(_left_out(block.count))
         if left < 0:
             continue
         kept: list[str] = []
@@ -195,7 +197,7 @@ def _fit(start: str, blocks: Iterable[_Block], room: int) -> str:
             if left < 0:
                 break
             kept.append(row)
-        omitted = len(block.rows) - len(kept)
+        omitted = block.count - len(kept)
         text = block.head + "".join(kept) + (_left_out(omitted) if omitted else "")
         start += text
         room -= _size(text)
@@ -229,7 +231,7 @@ def _markdown(table: _Table) -> _Block:
         "",
     )
     rows = (_row([_code(cell) if isinstance(cell, str) else _shown(cell) for cell in row]) for row in table.rows)
-    return _Block("\n".join(lines), [f"{row}\n" for row in rows])
+    return _Block("\n".join(lines), (f"{row}\n" for row in rows), len(table.rows))
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -248,4 +250,4 @@ def _text(table: _Table) -> _Block:
         + "\n"
         for row in [table.columns, *rows]
     )
-    return _Block(f"\n{table.title}\n{header}", lines)
+    return _Block(f"\n{table.title}\n{header}", lines, len(lines))
