@@ -10,7 +10,7 @@ from pytest_accel.core.frames import PACKAGE, is_library
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.skip_text import reason_of_skip
-from pytest_accel.core.truncation import cut_end
+from pytest_accel.core.truncation import cut_end, cut_gloo
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
 from pytest_accel.diagnostics.python_stacks import where
 from pytest_accel.diagnostics.rank_state import RankOutcome
@@ -122,7 +122,7 @@ def headline(error: ExceptionSketch | None) -> str:
     """Return type and first line of an exception, like the last line of a traceback; empty if there is none."""
     if error is None:
         return ""
-    name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
+    name, first = error.qualname.rpartition(".")[2], next(iter(cut_gloo(error.text).splitlines()), "")
     return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
