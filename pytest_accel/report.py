@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import foreign_marks
 from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
@@ -140,7 +141,7 @@ class ReportHooks:
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in report_text.interrupted_lines(interrupted, str(config.invocation_params.dir)):
+            for line in report_text.interrupted_lines(interrupted, folders_of(config)):
                 terminalreporter.write_line(line)
         if pool.summary.errors:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)
