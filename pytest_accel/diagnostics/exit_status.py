@@ -14,23 +14,34 @@ _LAST_OUTPUT = 8_000
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _TEXTS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
-    ExitCause.NODE_LOST: "was lost with its node, which does not answer any more",
+    ExitCause.NODE_LOST: "lost with its node, which does not answer any more",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
-    ExitCause.LOCK_LOST: "was killed by this session: it lost the lock of its devices, and others may use them",
+    ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }
 
 
-def describe_exit(end: RankExit) -> str:
-    """Return what to say of a rank with this end: ``was killed by SIGSEGV``, ``exited with status 3``."""
+_PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
+"""The causes whose text is a participle."""
+
+
+def describe_exit(end: RankExit, be: str = "") -> str:
+    """Return what to say of a rank with this end: ``killed by SIGSEGV``, ``exited with status 3``.
+
+    In a sentence, `be` is the verb that goes before a participle: ``was`` or ``were``.
+    """
+    be = f"{be} " if be else ""
     if end.cause in _TEXTS:
-        return _TEXTS[end.cause]
+        return f"{be if end.cause in _PASSIVE else ''}{_TEXTS[end.cause]}"
     assert end.status is not None
-    text = f"exited with status {end.status}" if end.status >= 0 else f"was killed by {signal_name(-end.status)}"
+    text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"
     return f"{text}: {OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text
 
 
-def describe_hang(hang: Hang) -> str:
-    """Return what to say of a rank that hung: ``timed out after 5 s``, ``was stopped 3 s after rank 1 failed``."""
+def describe_hang(hang: Hang, be: str = "was") -> str:
+    """Return what to say of a rank that hung: ``timed out after 5 s``, ``was stopped 3 s after rank 1 failed``.
+
+    `be` is the verb for one rank or for several.
+    """
     match hang.cause:
         case HangCause.PHASE_TIMEOUT:
             phase = f" in the {hang.when} phase" if hang.when != "call" else ""
@@ -40,7 +51,7 @@ def describe_hang(hang: Hang) -> str:
         case HangCause.STALLED:
             return f"stopped in the middle of a message for {hang.seconds:g} s"
         case HangCause.OTHER_RANK:
-            return f"was stopped {hang.seconds:g} s after {hang.event}"
+            return f"{be} stopped {hang.seconds:g} s after {hang.event}"
 
 
 def tail(path: str, limit: int = _LAST_OUTPUT) -> str:

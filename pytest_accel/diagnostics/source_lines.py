@@ -31,12 +31,13 @@ class SourceEntry:
 def source_entries(frames: Sequence[Frame]) -> list[SourceEntry]:
     """Return what to show of `frames`, given innermost first: the outermost first.
 
-    As with ``--tb=auto``, the outermost and the innermost frame of the user's code are in the long style.
+    Libraries that call the user's code are left out. As with ``--tb=auto``, the outermost and the innermost frame of
+    the user's code are in the long style.
     """
-    kept = relevant(frames) or list(frames)
-    shown = kept[:_MOST_FRAMES][::-1]
-    users = [frame for frame in shown if frame.is_code and not is_library(frame.path)]
-    return [_entry(frame, long=bool(users) and frame in (users[0], users[-1])) for frame in shown]
+    kept = (relevant(frames) or list(frames))[:_MOST_FRAMES]
+    users = [at for at, frame in enumerate(kept) if frame.is_code and not is_library(frame.path)]
+    last = users[-1] if users else len(kept) - 1
+    return [_entry(kept[at], long=bool(users) and at in (users[0], last)) for at in range(last, -1, -1)]
 
 
 def _entry(frame: Frame, *, long: bool) -> SourceEntry:

@@ -42,18 +42,18 @@ class PoolSummary:
 
     def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank has died between tests, or in a test that has passed."""
-        self._add_error(world, rank, f"{describe_exit(end)} after its last test had passed")
+        self._add_error(world, rank, f"{describe_exit(end, 'was')} after its last test had passed")
 
     def add_unknown_teardown(self, world: PooledWorld) -> None:
         """Report that the fork server has ended while the ranks tore down their session fixtures."""
-        killed = describe_exit(exited(-signal.SIGKILL))
+        killed = describe_exit(exited(-signal.SIGKILL), "was")
         self._add_error(world, 0, f"{killed} and may not have torn down its session fixtures")
 
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank of a retiring world has not ended its session."""
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._add_error(world, rank, f"{describe_exit(end)} before the end of its session")
+            self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session")
             return
         stack = (world.stacks or {}).get(rank, "")
         frame = where(frames_of_rank(stack))

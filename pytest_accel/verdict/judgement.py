@@ -287,7 +287,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         longrepr, message = _labelled(root.report.report["longrepr"], error, label, phase.place)
     else:
         error = _ERRORS[root.ending]
-        message, lines = _describe(root, label or report_text.ALONE, phase)
+        message, lines = _describe(root, report_text.alike(root, outcomes), phase)
         longrepr = source_longrepr(root.stack, message, lines, error.__name__, phase)
     if len(outcomes) > 1:
         _put_above(longrepr, f"{label} of {phase.about}")
@@ -305,7 +305,7 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
 def _put_above(longrepr: Any, line: str) -> None:
     """Put `line` above the traceback of a serialized failure, in place."""
     first = longrepr["chain"][0][0] if longrepr.get("chain") else longrepr["reprtraceback"]
-    blank = [""] if first["reprentries"][0]["data"]["style"] == "native" else []
+    blank = [""] if first["reprentries"][0]["data"]["style"] != "long" else []
     first["reprentries"].insert(0, _text_entry([line, *blank]))
 
 
@@ -322,21 +322,27 @@ def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, s
     return [(title, text, "-") for title, text in sections]
 
 
-def _describe(root: RankOutcome, who: str, phase: Phase) -> tuple[str, list[str]]:
-    """Return the summary line and the text for a rank that could not report its failure itself."""
+def _describe(root: RankOutcome, ranks: Sequence[int], phase: Phase) -> tuple[str, list[str]]:
+    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
+    who = ranks_text(ranks) if len(phase.outcomes) > 1 else report_text.ALONE
     if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT:
         hung = [one for one in phase.outcomes if one.ending == "hung" and not one.secondary]
         message = report_text.describe_timeout(phase.outcomes, hung, phase.findings, phase.folders)
         return message, [message]
     if root.hang is not None:
-        message = f"{who} {report_text.describe_stop(root, phase.folders)}"
+        message = f"{who}: {report_text.describe_stop(root, phase.folders, len(ranks))}"
         return message, [message]
     if root.ending == "unstarted":
         *before, last = root.text.strip().splitlines() or ["no reason given"]
-        return f"{who} could not run the test: {last}", root.text.splitlines() if before else []
+        message = f"{who} could not run the test: {last}"
+        return message, root.text.splitlines() if before else [message]
+    if root.ending == "failed":
+        first, *rest = root.text.splitlines()
+        message = f"{who} failed in the {phase.when} phase: {first}"
+        return message, [message, *rest]
     when = f" in the {phase.when} phase" if phase.when != "call" else ""
-    message = f"{who} {report_text.describe_death(root, phase.folders)}{when}"
-    return message, [message, *root.text.splitlines()[1:]]
+    message = f"{who} {report_text.describe_death(root, phase.folders, len(ranks))}{when}"
+    return message, [message]
 
 
 def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[tuple[str, str], ...]) -> Verdict:

@@ -28,11 +28,6 @@ _SILENT = "does not respond to signals"
 """For a rank whose stacks could not be taken."""
 ALONE = "the test's process"
 """The name of the only rank of a test in its message."""
-_CONSEQUENCES = {
-    Consequence.LOST_CONNECTION: "lost its connection",
-    Consequence.TIMED_OUT: "timed out waiting for another rank",
-    Consequence.BROKEN_BARRIER: "found a broken barrier",
-}
 _CAUSES = {"died": "died", "failed": "failed", "unstarted": "could not run the test"}
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
@@ -55,7 +50,7 @@ def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders
     consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in consequences]
     return [
-        f"{ranks_text(same)}: {_describe_root(root, folders)}",
+        f"{ranks_text(same)}: {_describe_root(root, folders, len(same))}",
         *outcome_lines(rest, folders),
         *_consequence_lines(consequences, f"{ranks_text(same)} {_CAUSES.get(root.ending, root.ending)}", folders),
     ]
@@ -84,7 +79,7 @@ def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str
         groups.setdefault(_key(outcome), []).append(outcome)
     lines = []
     for group in groups.values():
-        first, *more = _describe(group[0], folders)
+        first, *more = _describe(group[0], folders, len(group))
         lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
 
@@ -94,19 +89,28 @@ def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Fol
 
     The texts of these errors contain addresses, and so differ between ranks.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[RankOutcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(_describe_consequence(outcome, cause, folders), []).append(outcome.rank)
-    return [f"{ranks_text(ranks)}: {said}" for said, ranks in groups.items()]
+        groups.setdefault(_describe_consequence(outcome, cause, folders, 1), []).append(outcome)
+    return [
+        f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
+        for group in groups.values()
+    ]
 
 
-def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders) -> str:
+def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, number: int) -> str:
+    """Return the text of a line about this `number` of ranks."""
     meaning, place = consequence(outcome), _crash_place(outcome, folders)
     if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
         return f"failed as a consequence: {describe_exit(outcome.exit)}"
     if meaning is Consequence.FAILED_EXAMPLE and outcome.report is not None and outcome.report.exception is not None:
         return f"failed as a consequence: an example failed on rank {outcome.report.exception.peer}{place}"
-    return f"{_CONSEQUENCES[meaning]} after {cause}{',' if place else ''}{place}" if meaning is not None else ""
+    if meaning is Consequence.LOST_CONNECTION:
+        text = "lost its connection" if number == 1 else "lost their connection"
+    else:
+        broken = meaning is Consequence.BROKEN_BARRIER
+        text = "found a broken barrier" if broken else "timed out waiting for another rank"
+    return f"{text} after {cause}{',' if place else ''}{place}"
 
 
 def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
@@ -121,14 +125,14 @@ def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
     return f" at {folders.shown(own[-1]['path'])}:{own[-1]['lineno']}"
 
 
-def _describe_root(root: RankOutcome, folders: Folders) -> str:
+def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     """Return the text of `_describe` without what the message of the failure says."""
     text = root.ending if root.report is None else _without_message(root, folders)
     if root.ending == "hung":
         text = "timed out" if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT else "hung"
     if root.ending == "unstarted":
         text = "could not run the test"
-    return text if root.later is None else f"{text}; {_describe_end(root.later, folders)}"
+    return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
 
 
 def _without_message(outcome: RankOutcome, folders: Folders) -> str:
@@ -144,15 +148,15 @@ def _crash_of(outcome: RankOutcome) -> Mapping[str, Any] | None:
     return crash or None
 
 
-def _describe(outcome: RankOutcome, folders: Folders) -> list[str]:
-    """Return a line on the outcome of a rank, and for a failure the next lines of its message."""
-    first, *more = _describe_report(outcome, folders)
+def _describe(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
+    """Return a line on the outcome of this `number` of ranks, and for a failure the next lines of its message."""
+    first, *more = _describe_report(outcome, folders, number)
     if outcome.later is not None:
-        first += f"; {_describe_end(outcome.later, folders)}"
+        first += f"; {_describe_end(outcome.later, folders, number)}"
     return [first, *more]
 
 
-def _describe_report(outcome: RankOutcome, folders: Folders) -> list[str]:
+def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
     """Return the lines of `_describe`, without the end of the rank in a later phase."""
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
         if (crash := _crash_of(outcome)) is not None:
@@ -161,7 +165,7 @@ def _describe_report(outcome: RankOutcome, folders: Folders) -> list[str]:
             return [cut_end(line, _WIDTH) for line in lines]
         if text := headline(outcome.report.exception):
             return [f"failed: {text}"]
-    return [_describe_briefly(outcome, folders)]
+    return [_describe_briefly(outcome, folders, number)]
 
 
 def headline(error: ExceptionSketch | None) -> str:
@@ -172,12 +176,12 @@ def headline(error: ExceptionSketch | None) -> str:
     return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
-def _describe_briefly(outcome: RankOutcome, folders: Folders) -> str:
+def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> str:
     if outcome.report is None:
         if outcome.hang is not None:
-            return describe_stop(outcome, folders)
+            return describe_stop(outcome, folders, number)
         if outcome.ending == "died":
-            return describe_death(outcome, folders)
+            return f"{_first_line(outcome)}{_place(outcome, folders)}"
         lines = outcome.text.strip().splitlines() or [outcome.ending]
         return lines[-1] if outcome.ending == "unstarted" else lines[0]
     longrepr = outcome.report.report.get("longrepr")
@@ -188,9 +192,9 @@ def _describe_briefly(outcome: RankOutcome, folders: Folders) -> str:
     return outcome.ending
 
 
-def _describe_end(outcome: RankOutcome, folders: Folders) -> str:
+def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
     """Return how a rank ended in a later phase than the judged one."""
-    text = _describe_briefly(outcome, folders)
+    text = _describe_briefly(outcome, folders, number)
     return text if outcome.hang is not None or outcome.ending == "died" else f"{outcome.ending}: {text}"
 
 
@@ -200,20 +204,25 @@ def _place(outcome: RankOutcome, folders: Folders) -> str:
     return "" if frame is None else f" at {frame.where(folders)}"
 
 
-def describe_death(outcome: RankOutcome, folders: Folders) -> str:
-    """Return what to say of a rank that died: ``was killed by SIGSEGV at test_x.py:3 in test_y``."""
-    first = next(iter(outcome.text.strip().splitlines()), outcome.ending)
-    return f"{first}{_place(outcome, folders)}"
+def _first_line(outcome: RankOutcome) -> str:
+    return next(iter(outcome.text.strip().splitlines()), outcome.ending)
 
 
-def describe_stop(outcome: RankOutcome, folders: Folders) -> str:
-    """Return what to say of one rank that hung."""
+def describe_death(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return what to say of this `number` of ranks that died: ``was killed by SIGSEGV at test_x.py:3 in test_y``."""
+    be = "was" if number == 1 else "were"
+    text = _first_line(outcome) if outcome.exit is None else describe_exit(outcome.exit, be)
+    return f"{text}{_place(outcome, folders)}"
+
+
+def describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return what to say of this `number` of ranks that hung."""
     assert outcome.hang is not None
-    text, place = describe_hang(outcome.hang), _place(outcome, folders)
+    text, place = describe_hang(outcome.hang, "was" if number == 1 else "were"), _place(outcome, folders)
     if not outcome.stack:
         return f"{text}; {_SILENT}"
     if outcome.secondary and place:
-        return f"still running{place} when it {text}"
+        return f"still running{place} when {'it' if number == 1 else 'they'} {text}"
     return f"{text}{place}"
 
 

@@ -68,15 +68,16 @@ def start() -> Iterator[Start]:
     [
         (exited(0), "exited with status 0"),
         (exited(3), "exited with status 3"),
-        (exited(-signal.SIGSEGV), "was killed by SIGSEGV"),
-        (exited(-signal.SIGKILL), "was killed by SIGKILL"),
-        (exited(-250), "was killed by signal 250"),
-        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"was killed by SIGKILL: {OUT_OF_MEMORY}"),
-        (RankExit(ExitCause.NODE_LOST), "was lost with its node, which does not answer any more"),
+        (exited(-signal.SIGSEGV), "killed by SIGSEGV"),
+        (exited(-signal.SIGKILL), "killed by SIGKILL"),
+        (exited(-250), "killed by signal 250"),
+        (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
+        (RankExit(ExitCause.NODE_LOST), "lost with its node, which does not answer any more"),
     ],
 )
 def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> None:
     assert describe_exit(end) == text
+    assert describe_exit(end, "were") == (f"were {text}" if text.startswith(("killed", "lost")) else text)
 
 
 def test_each_cause_has_its_own_text() -> None:

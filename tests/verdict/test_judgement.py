@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from pytest_accel.core.frames import Folders
+from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
 from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record
 from pytest_accel.verdict import report_text
@@ -53,8 +56,9 @@ def skipped(rank: int, reason: str = "no network", **report: Any) -> RankOutcome
     return _reported(rank, "skipped", 1.0, None, longrepr=("test_it.py", 5, f"Skipped: {reason}"), **report)
 
 
-def died(rank: int, text: str = "was killed by SIGSEGV", at: float = 1.0, log: str = "") -> RankOutcome:
-    return RankOutcome(rank, "died", at, text=text, log=log)
+def died(rank: int, at: float = 1.0, number: signal.Signals = signal.SIGSEGV, **more: Any) -> RankOutcome:
+    end = exited(-number)
+    return RankOutcome(rank, "died", at, text=describe_exit(end), exit=end, **more)
 
 
 def hung(rank: int, stack: str = STACK) -> RankOutcome:
@@ -187,7 +191,7 @@ def test_consequences_at_one_place_are_told_once() -> None:
     assert summary(judged(*outcomes))[1] == [
         "rank 2: died",
         "rank 3: passed",
-        f"ranks 0-1: {lost}, at test_it.py:7",
+        f"ranks 0-1: {lost.replace('its', 'their')}, at test_it.py:7",
         f"rank 4: {lost}, at test_it.py:8",
     ]
 
@@ -225,17 +229,17 @@ def test_precedence() -> None:
 
 
 def test_a_death_says_how_and_shows_the_last_output() -> None:
-    verdict = judged(passed(0), died(1, "was killed by SIGABRT\nmore of it", log="terminate called"), when="setup")
+    verdict = judged(passed(0), died(1, number=signal.SIGABRT, log="terminate called"), when="setup")
     assert verdict.error is RankDied
     assert verdict.message == "rank 1 was killed by SIGABRT in the setup phase"
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
-    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message, "more of it"]
+    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert sections(verdict)["[rank 1] last output"] == "terminate called"
 
 
 def test_deaths_are_alike_where_their_output_is() -> None:
-    assert judged(died(0), died(1)).failed_ranks == (0, 1)
-    assert judged(died(0, log="this"), died(1, log="that", at=2)).failed_ranks == (0,)
+    assert judged(died(0), died(1)).message == "ranks 0-1 were killed by SIGSEGV"
+    assert judged(died(0, log="this"), died(1, log="that", at=2)).message == "rank 0 was killed by SIGSEGV"
 
 
 def test_a_hang_shows_where_every_rank_is() -> None:
@@ -295,7 +299,7 @@ def test_a_process_alone_times_out_without_a_number() -> None:
 
 
 def test_a_crash_shows_the_place_and_the_frames() -> None:
-    crash = RankOutcome(1, "died", 1.0, text="was killed by SIGSEGV", stack=f"Fatal Python error: Fault\n\n{STACK}")
+    crash = died(1, stack=f"Fatal Python error: Fault\n\n{STACK}")
     verdict = judged(passed(0), crash)
     assert verdict.message == "rank 1 was killed by SIGSEGV at test_it.py:12 in test_it"
     assert shown(verdict)[0] == "rank 1 of 2 on sim"
@@ -303,9 +307,7 @@ def test_a_crash_shows_the_place_and_the_frames() -> None:
     assert verdict.longrepr["reprcrash"]["path"] == "/home/me/test_it.py"
     assert verdict.longrepr["reprcrash"]["lineno"] == 12
     assert summary(verdict)[1] == ["rank 1: died", "rank 0: passed"]
-    assert (
-        summary(judged(failed(0, at=0.5), crash))[1][1] == "rank 1: was killed by SIGSEGV at test_it.py:12 in test_it"
-    )
+    assert summary(judged(failed(0, at=0.5), crash))[1][1] == "rank 1: killed by SIGSEGV at test_it.py:12 in test_it"
 
 
 def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> None:
@@ -327,10 +329,12 @@ def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> N
     assert summary(verdict)[1] == [
         "rank 1: failed at test_it.py:7",
         "rank 0: passed; still running at test_it.py:12 in test_it when it was stopped 3 s after rank 1 failed",
-        "rank 2: passed; was killed by SIGSEGV",
+        "rank 2: passed; killed by SIGSEGV",
     ]
     assert sections(verdict)["[rank 0] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
+    both = [passed(rank)._replace(later=terminated(rank, "rank 2 failed")) for rank in range(2)]
+    assert "when they were stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
     assert judged(ended, passed(1)).outcome == "passed"  # It is the later phase that fails.
 
 
@@ -363,7 +367,9 @@ def test_ranks_that_disagree() -> None:
 
 def test_skipped_by_all() -> None:
     verdict = judged(skipped(0), skipped(1, "no disk"))
-    assert replace(verdict, ranks=()) == Verdict("skipped", "no network", longrepr=("test_it.py", 5, "Skipped: no network"))
+    assert replace(verdict, ranks=()) == Verdict(
+        "skipped", "no network", longrepr=("test_it.py", 5, "Skipped: no network")
+    )
 
 
 def test_an_expected_failure_is_one_on_all_ranks() -> None:
@@ -433,7 +439,7 @@ def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
     assert lines[4:7] == [
         "rank 1: failed at test_it.py:7",
         "rank 0: passed",
-        "rank 2: was killed by SIGSEGV",
+        "rank 2: killed by SIGSEGV",
     ]
     assert lines[-1] == "out of memory"
 
