@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_accel.core.frames import folders_of
 from pytest_accel.core.marks import foreign_marks
 from pytest_accel.core.stash_keys import DEVICE_ERROR, MARKED, RETRIED
 from pytest_accel.core.terminal_lines import write_section
@@ -137,6 +136,7 @@ class ReportHooks:
         if pool is None:
             return
         for interrupted in pool.summary.interrupted:
+            from pytest_accel.core.frames import folders_of
             from pytest_accel.verdict import report_text
 
             name = f" of {interrupted.test}" if interrupted.test else ""

@@ -249,6 +249,7 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out", "rank 0: passed"])
     assert shown(verdict) == [
         "ranks 1-2 of 3 on sim",
+        "",
         "test_it.py:12: in test_it",
         "torch/distributed/distributed_c10d.py:3000: in all_reduce",
         f"E   {verdict.message}",
