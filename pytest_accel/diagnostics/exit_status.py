@@ -9,8 +9,8 @@ from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.signals import signal_name
 from pytest_accel.diagnostics.rank_state import Hang, HangCause
 
-_LAST_OUTPUT = 8_000
-"""Maximum number of bytes of a log that are shown."""
+LAST_OUTPUT = 8_000
+"""Maximum number of bytes or characters of a log that are shown."""
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _TEXTS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
@@ -54,7 +54,7 @@ def describe_hang(hang: Hang, be: str = "was") -> str:
             return f"{be} stopped {hang.seconds:g} s after {hang.event}"
 
 
-def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
+def tail(path: str, limit: int = LAST_OUTPUT) -> str:
     """Return the end of a log, at most `limit` bytes of it; empty if there is no log.
 
     Of a log that is kept over several tests, only the part of the last test is returned.

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import PACKAGE, Folders, is_library
-from pytest_accel.core.truncation import cut
 
 _PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
 _HIDDEN = (
@@ -33,8 +32,6 @@ _DUMP_LINE = re.compile(
 """The lines that faulthandler writes after the name of a fatal error."""
 _THREAD = re.compile(r"^(?=(?:Current thread|Thread) (?:0x)?[0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_MOST_OUTPUT = 8_000
-"""Maximum number of characters of a rank's output that are shown next to a fatal error."""
 
 
 class Frame(NamedTuple):
@@ -88,11 +85,11 @@ def split_fault(log: str) -> tuple[str, str]:
     """Return the output in a rank's `log`, and the stack that faulthandler wrote there when the rank crashed."""
     before, fatal, dump = log.rpartition(_FATAL)
     if not fatal:
-        return cut(log, _MOST_OUTPUT), ""
+        return log, ""
     lines = dump.split("\n")
     end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
     output = "\n".join(filter(None, (before.strip("\n"), "\n".join(lines[end:]).strip("\n"))))
-    return cut(output, _MOST_OUTPUT), shorten(fatal + "\n".join(lines[:end])).strip("\n")
+    return output, shorten(fatal + "\n".join(lines[:end])).strip("\n")
 
 
 def shorten(stacks: str) -> str:

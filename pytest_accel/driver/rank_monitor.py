@@ -22,7 +22,7 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.exit_status import describe_exit, describe_hang
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
 from pytest_accel.diagnostics.python_stacks import split_fault
@@ -228,8 +228,9 @@ class RankMonitor:
         log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if ending != "hung" else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
-        if ending != "hung":
+        if exit is not None and exit.is_crash:
             log, stack = split_fault(log)
+        log = log[-LAST_OUTPUT:]
         outcome = RankOutcome(rank.rank, ending, at, None, text, stack, log, tuple(captured), exit=exit, hang=hang)
         rank.end = outcome
         self._unregister(rank)

@@ -9,7 +9,7 @@ from pytest_accel.core.clock import monotonic
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
-from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
 from pytest_accel.diagnostics.source_lines import stack_text
@@ -42,7 +42,7 @@ class PoolSummary:
 
     def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank has died between tests, or in a test that has passed."""
-        self._add_error(world, rank, f"{describe_exit(end, 'was')} after its last test had passed")
+        self._add_error(world, rank, f"{describe_exit(end, 'was')} after its last test had passed", end=end)
 
     def add_unknown_teardown(self, world: PooledWorld) -> None:
         """Report that the fork server has ended while the ranks tore down their session fixtures."""
@@ -53,7 +53,7 @@ class PoolSummary:
         """Report that a rank of a retiring world has not ended its session."""
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session")
+            self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session", end=end)
             return
         stack = (world.stacks or {}).get(rank, "")
         frame = where(frames_of_rank(stack))
@@ -80,8 +80,9 @@ class PoolSummary:
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def _add_error(self, world: PooledWorld, rank: int, *texts: str) -> None:
+    def _add_error(self, world: PooledWorld, rank: int, *texts: str, end: RankExit | None = None) -> None:
         log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
         about = f"rank {rank} of a world of {world.spec.ranks} "
-        output, stack = split_fault(log)
-        self.errors.append(about + "\n".join(filter(None, (*texts, stack_text(stack, Folders()), output))))
+        output, stack = split_fault(log) if end is not None and end.is_crash else (log, "")
+        shown = (*texts, stack_text(stack, Folders()), output[-LAST_OUTPUT:])
+        self.errors.append(about + "\n".join(filter(None, shown)))

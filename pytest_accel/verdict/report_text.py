@@ -128,9 +128,11 @@ def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
 def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
     """Return the text of `_describe` without what the message of the failure says."""
     text = root.ending if root.report is None else _without_message(root, folders)
-    if root.ending == "hung":
+    if wasxfail(root) is not None:
+        text = _describe_briefly(root, folders, number)
+    elif root.ending == "hung":
         text = "timed out" if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT else "hung"
-    if root.ending == "unstarted":
+    elif root.ending == "unstarted":
         text = "could not run the test"
     return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
 

@@ -80,6 +80,12 @@ def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> Non
     assert describe_exit(end, "were") == (f"were {text}" if text.startswith(("killed", "lost")) else text)
 
 
+@pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])
+def test_a_crash_is_an_exit_by_a_signal_of_the_fault_handler(status: int, crash: bool) -> None:
+    assert exited(status).is_crash is crash
+    assert not RankExit(ExitCause.NODE_LOST).is_crash
+
+
 def test_each_cause_has_its_own_text() -> None:
     assert len({describe_exit(RankExit(cause, -signal.SIGKILL)) for cause in ExitCause}) == len(ExitCause)
 

@@ -82,3 +82,78 @@ def test_a_hang_shows_native_frames(suite: Suite) -> None:
     assert "test_hang (test_it.py:12)" in sleeps
     assert "_pytest" not in told.partition("- rerun -")[0]
     assert max(map(len, told.splitlines())) <= 160
+
+
+def test_a_crash_shows_the_lines_of_source_and_the_output(suite: Suite) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import ctypes
+        import os
+        import subprocess
+        import sys
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        def crash(rank):
+            if rank == 1:
+                ctypes.string_at(0)
+
+
+        @pytest.mark.distributed(2)
+        def test_crash(rank):
+            print("before the crash of", rank)
+            crash(rank)
+            dist.all_reduce(torch.ones(1))
+
+
+        @pytest.mark.distributed(2)
+        def test_child_crashes(rank):
+            if rank == 1:
+                subprocess.run([sys.executable, "-Xfaulthandler", "-c", "import ctypes; ctypes.string_at(0)"])
+                sys.__stderr__.write("Fatal Python error: Segmentation fault\\n")
+                sys.__stderr__.flush()
+                os._exit(3)
+        """,
+    )
+    run = suite.run()
+    run.expect({"test_crash": "FAILED", "test_child_crashes": "FAILED"})
+    told = run.failure("test_crash")
+    message = "rank 1 was killed by SIGSEGV at test_it.py:14 in crash"
+    assert f"FAILED test_it.py::test_crash - {message}" in run.text
+    assert "rank 1 of 2 on sim\n\n    def test_crash(rank):\n" in told
+    assert ">       crash(rank)\n\ntest_it.py:20: \n" in told
+    assert ">           ctypes.string_at(0)\n\ntest_it.py:14: \n" in told
+    assert f"E   {message}\n" in told
+    assert "rank 1: died\nrank 0: lost its connection after rank 1 died, at test_it.py:21\n" in told
+    assert "before the crash of 1" in told
+    for text in ("Extension modules", "_pytest", "pluggy", "flight_recorder", "c10d_logger.py", "last output"):
+        assert text not in told.partition("- Captured log call")[0]
+    assert "rank 1 exited with status 3\n" in run.failure("test_child_crashes")  # The crash was not the rank's own.
+
+
+@pytest.mark.parametrize("style", ["long", "short", "line", "native", "no"])
+def test_a_hang_is_shown_in_every_style_of_tracebacks(suite: Suite, style: str) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import threading
+
+        import pytest
+
+
+        @pytest.mark.distributed(2, timeout=1)
+        def test_hang(rank):
+            if rank == 1:
+                threading.Event().wait()
+        """,
+    )
+    run = suite.run(f"--tb={style}")
+    run.expect({"test_hang": "FAILED"})
+    message = "timed out after 1 s: rank 1 is at test_it.py:10; rank 0 had finished"
+    assert f"FAILED test_it.py::test_hang - {message}" in run.text
+    assert (f"E   {message}" in run.text) == (style != "no")
+    assert "INTERNALERROR" not in run.text

@@ -150,7 +150,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
     )
     said = {
         "test_event": [
-            "timed out after 1 s: rank 1 is at test_hangs.py:16; rank 0 had finished",
+            "timed out after 1 s: rank 1 is at test_hangs.py:17; rank 0 had finished",
             ">           threading.Event().wait()",
         ],
         "test_busy_in_setup": ["timed out in the setup phase after 1 s: rank 0 is at", "    def busy_rank_0(rank):"],
