@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import Folders, folders_of
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import PhaseReported, TestStarted
 from pytest_accel.core.shims import worker_of_starting_test
@@ -142,9 +143,9 @@ class LiveHooks:
                 self._show_status()
 
     def _show_report(self) -> None:
-        folder = str(self._session.config.invocation_params.dir)
+        folders = folders_of(self._session.config)
         try:
-            lines = report(self._events.state(), self._session.pool, monotonic(), folder)
+            lines = report(self._events.state(), self._session.pool, monotonic(), folders)
         except Exception:  # The end of this thread with an error could fail the running test.
             lines = ["accel: the report has failed", *format_exc().splitlines()]
         self._terminal.write_lines(lines)
@@ -213,13 +214,13 @@ def _is_caught(number: int) -> bool:
     return False
 
 
-def report(state: LiveState, pool: Pool, now: float, folder: str) -> list[str]:
-    """Return the lines about the running and the waiting tests. Paths are relative to `folder`. This may take seconds.
+def report(state: LiveState, pool: Pool, now: float, folders: Folders) -> list[str]:
+    """Return the lines about the running and the waiting tests. This may take seconds.
 
     The reasons why tests wait are those of the `pool`: the holders of devices may have changed since the event.
     """
     lines = [f"accel: {', '.join(_counts(state))}"]
-    lines += [f"  {_about(one, pool, now, folder)}" for one in state.running.values()]
+    lines += [f"  {_about(one, pool, now, folders)}" for one in state.running.values()]
     for one in state.requests.values():
         text = pool.waiting(one.number) or f"{one.test} waits for the start of its ranks"
         lines.append(f"  {waiting_text(text, now - one.since)}")
@@ -241,11 +242,11 @@ def _counts(state: LiveState) -> list[str]:
     return parts
 
 
-def _about(test: RunningTest, pool: Pool, now: float, folder: str) -> str:
+def _about(test: RunningTest, pool: Pool, now: float, folders: Folders) -> str:
     about = [*([test.worker] if test.worker else []), _duration(now - test.since), test.phase]
     text = f"{test.test} ({', '.join(about)})"
     places, collectives = pool.places(test.world) if test.world else ({}, [])
-    parts = place_parts({rank: place for rank, place in places.items() if place}, collectives, folder)
+    parts = place_parts({rank: place for rank, place in places.items() if place}, collectives, folders)
     if parts and (unknown := [rank for rank, place in places.items() if not place]):
         parts.append(f"{ranks_text(unknown)} in the {test.phase} phase")
     return f"{text}: {'; '.join(parts)}" if parts else text

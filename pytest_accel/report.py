@@ -136,11 +136,12 @@ class ReportHooks:
         if pool is None:
             return
         for interrupted in pool.summary.interrupted:
+            from pytest_accel.core.frames import folders_of
             from pytest_accel.verdict import report_text
 
             name = f" of {interrupted.test}" if interrupted.test else ""
             terminalreporter.section(f"accel: the interrupted ranks{name}", sep="-")
-            for line in report_text.interrupted_lines(interrupted, str(config.invocation_params.dir)):
+            for line in report_text.interrupted_lines(interrupted, folders_of(config)):
                 terminalreporter.write_line(line)
         if pool.summary.errors:
             terminalreporter.section("accel: errors outside of any test", sep="=", red=True)

@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from sys import _current_frames
 from threading import main_thread
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = ("/site-packages/", "/lib/python", PACKAGE)
 """Path parts of files that belong to Python, to installed packages or to this package."""
+_LIBRARY = re.compile(r".*/(?:site-packages|lib/python[0-9.]+)/")
+"""The folder in which Python or packages are installed."""
 
 
 def is_library(path: str) -> bool:
     """Return whether the file `path` belongs to Python, to an installed package or to this package."""
     return any(part in path for part in LIBRARIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of a session by which the paths in reports are interpreted and shown."""
+
+    root: str = ""
+    """pytest's rootdir; empty if it is unknown."""
+    invocation: str = ""
+    """pytest's invocation folder, to which relative paths in tracebacks refer."""
+
+    def is_own(self, path: str) -> bool:
+        """Return whether the file `path` is in rootdir and does not belong to a library."""
+        return not is_library(path) and self._absolute(path).startswith(os.path.join(self.root, ""))
+
+    def shown(self, path: str) -> str:
+        """Return `path` relative to rootdir if it is below it; for a library, relative to the folder of its package."""
+        if (library := _LIBRARY.search(path)) is not None:
+            return path[library.end() :]
+        return self._absolute(path).removeprefix(os.path.join(self.root, "")) if self.root else path
+
+    def _absolute(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self.invocation, path))
+
+
+def folders_of(config: pytest.Config) -> Folders:
+    """Return the folders of this session."""
+    return Folders(str(config.rootpath), str(config.invocation_params.dir))
 
 
 def place_of_main_thread() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from pytest_accel.core.signals import is_crash
+
 
 class ExitCause(Enum):
     """The causes for which the process of a rank ends."""
@@ -29,6 +31,11 @@ class RankExit(NamedTuple):
     cause: ExitCause
     status: int | None = None
     """Exit code, or the negative number of the signal (as in `subprocess`); None if it is unknown."""
+
+    @property
+    def is_crash(self) -> bool:
+        """True if a signal ended the process before which Python's fault handler writes the stacks."""
+        return self.cause is ExitCause.EXITED and self.status is not None and is_crash(-self.status)
 
 
 def exited(status: int) -> RankExit:

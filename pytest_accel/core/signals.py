@@ -1,4 +1,4 @@
-"""Signals that make a rank write its stacks or the record of its collectives, and the names of signals."""
+"""Signals that make a rank write its stacks or its collectives, the signals of a crash, and the names of signals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ FLIGHT_SIGNAL: int | None = STACK_SIGNAL + 1 if hasattr(signal, "SIGRTMIN") else
 
 None if the system has no real-time signals, since programs have their own uses for the others.
 """
+
+
+_CRASHES = frozenset((signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))
+
+
+def is_crash(number: int) -> bool:
+    """Return whether this signal is one that faulthandler handles: it writes the stacks before the process ends."""
+    return number in _CRASHES
 
 
 def signal_name(number: int) -> str:

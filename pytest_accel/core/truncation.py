@@ -1,13 +1,18 @@
-"""Truncation of long text in the middle: a rank's output, and assertions on tensors with a million elements."""
+"""Truncation of long text: a rank's output, assertions on tensors with a million elements, gloo's paragraphs."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 _LONGEST_SECTION = 1 << 20
 _LONGEST_LINE = 2_000
 _MOST_LINES = 120
+_GLOO_SOURCE = re.compile(r"\[[^\s\]]*/gloo/[^\s\]]*:\d+\] ")
+"""The file of gloo that raised an error, with which its text begins."""
+_GLOO_ADVICE = re.compile(r"\.? This is typically caused by .*?before reporting an error\. GLHF! \S*")
+"""The end of gloo's errors about a connection (gloo/transport/tcp/pair.cc)."""
 
 
 def cut(text: str, longest: int = _LONGEST_SECTION) -> str:
@@ -50,6 +55,11 @@ def cut_lines(lines: list[str]) -> list[str]:
     ]
 
 
+def cut_gloo(text: str) -> str:
+    """Return `text` with gloo's error in it reduced to what has happened: ``gloo: Connection closed by peer ...``."""
+    return _GLOO_ADVICE.sub("", _GLOO_SOURCE.sub("gloo: ", text))
+
+
 def cut_failure(longrepr: Any) -> None:
     """Truncate a serialized failure of pytest (`longrepr`) in place."""
     if not isinstance(longrepr, dict):
@@ -59,7 +69,7 @@ def cut_failure(longrepr: Any) -> None:
     for traceback in tracebacks:
         for entry in traceback["reprentries"] if traceback else ():
             if entry["data"]:
-                entry["data"]["lines"] = cut_lines(entry["data"]["lines"])
+                entry["data"]["lines"] = cut_lines([cut_gloo(line) for line in entry["data"]["lines"]])
     for crash in crashes:
         if crash:
-            crash["message"] = "\n".join(cut_lines(crash["message"].split("\n")))
+            crash["message"] = "\n".join(cut_lines(cut_gloo(crash["message"]).split("\n")))

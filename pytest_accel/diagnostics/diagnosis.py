@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.diagnostics.python_stacks import where
-from pytest_accel.rank.collectives import describe_waits, place_in, read_record
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.rank.collectives import Record, describe_waits, place_in, read_record
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Results of a diagnosis, shown in addition to the ranks' own reports; the mappings are by rank."""
 
-    collectives: tuple[str, ...] = ()
-    """Lines about the collectives in which ranks wait, and the ranks that have not reached them."""
+    records: Mapping[int, Record] = field(default_factory=dict)
+    """The collectives of the living ranks."""
     native: Mapping[int, str] = field(default_factory=dict)
     """Native frames of ranks that hang."""
     at_death: Mapping[int, str] = field(default_factory=dict)
@@ -58,15 +58,9 @@ class Examiner:
         `thoroughly`, native frames are taken as well, which may take seconds.
         """
         stacks = self.stacks(hung)
-        collectives: list[str] = []
-        if self._grouped:
-            records = {
-                rank: read_record(record) for rank, record in self._inspector.ask(NodeInspector.records, alive).items()
-            }
-            collectives = describe_waits(records, {rank: where(stack) for rank, stack in stacks.items()})
-        return stacks, Findings(
-            tuple(collectives), self._inspector.ask(NodeInspector.native, hung) if thoroughly else {}
-        )
+        taken = self._inspector.ask(NodeInspector.records, alive) if self._grouped else {}
+        records = {rank: read_record(record) for rank, record in taken.items()}
+        return stacks, Findings(records, self._inspector.ask(NodeInspector.native, hung) if thoroughly else {})
 
     def progress(self, alive: Mapping[int, int]) -> tuple[dict[int, str], list[str]]:
         """Return where the ranks of a running test are, and lines about their collectives, without disturbing them.
@@ -80,4 +74,5 @@ class Examiner:
 
     def at_death(self, alive: Mapping[int, int]) -> Findings:
         """Return findings with the stacks of the `alive` ranks, except stacks that have only frames of libraries."""
-        return Findings(at_death={rank: stack for rank, stack in self.stacks(alive).items() if where(stack)})
+        stacks = self.stacks(alive).items()
+        return Findings(at_death={rank: stack for rank, stack in stacks if where(frames_of_rank(stack)) is not None})

@@ -1,4 +1,4 @@
-"""How a process ended: the text for its exit status, and the last lines of its log."""
+"""How a rank ended: the text for its exit status or its hang, and the last lines of its log."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from pytest_accel.core.paths import HEADING
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.signals import signal_name
+from pytest_accel.diagnostics.rank_state import Hang, HangCause
 
-_LAST_OUTPUT = 8_000
-"""Maximum number of bytes of a log that are shown."""
+LAST_OUTPUT = 8_000
+"""Maximum number of bytes or characters of a log that are shown."""
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _TEXTS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
@@ -19,16 +20,41 @@ _TEXTS = {
 }
 
 
-def describe_exit(end: RankExit) -> str:
-    """Return the end of a rank in words: the cause, the name of the signal, or the number passed to ``exit``."""
+_PASSIVE = frozenset((ExitCause.NODE_LOST, ExitCause.LOCK_LOST))
+"""The causes whose text is a participle."""
+
+
+def describe_exit(end: RankExit, be: str = "") -> str:
+    """Return what to say of a rank with this end: ``killed by SIGSEGV``, ``exited with status 3``.
+
+    In a sentence, `be` is the verb that goes before a participle: ``was`` or ``were``.
+    """
+    be = f"{be} " if be else ""
     if end.cause in _TEXTS:
-        return _TEXTS[end.cause]
+        return f"{be if end.cause in _PASSIVE else ''}{_TEXTS[end.cause]}"
     assert end.status is not None
-    text = f"exit status {end.status}" if end.status >= 0 else f"killed by {signal_name(-end.status)}"
+    text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"
     return f"{text}: {OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text
 
 
-def tail(path: str, limit: int = _LAST_OUTPUT) -> str:
+def describe_hang(hang: Hang, be: str = "was") -> str:
+    """Return what to say of a rank that hung: ``timed out after 5 s``, ``was stopped 3 s after rank 1 failed``.
+
+    `be` is the verb for one rank or for several.
+    """
+    match hang.cause:
+        case HangCause.PHASE_TIMEOUT:
+            phase = f" in the {hang.when} phase" if hang.when != "call" else ""
+            return f"timed out{phase} after {hang.seconds:g} s"
+        case HangCause.START_TIMEOUT:
+            return f"did not become ready within {hang.seconds:g} s"
+        case HangCause.STALLED:
+            return f"stopped in the middle of a message for {hang.seconds:g} s"
+        case HangCause.OTHER_RANK:
+            return f"{be} stopped {hang.seconds:g} s after {hang.event}"
+
+
+def tail(path: str, limit: int = LAST_OUTPUT) -> str:
     """Return the end of a log, at most `limit` bytes of it; empty if there is no log.
 
     Of a log that is kept over several tests, only the part of the last test is returned.

@@ -32,6 +32,9 @@ from pytest_accel.rank.flight_recorder import take_records
 _TIMEOUT = 20
 """Seconds to wait for an answer. Native frames take the longest."""
 
+_LONGEST_LOG = 100_000
+"""Maximum number of bytes of a log that are read: faulthandler writes up to 100 frames for each thread."""
+
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
@@ -54,8 +57,8 @@ class NodeInspector:
         return {rank: progress.read(path) for rank, path in self._paths(progress_path, ranks).items()}
 
     def logs(self, ranks: Mapping[int, None]) -> dict[int, str]:
-        """Return the end of each rank's log; see `tail`."""
-        return {rank: tail(path) for rank, path in self._paths(log_path, ranks).items()}
+        """Return the end of each rank's log, long enough for the stacks that faulthandler writes; see `tail`."""
+        return {rank: tail(path, _LONGEST_LOG) for rank, path in self._paths(log_path, ranks).items()}
 
     def captured(self, phases: Mapping[int, When]) -> dict[int, list[captured.Section]]:
         """Return the captured output of ranks that are in these `phases`; see `captured_output.read`."""

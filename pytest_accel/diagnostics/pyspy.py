@@ -15,11 +15,13 @@ _TIMEOUT = 15.0
 _THREAD = re.compile(r"^(?=Thread )", re.MULTILINE)
 _LONGEST = 160
 """Maximum number of characters of a line; the name of a C++ template can have thousands."""
-_AROUND_A_TEST = re.compile(r"^ +.*\((?:_pytest|pluggy)/", re.MULTILINE)
+_PYTHON_FRAME = re.compile(r"\(.*\.py:\d+\)$")
+_SAYS_NOTHING = re.compile(r"^ +(?:0x[0-9a-f]+ \(|pybind11::)")
+"""Frames without a name, and of the binding between C++ and Python."""
 
 
 def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
-    """Return the Python and native frames of each rank's threads, innermost first, down to the test.
+    """Return the native frames of each rank's threads, innermost first, down to the first Python frame.
 
     Ranks that cannot be examined are left out: all of them if the user has no right to trace processes (ptrace(2),
     ``kernel.yama.ptrace_scope``).
@@ -48,14 +50,15 @@ def native_frames(pids: Mapping[int, int]) -> dict[int, str]:
 
 
 def shorten(dump: str) -> str:
-    """Return the threads of a py-spy `dump`, each down to pytest's call of the test.
+    """Return the native frames of the threads of a py-spy `dump`, each down to the Python frame that called them.
 
-    Threads that run only pytest, and the flight recorder's thread, are left out.
+    Threads without native frames, and the flight recorder's thread, are left out.
     """
     threads = []
     for thread in _THREAD.split(dump)[1:]:
-        around = _AROUND_A_TEST.search(thread)
-        lines = (thread[: around.start()] if around else thread).rstrip().splitlines()
-        if len(lines) > 1 and not any("rank/flight_recorder.py" in line for line in lines):
-            threads += [cut_end(line, _LONGEST) for line in lines]
+        heading, *frames = thread.rstrip().splitlines()
+        python = next((at for at, frame in enumerate(frames) if _PYTHON_FRAME.search(frame)), len(frames))
+        native = [frame for frame in frames[:python] if not _SAYS_NOTHING.match(frame)]
+        if native and not any("rank/flight_recorder.py" in frame for frame in frames):
+            threads += [cut_end(line, _LONGEST) for line in (heading, *native, *frames[python : python + 1])]
     return "\n".join(threads)

@@ -1,4 +1,8 @@
-"""The Python stacks of ranks, which ranks write to a file on a signal."""
+"""The Python stacks of ranks: taken on a signal or found in a rank's log, and the frames in them.
+
+A stack is the text that faulthandler writes (``Modules/faulthandler.c``, ``Python/traceback.c``): the threads, newest
+first, each with its innermost frame first.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,49 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.frames import LIBRARIES
-from pytest_accel.rank import flight_recorder
+from pytest_accel.core.frames import PACKAGE, Folders, is_library
 
 _PYTEST_FOLDER = f"{os.sep}_pytest{os.sep}"
-_FLIGHT_RECORDER = flight_recorder.__file__
+_HIDDEN = (
+    *(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pluggy")),
+    os.path.join("torch", "distributed", "c10d_logger.py"),
+    os.path.join("torch", "utils", "_contextlib.py"),
+    PACKAGE,
+)
+"""Path parts of files whose frames say nothing about the test: of pytest, of torch's decorators, of this package."""
+_FATAL = "Fatal Python error: "
+_DUMP_LINE = re.compile(
+    r"$|(?:Current thread|Thread) 0x|  (?:File|Binary file) \"|  (?:<|\.\.\.)|  \(no |Python runtime state|"
+    r"Current thread's C stack trace|Extension modules: "
+)
+"""The lines that faulthandler writes after the name of a fatal error."""
+_THREAD = re.compile(r"^(?=(?:Current thread|Thread) (?:0x)?[0-9a-f]+)", re.MULTILINE)
+_FRAME = re.compile(r'^ *File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+
+
+class Frame(NamedTuple):
+    """A frame of a Python stack."""
+
+    path: str
+    line: int
+    function: str
+
+    @property
+    def is_code(self) -> bool:
+        """False for code that is in no file, such as ``<frozen os>``."""
+        return not self.path.startswith("<")
+
+    def place(self, folders: Folders) -> str:
+        """Return ``file:line`` of the frame, relative to rootdir."""
+        return f"{folders.shown(self.path)}:{self.line}"
+
+    def where(self, folders: Folders) -> str:
+        """Return ``file:line in function`` of the frame, relative to rootdir."""
+        return f"{self.place(folders)} in {self.function}"
 
 
 def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, timeout: float = 1.0) -> dict[int, str]:
@@ -41,18 +81,39 @@ def take_stacks(pids: dict[int, int], paths: dict[int, str], stack_signal: int, 
     return stacks
 
 
+def split_fault(log: str) -> tuple[str, str]:
+    """Return the output in a rank's `log`, and the stack that faulthandler wrote there when the rank crashed."""
+    before, fatal, dump = log.rpartition(_FATAL)
+    if not fatal:
+        return log, ""
+    lines = dump.split("\n")
+    end = next((at for at, line in enumerate(lines[1:], 1) if _DUMP_LINE.match(line) is None), len(lines))
+    output = "\n".join(filter(None, (before.strip("\n"), "\n".join(lines[end:]).strip("\n"))))
+    return output, shorten(fatal + "\n".join(lines[:end])).strip("\n")
+
+
 def shorten(stacks: str) -> str:
-    """Return `stacks` without the parts that all ranks share: pytest's frames, and the flight recorder's thread."""
-    threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", stacks, flags=re.MULTILINE)
-    kept = []
-    for text in threads:
-        if f'"{_FLIGHT_RECORDER}"' in text:
+    """Return `stacks` without the parts that all ranks share: pytest's frames, and the threads of this package."""
+    first, *threads = _THREAD.split(stacks)
+    kept = [first]
+    for at, text in enumerate(threads):
+        if at < len(threads) - 1 and not text.startswith("Current") and _is_ours(text):
             continue
         lines = text.splitlines(keepends=True)
         first_of_pytest = next((at for at, line in enumerate(lines) if _PYTEST_FOLDER in line), len(lines))
         # If the innermost frame is pytest's own, keep all frames.
         kept.append("".join(lines[:first_of_pytest] if first_of_pytest > 1 else lines))
     return "".join(kept)
+
+
+def _is_ours(thread: str) -> bool:
+    """Return whether this package started the `thread`."""
+    frames = [frame for frame in _frames(thread) if os.path.basename(frame.path) != "threading.py"]
+    return bool(frames) and frames[-1].path.startswith(PACKAGE)
+
+
+def _frames(text: str) -> list[Frame]:
+    return [Frame(path, int(line), function) for path, line, function in _FRAME.findall(text)]
 
 
 def _size(path: str) -> int:
@@ -62,12 +123,27 @@ def _size(path: str) -> int:
         return 0
 
 
-def where(stack: str) -> str:
-    """Return the innermost frame of the main thread that is not in a library, as ``file:line in name``; or empty."""
-    # faulthandler begins with the newest thread; the main thread is the oldest.
-    main = re.split(r"^(?:Current thread|Thread) 0x", stack, flags=re.MULTILINE)[-1]
-    frames = [line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")]
-    for frame in frames:
-        if not any(part in frame for part in (*LIBRARIES, '"<frozen ', '"<string>"')):
-            return frame.replace('File "', "").replace('", line ', ":", 1)
-    return ""
+def frames_of_rank(stack: str) -> list[Frame]:
+    """Return the frames of the rank's main thread, or of the thread that crashed, innermost first."""
+    _, *threads = _THREAD.split(stack)
+    if stack.startswith(_FATAL):
+        threads = [thread for thread in threads if thread.startswith("Current")] or threads
+    return _frames(threads[-1]) if threads else []
+
+
+def frames_of_other_threads(stack: str) -> list[list[Frame]]:
+    """Return the frames of each thread that `frames_of_rank` leaves out and that runs the user's code."""
+    _, *threads = _THREAD.split(stack)
+    found, own = [_frames(thread) for thread in threads], frames_of_rank(stack)
+    return [frames for frames in found if frames != own and where(frames) is not None]
+
+
+def relevant(frames: Iterable[Frame]) -> list[Frame]:
+    """Return `frames` without those that say nothing about the test."""
+    return [frame for frame in frames if frame.is_code and not any(part in frame.path for part in _HIDDEN)]
+
+
+def where(frames: Iterable[Frame], folders: Folders = Folders()) -> Frame | None:  # noqa: B008 - immutable.
+    """Return the innermost of `frames` that is in rootdir; else the innermost that is in no library, or None."""
+    users = [frame for frame in frames if frame.is_code and not is_library(frame.path)]
+    return next((frame for frame in users if folders.is_own(frame.path)), users[0] if users else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.rank_exit import RankExit
@@ -11,6 +12,31 @@ from pytest_accel.core.rank_messages import Finished, PhaseReport, When
 PHASES: tuple[When, ...] = ("setup", "call", "teardown")
 
 Ending = Literal["passed", "failed", "skipped", "died", "hung", "unstarted"]
+
+
+class HangCause(Enum):
+    """The causes for which a rank counts as hung."""
+
+    PHASE_TIMEOUT = "phase timeout"
+    """The rank did not finish a phase within its timeout."""
+    START_TIMEOUT = "start timeout"
+    """The rank did not become ready for a test in time."""
+    STALLED = "stalled"
+    """The rank stopped in the middle of a message."""
+    OTHER_RANK = "other rank"
+    """Another rank had failed or ended, and this one did not finish the test in its grace time."""
+
+
+class Hang(NamedTuple):
+    """Why a rank counts as hung."""
+
+    cause: HangCause
+    seconds: float
+    """The timeout or grace time that the rank exceeded."""
+    when: When | None = None
+    """The phase, for `PHASE_TIMEOUT`."""
+    event: str = ""
+    """The event that started the grace time, for `OTHER_RANK`: ``rank 1 failed``."""
 
 
 class RankOutcome(NamedTuple):
@@ -24,20 +50,26 @@ class RankOutcome(NamedTuple):
     at: float = 0.0
     report: PhaseReport | None = None
     text: str = ""
-    """For a rank that did not report: a description of its exit, or its timeout."""
+    """For a rank that ended without a report and does not hang: a description of its end."""
     stack: str = ""
+    """The stacks of the threads of a rank that hung, or that died of a fatal error; see `python_stacks`."""
     log: str = ""
     """The end of the output that pytest did not capture."""
     sections: tuple[tuple[str, str], ...] = ()
     """For a rank that did not report: headlines and texts of the output that pytest had captured."""
-    secondary: bool = False
-    """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
     later: RankOutcome | None = None
     """The end of the rank in a later phase of the test; None if it did not end, or that is not known yet."""
     exit: RankExit | None = None
     """The end of the process of a rank that died; None: it did not die, or its end is unknown."""
     headline: str = ""
     """For a rank that could not run the test: the cause in one line, if the rank has recognized it."""
+    hang: Hang | None = None
+    """Why the rank counts as hung; None: it does not hang."""
+
+    @property
+    def secondary(self) -> bool:
+        """True if the rank was terminated because another one had failed or ended, and not for its own timeout."""
+        return self.hang is not None and self.hang.cause is HangCause.OTHER_RANK
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

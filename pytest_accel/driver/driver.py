@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.inspector import WorldInspector
@@ -147,7 +148,10 @@ class Driver:
         self._key = marked.key
         outcomes = world.start()
         if outcomes is not None:
-            verdict = judge(Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about))
+            folders = folders_of(self.config)
+            verdict = judge(
+                Phase(when="setup", outcomes=outcomes, place=marked.place, about=marked.key.about, folders=folders)
+            )
             self.close()
             raise remote_exceptions.not_run(verdict.plain_text())
         return world
@@ -194,8 +198,8 @@ class Driver:
         self, when: When, seconds: float, timeout: float, places: dict[int, str], collectives: list[str]
     ) -> None:
         assert self._running is not None
-        folder, test = str(self.config.invocation_params.dir), self._running.item.nodeid
-        self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folder))
+        folders, test = folders_of(self.config), self._running.item.nodeid
+        self._pool_client.show(report_text.progress(test, when, seconds, timeout, places, collectives, folders))
 
     def record_interrupted(self, marked: MarkedTest) -> None:
         """Record the stacks of the ranks of `marked`, because the session is interrupted while it runs."""

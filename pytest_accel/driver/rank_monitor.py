@@ -22,10 +22,11 @@ from pytest_accel.core.rank_messages import (
     When,
 )
 from pytest_accel.diagnostics.diagnosis import NOTHING, Examiner
-from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit, describe_hang
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
 from pytest_accel.diagnostics.oom import with_oom_cause
-from pytest_accel.diagnostics.rank_state import PHASES, Ending, RankOutcome
+from pytest_accel.diagnostics.python_stacks import split_fault
+from pytest_accel.diagnostics.rank_state import PHASES, Ending, Hang, HangCause, RankOutcome
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.rank_connection import STALL_TIMEOUT, RankConnection
 from pytest_accel.driver.world_condition import WorldCondition
@@ -118,7 +119,7 @@ class RankMonitor:
             messages = rank.connection.recv()
         except BlockingIOError:
             stack = self.stacks().get(rank.rank, "")
-            self._record_end(rank, "hung", f"stopped in the middle of a message for {STALL_TIMEOUT} s", stack)
+            self._record_end(rank, "hung", stack=stack, hang=Hang(HangCause.STALLED, STALL_TIMEOUT))
             return
         for message in messages:
             self._handle(rank, message)
@@ -198,29 +199,26 @@ class RankMonitor:
 
     # Exits and hangs of ranks
 
-    def record_hung(self, pending: Sequence[RankConnection], text: str, *, secondary: bool) -> None:
-        """Take the stacks of the ranks `pending`, and record that they hang; `text` is the reason.
-
-        With `secondary`, the reason is the failure or end of another rank.
-        """
+    def record_hung(self, pending: Sequence[RankConnection], hang: Hang) -> None:
+        """Take the stacks of the ranks `pending`, and record that they hang, and why."""
         # Native frames take seconds to collect. After a death or failure they are not needed: the cause is known.
         thoroughly = all(rank.end is None and not rank.has_failed for rank in self.ranks)
         stacks, self.findings = self._examiner.hung(self._alive, _pids(pending), thoroughly=thoroughly)
         for rank in pending:
-            self._record_end(rank, "hung", text, stacks.get(rank.rank, ""), secondary=secondary)
+            self._record_end(rank, "hung", stack=stacks.get(rank.rank, ""), hang=hang)
 
     def _record_end(
         self,
         rank: RankConnection,
         ending: Ending,
-        text: str,
+        text: str = "",
+        *,
         stack: str = "",
         at: float | None = None,
-        *,
         phase: When | None = None,
-        secondary: bool = False,
         exit: RankExit | None = None,
         headline: str = "",
+        hang: Hang | None = None,
     ) -> None:
         """Record that `rank` has ended in `phase`, and receive no more messages from it.
 
@@ -232,11 +230,14 @@ class RankMonitor:
         log = self._inspector.ask(NodeInspector.logs, {rank.rank: None}).get(rank.rank, "") if shows_log else ""
         captured = self._inspector.ask(NodeInspector.captured, {rank.rank: rank.phase}).get(rank.rank, [])
         at = monotonic() if at is None else at
+        if exit is not None and exit.is_crash:
+            log, stack = split_fault(log)
+        log, output = log[-LAST_OUTPUT:], tuple(captured)
         rank.end = RankOutcome(
-            rank.rank, ending, at, None, text, stack, log, tuple(captured), secondary, exit=exit, headline=headline
+            rank.rank, ending, at, None, text, stack, log, output, exit=exit, headline=headline, hang=hang
         )
         self._unregister(rank)
-        self._condition.rule_out(f"rank {rank.rank} {text}")
+        self._condition.rule_out(f"rank {rank.rank} {text if hang is None else describe_hang(hang)}")
 
     def _unregister(self, rank: RankConnection) -> None:
         for source in rank.sources:

@@ -19,7 +19,7 @@ from pytest_accel.core.rank_messages import (
 )
 from pytest_accel.core.timeouts import GRACE, START_TIMEOUT
 from pytest_accel.diagnostics.diagnosis import Findings
-from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.diagnostics.rank_state import Hang, HangCause, RankOutcome
 from pytest_accel.diagnostics.waiting_limits import Grace, beginning, grace
 from pytest_accel.driver.debugger_relay import DebuggerRelay
 from pytest_accel.driver.log_tail import LogTail
@@ -96,7 +96,7 @@ class World:
             if not self._monitor.pump(deadline):
                 unready = [rank for rank in self._ranks if rank.rank not in self._monitor.ready and not rank.done]
                 spent = self._grace()._replace(seconds=GRACE)
-                self._give_up(unready, f"did not become ready within {START_TIMEOUT:g} s (timeout)", spent)
+                self._give_up(unready, Hang(HangCause.START_TIMEOUT, START_TIMEOUT), spent)
         ends = [rank.end for rank in self._ranks if rank.end is not None]
         if self.grant.warm and any(end.ending == "died" for end in ends):
             raise LostWorld
@@ -200,7 +200,7 @@ class World:
             self._on_quiet(when, monotonic() - began, timeout, places, collectives)
         spent = self._grace()
         if monotonic() >= min(deadline, spent.end):
-            timed_out = f"did not finish the {when} phase within {timeout:g} s (timeout)"
+            timed_out = Hang(HangCause.PHASE_TIMEOUT, timeout, when)
             self._give_up(pending, timed_out, spent if spent.end < deadline else Grace())
 
     def finished(self) -> dict[int, Finished]:
@@ -236,10 +236,10 @@ class World:
     def _grace(self) -> Grace:
         return grace(self._ranks, self._debugger.ended, self._monitor.is_any_at_work)
 
-    def _give_up(self, pending: list[RankConnection], timed_out: str, spent: Grace) -> None:
+    def _give_up(self, pending: list[RankConnection], timed_out: Hang, spent: Grace) -> None:
         """Count the ranks `pending` as hung.
 
         `timed_out` says what they did not do in time. If a grace is over instead, `spent` is that grace.
         """
-        text = f"was terminated {spent.seconds:g} s after {spent.cause}" if spent.cause else timed_out
-        self._monitor.record_hung(pending, text, secondary=bool(spent.cause))
+        stopped = Hang(HangCause.OTHER_RANK, spent.seconds, event=spent.cause)
+        self._monitor.record_hung(pending, stopped if spent.cause else timed_out)

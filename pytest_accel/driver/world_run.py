@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import When
 from pytest_accel.core.stash_keys import RETRIED
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.rank_state import PHASES, RankOutcome
+from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.diagnostics.waiting_limits import TimeLimits
 from pytest_accel.driver.marked_test import MarkedTest
 from pytest_accel.driver.subtests import Subtests
@@ -102,7 +104,7 @@ class WorldRun:
             outcomes=outcomes,
             place=self._test.place,
             about=self._test.key.about,
-            here=str(self._test.item.config.invocation_params.dir),
+            folders=folders_of(self._test.item.config),
             findings=world.findings,
             # Subtests of a setup that passed are reported with the call phase, which follows.
             failed_subtests=0 if when == "setup" else self._subtests.add(world.take_extras(), world.size),
@@ -132,8 +134,9 @@ class WorldRun:
             if isinstance(error, KeyboardInterrupt):
                 self._driver.record_interrupted(self._test)
             else:
+                folders = folders_of(item.config)
                 for rank, stack in world.stacks().items():
-                    item.add_report_section(when, f"stacks [rank {rank}]", stack)
+                    item.add_report_section(when, f"stacks [rank {rank}]", stack_text(stack, folders))
             self._end_world(f"the driver stopped waiting ({type(error).__name__})")
             raise
         if world.exit_request is not None:

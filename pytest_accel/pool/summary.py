@@ -6,12 +6,15 @@ import signal
 from dataclasses import replace
 
 from pytest_accel.core.clock import monotonic
+from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_exit import RankExit, exited
 from pytest_accel.diagnostics.diagnosis import Examiner, Interrupted
-from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.exit_status import LAST_OUTPUT, describe_exit
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.diagnostics.python_stacks import where
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, split_fault, where
+from pytest_accel.diagnostics.source_lines import stack_text
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld
+from pytest_accel.rank.collectives import waiting_in
 
 
 class PoolSummary:
@@ -39,23 +42,24 @@ class PoolSummary:
 
     def add_death(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank has died between tests, or in a test that has passed."""
-        self._add_error(world, rank, f"died after its last test had passed ({describe_exit(end)})")
+        self._add_error(world, rank, f"{describe_exit(end, 'was')} after its last test had passed", end=end)
 
     def add_unknown_teardown(self, world: PooledWorld) -> None:
         """Report that the fork server has ended while the ranks tore down their session fixtures."""
-        killed = describe_exit(exited(-signal.SIGKILL))
-        self._add_error(world, 0, f"may not have torn down its session fixtures ({killed})")
+        killed = describe_exit(exited(-signal.SIGKILL), "was")
+        self._add_error(world, 0, f"{killed} and may not have torn down its session fixtures")
 
     def add_failed_teardown(self, world: PooledWorld, rank: int, end: RankExit) -> None:
         """Report that a rank of a retiring world has not ended its session."""
         deadline = world.retire_deadline
         if end != exited(-signal.SIGKILL) or deadline is None or monotonic() < deadline:
-            self._add_error(world, rank, f"exited before the end of its session ({describe_exit(end)})")
+            self._add_error(world, rank, f"{describe_exit(end, 'was')} before the end of its session", end=end)
             return
         stack = (world.stacks or {}).get(rank, "")
-        place = f"; it was at {frame}" if (frame := where(stack)) else ""
+        frame = where(frames_of_rank(stack))
+        place = f"; it was at {frame.where(Folders())}" if frame is not None else ""
         what = f"did not end its session within {RETIRE_TIMEOUT:.0f} s and was killed{place}"
-        self._add_error(world, rank, what, stack)
+        self._add_error(world, rank, what, stack_text(stack, Folders()))
 
     def add_interrupted(self, world: PooledWorld, test: str) -> None:
         """Record where the ranks of a world are in an interrupted session; a later call only adds the test.
@@ -70,12 +74,15 @@ class PoolSummary:
         ends = {rank: describe_exit(end) for rank, end in world.exits.items()}
         examiner = Examiner(WorldInspector(self._directory, world.spec), grouped=world.spec.grouped)
         stacks, findings = examiner.hung(world.alive, world.alive, thoroughly=False)
-        between_tests = not test and not ends and all(stack and not where(stack) for stack in stacks.values())
-        if between_tests and not findings.collectives:
+        idle = all(stack and where(frames_of_rank(stack)) is None for stack in stacks.values())
+        between_tests = not test and not ends and idle
+        if between_tests and not any(waiting_in(record) for record in findings.records.values()):
             return
         self._interrupted[world.spec.world] = Interrupted(test, ends, stacks, findings)
 
-    def _add_error(self, world: PooledWorld, rank: int, *texts: str) -> None:
+    def _add_error(self, world: PooledWorld, rank: int, *texts: str, end: RankExit | None = None) -> None:
         log = WorldInspector(self._directory, world.spec).ask(NodeInspector.logs, {rank: None}).get(rank, "")
         about = f"rank {rank} of a world of {world.spec.ranks} "
-        self.errors.append(about + "\n".join(filter(None, (*texts, log))))
+        output, stack = split_fault(log) if end is not None and end.is_crash else (log, "")
+        shown = (*texts, stack_text(stack, Folders()), output[-LAST_OUTPUT:])
+        self.errors.append(about + "\n".join(filter(None, shown)))

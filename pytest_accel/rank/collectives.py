@@ -54,8 +54,13 @@ class Collective:
         each = zip(self.types, self.shapes, strict=False)
         return ", ".join(f"{kind}[{', '.join(map(str, shape))}]" for kind, shape in each)
 
+    @property
+    def name(self) -> str:
+        """The operation and its number, such as ``all_reduce #4``."""
+        return f"{self.operation} #{self.number}"
+
     def __str__(self) -> str:
-        return f"{self.operation} #{self.number}{f' ({self.tensors})' if self.tensors else ''}"
+        return f"{self.name}{f' ({self.tensors})' if self.tensors else ''}"
 
 
 _HINT = "with --accel-debug, such a call raises an error on every rank"
@@ -104,6 +109,12 @@ def place_in(record: bytes) -> str:
         return ""
 
 
+def waiting_in(record: Record) -> Collective | None:
+    """Return the collective in which the rank of this `record` waits; None if it waits in none."""
+    last = [record[group][max(record[group])] for group in sorted(record) if record[group]]
+    return next((one for one in last if not one.done), None)
+
+
 def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> list[str]:
     """Return lines that describe each group in which a rank waits. `places` has the ranks' known places in the code.
 
@@ -132,9 +143,9 @@ def describe_waits(records: Mapping[int, Record], places: Mapping[int, str]) -> 
         suffix = "; all ranks of the group have reached it" if complete else ""
         for one, ranks in inside.items():
             lines.append(f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} in {one}{where}{suffix}")
-        wanted = f"{next(iter(inside)).operation} #{number}"
+        wanted = next(iter(inside)).name
         for rank in missing:
-            before = f"{last[rank].operation} #{last[rank].number}" if rank in last else "none"
+            before = last[rank].name if rank in last else "none"
             at = f"; is at {places[rank]}" if places.get(rank) else ""
             lines.append(f"rank {rank} has not reached {wanted} (last collective: {before}){at}")
         if unknown:

@@ -1,4 +1,6 @@
-"""Merges the ranks' outcomes of one phase into one verdict. Pure functions.
+"""Merges the ranks' outcomes of one phase into one verdict.
+
+Pure functions, except that the source lines at which ranks stand are read from their files.
 
 A phase has passed only if every rank reported that it passed. Otherwise the precedence is: a rank died or failed, a
 rank hung, ranks disagree (some skipped, some ran), all skipped. Of several deaths and failures, the verdict names the
@@ -11,16 +13,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
+from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
 from pytest_accel.core.skip_text import reason_of_skip
 from pytest_accel.diagnostics.diagnosis import NOTHING, Findings
-from pytest_accel.diagnostics.rank_state import RankOutcome
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
+from pytest_accel.diagnostics.source_lines import SourceEntry, source_entries
 from pytest_accel.rank import rank_data
-from pytest_accel.rank.collectives import group_label
+from pytest_accel.rank.collectives import group_label, waiting_in
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.infra_failures import outside_cause
 from pytest_accel.verdict.phase_verdict import Verdict
@@ -52,8 +58,8 @@ class Phase:
     """File and line of the test, shown for failures that have no traceback."""
     about: str
     """A description of the world in a few words."""
-    here: str = ""
-    """The invocation folder; paths below it are shown relative to it."""
+    folders: Folders = Folders()  # noqa: RUF009 - immutable.
+    """The folders by which paths are shown."""
     findings: Findings = NOTHING
     failed_subtests: int = 0
     """Number of subtests that have failed on some rank."""
@@ -146,7 +152,7 @@ def _merge(phase: Phase) -> Verdict:
     if skipped and hung and all(outcome.secondary for outcome in hung):
         return _disagreement(phase, skipped, sections)
     if hung:
-        return _rank_failure(phase, min(hung, key=lambda outcome: outcome.secondary), sections)
+        return _rank_failure(phase, min(hung, key=partial(_position, phase)), sections)
     expected = [outcome for outcome in skipped if report_text.wasxfail(outcome) is not None]
     if expected and len(expected) == len(outcomes):
         longrepr = expected[0].report.report["longrepr"] if expected[0].report else None
@@ -162,10 +168,17 @@ def _merge(phase: Phase) -> Verdict:
     if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
         who = ranks_text([outcome.rank for outcome in unknown])
         message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
-        longrepr = text_longrepr(message, [message, "", *report_text.outcome_lines(outcomes, phase.here)], phase.place)
+        longrepr = text_longrepr(
+            message, [message, "", *report_text.outcome_lines(outcomes, phase.folders)], phase.place
+        )
         return Verdict("failed", message, RanksDisagree, longrepr, sections)
     unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
     return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
+
+
+def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:
+    """Return the sort key of a rank that `hung`: the ranks that others wait for come first."""
+    return hung.secondary, waiting_in(phase.findings.records.get(hung.rank, {})) is not None
 
 
 def properties(outcomes: Sequence[RankOutcome]) -> list[tuple[str, object]]:
@@ -222,8 +235,43 @@ def _leaks(finished: Mapping[int, Finished]) -> list[str]:
 def text_longrepr(message: str, lines: Sequence[str], place: tuple[str, int]) -> dict[str, Any]:
     """Return a serialized longrepr for a text that is not a traceback of a rank."""
     crash = {"path": place[0], "lineno": place[1], "message": message}
-    entry = {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
-    traceback = {"reprentries": [entry], "extraline": None, "style": "native"}
+    return _longrepr([_text_entry(lines)], crash)
+
+
+def source_longrepr(stack: str, message: str, lines: Sequence[str], error: str, phase: Phase) -> dict[str, Any]:
+    """Return a serialized longrepr for a rank with this `stack`: its source lines, and `lines` at the last of them."""
+    shown = source_entries(frames_of_rank(stack))
+    frame = where(frames_of_rank(stack), phase.folders)
+    if frame is None or not shown:
+        return text_longrepr(message, lines, phase.place)
+    entries = [_source_entry(entry, [], "", phase.folders) for entry in shown[:-1]]
+    entries.append(_source_entry(shown[-1], [f"E   {line}" for line in lines], error, phase.folders))
+    return _longrepr(entries, {"path": frame.path, "lineno": frame.line, "message": message})
+
+
+def _source_entry(entry: SourceEntry, lines: Sequence[str], error: str, folders: Folders) -> dict[str, Any]:
+    frame = entry.frame
+    place = {
+        "path": folders.shown(frame.path),
+        "lineno": frame.line,
+        "message": error if entry.long else f"in {frame.function}",
+    }
+    data = {
+        "lines": [*entry.lines, *lines],
+        "reprfuncargs": None,
+        "reprlocals": None,
+        "reprfileloc": place,
+        "style": "long" if entry.long else "short",
+    }
+    return {"type": "ReprEntry", "data": data}
+
+
+def _text_entry(lines: Sequence[str]) -> dict[str, Any]:
+    return {"type": "ReprEntryNative", "data": {"lines": [f"{line}\n" for line in lines], "style": "native"}}
+
+
+def _longrepr(entries: Sequence[dict[str, Any]], crash: dict[str, Any]) -> dict[str, Any]:
+    traceback = {"reprentries": [*entries], "extraline": None, "style": "long"}
     return {
         "reprcrash": crash,
         "reprtraceback": traceback,
@@ -243,17 +291,14 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
         error = root.report.exception
         longrepr, message = _labelled(root.report.report["longrepr"], error, label, phase.place)
     else:
-        who = label or "the test's process"
-        if root.ending == "hung" and root.stack and len(outcomes) > 1:  # Name all hung ranks, wherever they hung.
-            hung = [outcome for outcome in outcomes if outcome.ending == "hung"]
-            who = ranks_text([outcome.rank for outcome in hung if outcome.secondary == root.secondary])
-        message, lines = (root.headline, root.text.splitlines()) if says_all else _describe(root, who, phase.when)
-        longrepr = text_longrepr(message, lines, phase.place)
         error = _ERRORS[root.ending]
+        message, lines = (root.headline, root.text.splitlines()) if says_all else _describe(root, same, phase)
+        longrepr = source_longrepr(root.stack, message, lines, error.__name__, phase)
     if len(outcomes) > 1 and not says_all:
-        lines = report_text.summary(root, outcomes, phase.here)
-        longrepr["sections"] = [*longrepr["sections"], (f"{label} of {phase.about}", "\n".join(lines), "-")]
-    longrepr["sections"] += _diagnosis(phase)
+        _put_above(longrepr, f"{label} of {phase.about}")
+        lines = report_text.summary(root, outcomes, phase.folders)
+        longrepr["sections"] = [*longrepr["sections"], ("all ranks", "\n".join(lines), "-")]
+    longrepr["sections"] += _diagnosis(phase, root)
     for outcome in outcomes:
         extra = f"[rank {outcome.rank}] " if len(outcomes) > 1 else ""
         if outcome.log and outcome.ending in ("died", "unstarted"):
@@ -261,28 +306,49 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
     return Verdict("failed", message, error or RankError, longrepr, sections, failed_ranks=tuple(same))
 
 
-def _diagnosis(phase: Phase) -> list[tuple[str, str, str]]:
-    """Return report sections with the stacks and collectives of ranks that were inspected from outside."""
-    sections = report_text.stacks(phase.outcomes, phase.findings)
-    if phase.findings.collectives:
-        lines = "\n".join(phase.findings.collectives)
-        sections.insert(0, ("collectives", report_text.shorten_paths(lines, phase.here)))
+def _put_above(longrepr: Any, line: str) -> None:
+    """Put `line` above the traceback of a serialized failure, in place."""
+    first = longrepr["chain"][0][0] if longrepr.get("chain") else longrepr["reprtraceback"]
+    blank = [""] if first["reprentries"][0]["data"]["style"] != "long" else []
+    first["reprentries"].insert(0, _text_entry([line, *blank]))
+
+
+def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, str]]:
+    """Return report sections with the stacks and collectives of ranks that were inspected from outside.
+
+    The stack of `root` is left out: it is the traceback of the failure.
+    """
+    ends = [outcome.later or outcome for outcome in phase.outcomes]
+    stacks = {end.rank: end.stack for end in ends if end.stack}
+    sections = report_text.stacks(phase.outcomes, root, phase.findings, phase.folders)
+    if lines := report_text.collective_lines(stacks, phase.findings, phase.folders):
+        sections.insert(0, ("collectives", "\n".join(lines)))
     return [(title, text, "-") for title, text in sections]
 
 
-def _describe(root: RankOutcome, who: str, when: When) -> tuple[str, list[str]]:
-    """Return the summary line and the text for a rank that could not report its failure itself."""
-    if root.ending == "hung":
-        message = f"{who} {root.text}{'' if root.stack else report_text.SILENT}"
+def _describe(root: RankOutcome, ranks: Sequence[int], phase: Phase) -> tuple[str, list[str]]:
+    """Return the summary line and the text for `ranks`, which ended like `root` and did not report it themselves."""
+    who = ranks_text(ranks) if len(phase.outcomes) > 1 else report_text.ALONE
+    if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT:
+        hung = [one for one in phase.outcomes if one.hang is not None and one.hang.cause is root.hang.cause]
+        message = report_text.describe_timeout(phase.outcomes, hung, phase.findings, phase.folders)
+        return message, [message]
+    if root.hang is not None:
+        message = f"{who}: {report_text.describe_stop(root, phase.folders, len(ranks))}"
         return message, [message]
     if root.headline:
         return f"{who}: {root.headline}", root.text.splitlines()
     if root.ending == "unstarted":
         *before, last = root.text.strip().splitlines() or ["no reason given"]
-        return f"{who} could not run the test: {last}", root.text.splitlines() if before else []
-    first, *rest = root.text.splitlines()
-    message = f"{who} {root.ending} in the {when} phase: {first}"
-    return message, [message, *rest]
+        message = f"{who} could not run the test: {last}"
+        return message, root.text.splitlines() if before else [message]
+    if root.ending == "failed":
+        first, *rest = root.text.splitlines()
+        message = f"{who} failed in the {phase.when} phase: {first}"
+        return message, [message, *rest]
+    when = f" in the {phase.when} phase" if phase.when != "call" else ""
+    message = f"{who} {report_text.describe_death(root, phase.folders, len(ranks))}{when}"
+    return message, [message]
 
 
 def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[tuple[str, str], ...]) -> Verdict:
@@ -293,9 +359,9 @@ def _disagreement(phase: Phase, skipped: Sequence[RankOutcome], sections: tuple[
         f"{ranks_text(ran)} ran"
     )
     longrepr = text_longrepr(
-        message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.here)], phase.place
+        message, [message, "", *report_text.outcome_lines(phase.outcomes, phase.folders)], phase.place
     )
-    longrepr["sections"] += _diagnosis(phase)
+    longrepr["sections"] += _diagnosis(phase, None)
     return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 

@@ -1,31 +1,41 @@
-"""Text about each rank in a report; ranks with the same outcome share a line. Pure functions."""
+"""Text about each rank in a report; ranks with the same outcome share a line.
+
+Pure functions, except that the source lines at which ranks stand are read from their files.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_accel.core.frames import PACKAGE, is_library
+from pytest_accel.core.frames import PACKAGE, Folders, is_library
 from pytest_accel.core.rank_messages import ExceptionSketch, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.skip_text import reason_of_skip
-from pytest_accel.core.truncation import cut_end
+from pytest_accel.core.truncation import cut_end, cut_gloo
 from pytest_accel.diagnostics.diagnosis import Findings, Interrupted
-from pytest_accel.diagnostics.python_stacks import where
-from pytest_accel.diagnostics.rank_state import RankOutcome
-from pytest_accel.verdict.secondary_failures import consequence
+from pytest_accel.diagnostics.exit_status import describe_exit, describe_hang
+from pytest_accel.diagnostics.python_stacks import frames_of_rank, where
+from pytest_accel.diagnostics.rank_state import HangCause, RankOutcome
+from pytest_accel.diagnostics.source_lines import stack_text, threads_text
+from pytest_accel.rank.collectives import describe_waits, waiting_in
+from pytest_accel.verdict.secondary_failures import Consequence, consequence
 
 _WIDTH = 200
 """Characters of a line. Longer lines are truncated."""
-SILENT = "; does not respond to signals"
-"""Appended for a rank whose stacks could not be taken."""
+_SILENT = "does not respond to signals"
+"""For a rank whose stacks could not be taken."""
+ALONE = "the test's process"
+"""The name of the only rank of a test in its message."""
+_CAUSES = {"died": "died", "failed": "failed", "unstarted": "could not run the test"}
 _MORE_LINES = 6
 """Lines of a rank's failure message that are shown after the first."""
 _MISSING_FIXTURE = (pytest.FixtureLookupError.__module__, pytest.FixtureLookupError.__qualname__)
-_THREAD_ID = re.compile(r"^(?:Current thread|Thread) (?:0x)?[0-9a-f]+ ", re.MULTILINE)
+_THREAD_ID = re.compile(r"^Thread [0-9]+ ", re.MULTILINE)
+"""The process id in py-spy's line on a thread."""
 
 
 def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
@@ -33,16 +43,19 @@ def alike(root: RankOutcome, outcomes: Sequence[RankOutcome]) -> list[int]:
     return [outcome.rank for outcome in outcomes if _key(outcome) == _key(root) or _repeats(outcome, root)]
 
 
-def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank."""
+def summary(root: RankOutcome, outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
+    """Return lines on all ranks: first `root`, then other outcomes, last the consequences of a lost rank.
+
+    The line on `root` does not repeat the message above it.
+    """
     same = alike(root, outcomes)
     rest = [outcome for outcome in outcomes if outcome.rank not in same]
     consequences = [outcome for outcome in rest if consequence(root) is None and consequence(outcome) is not None]
     rest = [outcome for outcome in rest if outcome not in consequences]
     return [
-        f"{ranks_text(same)}: {_describe(root, here)[0]}",
-        *outcome_lines(rest, here),
-        *_consequence_lines(consequences, here),
+        f"{ranks_text(same)}: {_describe_root(root, folders, len(same))}",
+        *outcome_lines(rest, folders),
+        *_consequence_lines(consequences, f"{ranks_text(same)} {_CAUSES.get(root.ending, root.ending)}", folders),
     ]
 
 
@@ -55,70 +68,109 @@ def _repeats(outcome: RankOutcome, root: RankOutcome) -> bool:
 def _key(outcome: RankOutcome) -> object:
     """Return a value that is equal for outcomes that the same text describes."""
     if outcome.report is None:
-        return (outcome.ending, outcome.text, outcome.log if outcome.ending != "hung" else where(outcome.stack))
+        return (outcome.ending, outcome.text, outcome.hang, outcome.log, where(frames_of_rank(outcome.stack)))
     longrepr = outcome.report.report.get("longrepr")
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else longrepr
     later = _key(outcome.later) if outcome.later is not None else None
     return (outcome.ending, tuple(sorted(crash.items())) if isinstance(crash, dict) else crash, later)
 
 
-def outcome_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
+def outcome_lines(outcomes: Sequence[RankOutcome], folders: Folders) -> list[str]:
     """Return lines on `outcomes`; ranks with the same outcome share them."""
     groups: dict[object, list[RankOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(_key(outcome), []).append(outcome)
     lines = []
     for group in groups.values():
-        first, *more = _describe(group[0], here)
+        first, *more = _describe(group[0], folders, len(group))
         lines += [f"{ranks_text([outcome.rank for outcome in group])}: {first}", *(f"    {line}" for line in more)]
     return lines
 
 
-def _consequence_lines(outcomes: Sequence[RankOutcome], here: str) -> list[str]:
-    """Return a line for each place in the code at which ranks failed because of another rank.
+def _consequence_lines(outcomes: Sequence[RankOutcome], cause: str, folders: Folders) -> list[str]:
+    """Return a line for each place in the code at which ranks failed because of the `cause`, such as ``rank 1 died``.
 
     The texts of these errors contain addresses, and so differ between ranks.
     """
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[RankOutcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(f"{consequence(outcome)}{_crash_place(outcome, here)}", []).append(outcome.rank)
-    return [f"{ranks_text(ranks)}: failed as a consequence: {said}" for said, ranks in groups.items()]
+        groups.setdefault(_describe_consequence(outcome, cause, folders, 1), []).append(outcome)
+    return [
+        f"{ranks_text([one.rank for one in group])}: {_describe_consequence(group[0], cause, folders, len(group))}"
+        for group in groups.values()
+    ]
 
 
-def _crash_place(outcome: RankOutcome, here: str) -> str:
-    """Return the last place of the traceback that is not in a library; the place of the failure if there is none."""
+def _describe_consequence(outcome: RankOutcome, cause: str, folders: Folders, number: int) -> str:
+    """Return the text of a line about this `number` of ranks."""
+    meaning, place = consequence(outcome), _crash_place(outcome, folders)
+    if meaning is Consequence.JOB_ENDED and outcome.exit is not None:
+        return f"failed as a consequence: {describe_exit(outcome.exit)}"
+    if meaning is Consequence.FAILED_EXAMPLE and outcome.report is not None and outcome.report.exception is not None:
+        return f"failed as a consequence: an example failed on rank {outcome.report.exception.peer}{place}"
+    if meaning is Consequence.LOST_CONNECTION:
+        text = "lost its connection" if number == 1 else "lost their connection"
+    else:
+        broken = meaning is Consequence.BROKEN_BARRIER
+        text = "found a broken barrier" if broken else "timed out waiting for another rank"
+    return f"{text} after {cause}{',' if place else ''}{place}"
+
+
+def _crash_place(outcome: RankOutcome, folders: Folders) -> str:
+    """Return the deepest place of the traceback in rootdir; else the deepest that is in no library, if there is one."""
     longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
     if not isinstance(longrepr, dict) or not longrepr.get("reprcrash"):
         return ""
     entries = [entry["data"] or {} for entry in longrepr["reprtraceback"]["reprentries"]]
     places = [*(entry.get("reprfileloc") for entry in entries), longrepr["reprcrash"]]
-    own = [place for place in places if place and not is_library(place["path"])] or [longrepr["reprcrash"]]
-    return f" at {_relative(here, own[-1]['path'])}:{own[-1]['lineno']}"
+    users = [place for place in places if place and not is_library(place["path"])]
+    own = [place for place in users if folders.is_own(place["path"])] or users or [longrepr["reprcrash"]]
+    return f" at {folders.shown(own[-1]['path'])}:{own[-1]['lineno']}"
 
 
-def _describe(outcome: RankOutcome, here: str) -> list[str]:
-    """Return a line on the outcome of a rank, and for a failure the next lines of its message."""
-    first, *more = _describe_report(outcome, here)
+def _describe_root(root: RankOutcome, folders: Folders, number: int) -> str:
+    """Return the text of `_describe` without what the message of the failure says."""
+    text = root.ending if root.report is None else _without_message(root, folders)
+    if wasxfail(root) is not None:
+        text = _describe_briefly(root, folders, number)
+    elif root.ending == "hung":
+        text = "timed out" if root.hang is not None and root.hang.cause is HangCause.PHASE_TIMEOUT else "hung"
+    elif root.ending == "unstarted":
+        text = "could not run the test"
+    return text if root.later is None else f"{text}; {_describe_end(root.later, folders, number)}"
+
+
+def _without_message(outcome: RankOutcome, folders: Folders) -> str:
+    """Return the outcome and its place; the messages of this package's fixtures are enough without a place."""
+    crash = _crash_of(outcome)
+    place = "" if crash is None or crash["path"].startswith(PACKAGE) else _crash_place(outcome, folders)
+    return f"{outcome.ending}{place}"
+
+
+def _crash_of(outcome: RankOutcome) -> Mapping[str, Any] | None:
+    longrepr = outcome.report.report.get("longrepr") if outcome.report is not None else None
+    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
+    return crash or None
+
+
+def _describe(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
+    """Return a line on the outcome of this `number` of ranks, and for a failure the next lines of its message."""
+    first, *more = _describe_report(outcome, folders, number)
     if outcome.later is not None:
-        first += f"; {_describe_end(outcome.later, here)}"
+        first += f"; {_describe_end(outcome.later, folders, number)}"
     return [first, *more]
 
 
-def _describe_report(outcome: RankOutcome, here: str) -> list[str]:
+def _describe_report(outcome: RankOutcome, folders: Folders, number: int) -> list[str]:
     """Return the lines of `_describe`, without the end of the rank in a later phase."""
     if outcome.report is not None and outcome.ending == "failed" and wasxfail(outcome) is None:
-        longrepr = outcome.report.report.get("longrepr")
-        if isinstance(longrepr, dict) and longrepr.get("reprcrash"):
-            crash = longrepr["reprcrash"]
+        if (crash := _crash_of(outcome)) is not None:
             first, *more = [line for line in crash["message"].splitlines() if line.strip()] or [""]
-            place = f" at {_relative(here, crash['path'])}:{crash['lineno']}"
-            # Do not show a place in this package's fixtures: their messages are enough.
-            place = "" if crash["path"].startswith(PACKAGE) else place
-            lines = [f"failed{place}: {first}", *more[:_MORE_LINES]]
+            lines = [f"{_without_message(outcome, folders)}: {first}", *more[:_MORE_LINES]]
             return [cut_end(line, _WIDTH) for line in lines]
         if text := headline(outcome.report.exception):
             return [f"failed: {text}"]
-    return [_describe_briefly(outcome, here)]
+    return [_describe_briefly(outcome, folders, number)]
 
 
 def headline(error: ExceptionSketch | None) -> str:
@@ -128,18 +180,18 @@ def headline(error: ExceptionSketch | None) -> str:
     """
     if error is None:
         return ""
-    name, first = error.qualname.rpartition(".")[2], next(iter(error.text.splitlines()), "")
+    name, first = error.qualname.rpartition(".")[2], next(iter(cut_gloo(error.text).splitlines()), "")
     if (error.module, error.qualname) == _MISSING_FIXTURE:
         return cut_end(first, _WIDTH)
     return cut_end(f"{name}: {first}" if first else name, _WIDTH)
 
 
-def _describe_briefly(outcome: RankOutcome, here: str) -> str:
+def _describe_briefly(outcome: RankOutcome, folders: Folders, number: int) -> str:
     if outcome.report is None:
-        if outcome.ending == "hung" and not outcome.secondary:
-            return f"timed out{_last_place(outcome, here)}"
-        if outcome.ending == "hung":
-            return _describe_end(outcome, here)
+        if outcome.hang is not None:
+            return describe_stop(outcome, folders, number)
+        if outcome.ending == "died":
+            return f"{_first_line(outcome)}{_place(outcome, folders)}"
         if outcome.headline:
             return outcome.headline
         lines = outcome.text.strip().splitlines() or [outcome.ending]
@@ -152,23 +204,79 @@ def _describe_briefly(outcome: RankOutcome, here: str) -> str:
     return outcome.ending
 
 
-def _describe_end(outcome: RankOutcome, here: str) -> str:
-    """Return how a rank ended in a later phase than the judged one, or because of another rank."""
-    if outcome.ending == "hung":
-        return f"{outcome.text}{_last_place(outcome, here)}"
-    return f"{outcome.ending}: {_describe_briefly(outcome, here)}"
+def _describe_end(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return how a rank ended in a later phase than the judged one."""
+    text = _describe_briefly(outcome, folders, number)
+    return text if outcome.hang is not None or outcome.ending == "died" else f"{outcome.ending}: {text}"
 
 
-def _last_place(outcome: RankOutcome, here: str) -> str:
+def _place(outcome: RankOutcome, folders: Folders) -> str:
+    """Return `` at file:line in function`` of a rank that reported its stack; empty if there is no such place."""
+    frame = where(frames_of_rank(outcome.stack), folders)
+    return "" if frame is None else f" at {frame.where(folders)}"
+
+
+def _first_line(outcome: RankOutcome) -> str:
+    return next(iter(outcome.text.strip().splitlines()), outcome.ending)
+
+
+def describe_death(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return what to say of this `number` of ranks that died: ``was killed by SIGSEGV at test_x.py:3 in test_y``."""
+    be = "was" if number == 1 else "were"
+    text = _first_line(outcome) if outcome.exit is None else describe_exit(outcome.exit, be)
+    return f"{text}{_place(outcome, folders)}"
+
+
+def describe_stop(outcome: RankOutcome, folders: Folders, number: int) -> str:
+    """Return what to say of this `number` of ranks that hung."""
+    assert outcome.hang is not None
+    text, place = describe_hang(outcome.hang, "was" if number == 1 else "were"), _place(outcome, folders)
     if not outcome.stack:
-        return SILENT
-    at = _relative(here, where(outcome.stack))
-    return f"; was at {at}" if at else ""
+        return f"{text}; {_SILENT}"
+    if outcome.secondary and place:
+        return f"still running{place} when {'it' if number == 1 else 'they'} {text}"
+    return f"{text}{place}"
 
 
-def _relative(here: str, path: str) -> str:
-    """Return `path` relative to the folder `here` if it is below it."""
-    return path.removeprefix(f"{here}{os.sep}") if here else path
+def describe_timeout(
+    outcomes: Sequence[RankOutcome], hung: Sequence[RankOutcome], findings: Findings, folders: Folders
+) -> str:
+    """Return the message for ranks that timed out: where each of `hung` is, those first that wait in no collective."""
+    assert hung[0].hang is not None
+    by_position: dict[_Position, list[int]] = {}
+    for outcome in hung:
+        frame, one = where(frames_of_rank(outcome.stack), folders), waiting_in(findings.records.get(outcome.rank, {}))
+        place = "" if frame is None else frame.place(folders)
+        position = _Position("" if one is None else one.name, place, not outcome.stack)
+        by_position.setdefault(position, []).append(outcome.rank)
+    parts = [
+        f"{ranks_text(ranks) if len(outcomes) > 1 else ALONE} {position.predicate(len(ranks))}"
+        for position, ranks in sorted(by_position.items(), key=lambda item: bool(item[0].collective))
+    ]
+    for ending, what in (("passed", "finished"), ("skipped", "skipped")):
+        if ranks := [outcome.rank for outcome in outcomes if outcome.ending == ending]:
+            parts.append(f"{ranks_text(ranks)} had {what}")
+    return f"{describe_hang(hung[0].hang)}: {'; '.join(parts)}"
+
+
+class _Position(NamedTuple):
+    """Where a rank was when it timed out."""
+
+    collective: str
+    """The collective in which it waited; empty if it waited in none."""
+    place: str
+    """File and line of the test; empty if it ran no code of the test."""
+    silent: bool
+    """True if its stack could not be taken."""
+
+    def predicate(self, number: int) -> str:
+        """Return what to say of this `number` of ranks."""
+        be, at = "is" if number == 1 else "are", f" at {self.place}" if self.place else ""
+        if self.collective:
+            return f"{be} stuck in {self.collective}{at}"
+        if self.silent:
+            return _SILENT if number == 1 else "do not respond to signals"
+        return f"{be}{at or ' in no code of the test'}"
 
 
 def wasxfail(outcome: RankOutcome) -> str | None:
@@ -176,59 +284,84 @@ def wasxfail(outcome: RankOutcome) -> str | None:
     return None if outcome.report is None else outcome.report.report.get("wasxfail")
 
 
-def stacks(outcomes: Sequence[RankOutcome], findings: Findings) -> list[tuple[str, str]]:
-    """Return title and text of each distinct stack: of hung ranks, and of ranks that ran when another died."""
+def collective_lines(stacks: Mapping[int, str], findings: Findings, folders: Folders) -> list[str]:
+    """Return lines on the collectives in which ranks wait, and on the ranks that have not reached them."""
+    frames = {rank: where(frames_of_rank(stack), folders) for rank, stack in stacks.items()}
+    places = {rank: frame.where(folders) for rank, frame in frames.items() if frame is not None}
+    return describe_waits(findings.records, places)
+
+
+def stacks(
+    outcomes: Sequence[RankOutcome], shown: RankOutcome | None, findings: Findings, folders: Folders
+) -> list[tuple[str, str]]:
+    """Return title and text of each place at which ranks hung, crashed, or were when another rank died.
+
+    The frames of the rank of `shown` are left out: they are the traceback of the failure.
+    """
     ends = [outcome.later or outcome for outcome in outcomes]
-    own = {end.rank: findings.native.get(end.rank, end.stack) for end in ends if end.stack}
-    seen = {rank: stack for rank, stack in findings.at_death.items() if rank not in own}
+    own = {end.rank: stack_text(end.stack, folders) for end in ends if end.stack}
+    threads = {end.rank: text for end in ends if (text := threads_text(end.stack, folders))}
+    seen = {rank: stack_text(stack, folders) for rank, stack in findings.at_death.items() if rank not in own}
+    if shown is not None:
+        above = stack_text(shown.stack, folders)
+        own = {rank: text for rank, text in own.items() if text != above}
+    found = (
+        ("stacks", own),
+        ("stacks of other threads", threads),
+        ("stacks at that time", seen),
+        ("native frames", findings.native),
+    )
     return [
-        (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, found[ranks[0]])
-        for title, found in (("stacks", own), ("stacks at that time", seen))
-        for ranks in _by_stack(found)
+        (f"[{ranks_text(ranks)}] {title}" if len(outcomes) > 1 else title, texts[ranks[0]])
+        for title, texts in found
+        for ranks in _alike(texts)
     ]
 
 
-def interrupted_lines(world: Interrupted, here: str) -> list[str]:
+def interrupted_lines(world: Interrupted, folders: Folders) -> list[str]:
     """Return the lines about a test that ran when the session was interrupted."""
     by_text: dict[str, list[int]] = {}
     for rank in sorted({**world.ends, **world.stacks}):
         stack = world.stacks.get(rank, "")
-        at = f"at {_relative(here, where(stack))}" if where(stack) else "in no code of the test"
-        text = world.ends.get(rank) or (at if stack else SILENT.removeprefix("; "))
+        frame = where(frames_of_rank(stack), folders)
+        at = "in no code of the test" if frame is None else f"at {frame.where(folders)}"
+        text = world.ends.get(rank) or (at if stack else _SILENT)
         by_text.setdefault(text, []).append(rank)
     lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()]
-    lines += [shorten_paths(line, here) for line in world.findings.collectives]
-    for ranks in _by_stack({rank: stack for rank, stack in world.stacks.items() if stack}):
-        lines += [f"--- [{ranks_text(ranks)}] stacks ---", world.stacks[ranks[0]]]
+    lines += collective_lines(world.stacks, world.findings, folders)
+    texts = {rank: stack_text(stack, folders) for rank, stack in world.stacks.items() if stack}
+    for ranks in _alike(texts):
+        lines += [f"--- [{ranks_text(ranks)}] stacks ---", texts[ranks[0]]]
     return lines
 
 
 def progress(
-    test: str, when: When, seconds: float, timeout: float, places: Mapping[int, str], collectives: list[str], here: str
+    test: str,
+    when: When,
+    seconds: float,
+    timeout: float,
+    places: Mapping[int, str],
+    collectives: list[str],
+    folders: Folders,
 ) -> str:
     """Return a line on a `test` that has spent `seconds` in one phase; `places` are the ranks' places in the code."""
-    details = "; ".join(place_parts(places, collectives, here))
+    details = "; ".join(place_parts(places, collectives, folders))
     text = f"accel: {test} has been in its {when} phase for {seconds:.0f} s (timeout: {timeout:g} s)"
     return f"{text}: {details}" if details else text
 
 
-def place_parts(places: Mapping[int, str], collectives: Sequence[str], here: str) -> list[str]:
+def place_parts(places: Mapping[int, str], collectives: Sequence[str], folders: Folders) -> list[str]:
     """Return texts that say at which of `places` in the code the ranks are, then the lines on their `collectives`."""
     by_text: dict[str, list[int]] = {}
     for rank, place in places.items():
-        by_text.setdefault(_relative(here, place), []).append(rank)
+        by_text.setdefault(folders.shown(place), []).append(rank)
     parts = [f"{ranks_text(ranks)} at {place}" for place, ranks in by_text.items()]
-    return [*parts, *(shorten_paths(line, here) for line in collectives)]
+    return [*parts, *collectives]
 
 
-def shorten_paths(text: str, here: str) -> str:
-    """Return `text` with the places in it relative to the folder `here`."""
-    return text.replace(f" at {here}{os.sep}", " at ") if here else text
-
-
-def _by_stack(stacks: Mapping[int, str]) -> list[list[int]]:
-    """Return groups of ranks whose stacks are the same except for the thread ids."""
+def _alike(texts: Mapping[int, str]) -> list[list[int]]:
+    """Return groups of ranks whose texts are the same except for process ids."""
     groups: dict[str, list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        groups.setdefault(_THREAD_ID.sub("", stack), []).append(rank)
+    for rank, text in sorted(texts.items()):
+        groups.setdefault(_THREAD_ID.sub("", text), []).append(rank)
     return list(groups.values())

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from pytest_accel.core.rank_exit import ExitCause
 from pytest_accel.core.rank_messages import ExceptionSketch
-from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.diagnostics.rank_state import RankOutcome
 
-_LOST = "lost its connection to another rank"
-_TIMED_OUT = "timed out waiting for another rank"
+
+class Consequence(Enum):
+    """What a failure says about another rank."""
+
+    LOST_CONNECTION = "lost connection"
+    TIMED_OUT = "timed out"
+    BROKEN_BARRIER = "broken barrier"
+    FAILED_EXAMPLE = "failed example"
+    """An example of a property-based test failed on another rank."""
+    JOB_ENDED = "job ended"
+    """The MPI job ended because of another rank."""
+
+
+_LOST, _TIMED_OUT = Consequence.LOST_CONNECTION, Consequence.TIMED_OUT
 
 _TEXTS = {
     # gloo's transport (gloo/transport/tcp/pair.cc) and c10d's sockets (torch/csrc/distributed/c10d/socket.cpp).
@@ -31,7 +43,7 @@ _TEXTS = {
 """Texts that occur in errors of torch's backends when another rank is gone or late, and what they mean."""
 
 _TYPES = {
-    ("threading", "BrokenBarrierError"): "found a broken barrier",
+    ("threading", "BrokenBarrierError"): Consequence.BROKEN_BARRIER,
     ("builtins", "ConnectionResetError"): _LOST,
     ("builtins", "BrokenPipeError"): _LOST,
     ("pytest_accel", "RankZeroFailed"): _TIMED_OUT,  # bridges/benchmark.py
@@ -48,21 +60,21 @@ def is_consequence(outcome: RankOutcome, wrong: Sequence[RankOutcome]) -> bool:
     return len(wrong) > 1 and consequence(outcome) is not None
 
 
-def consequence(outcome: RankOutcome) -> str | None:
+def consequence(outcome: RankOutcome) -> Consequence | None:
     """Return what `outcome` says about the failure of another rank; None if it is a failure in its own right."""
     if outcome.exit is not None and outcome.exit.cause is ExitCause.JOB_ENDED:
-        return describe_exit(outcome.exit)
+        return Consequence.JOB_ENDED
     return None if outcome.report is None else error_consequence(outcome.report.exception)
 
 
-def error_consequence(error: ExceptionSketch | None) -> str | None:
-    """Return what the failure `error` says about another rank (``lost its connection to another rank``).
+def error_consequence(error: ExceptionSketch | None) -> Consequence | None:
+    """Return what the failure `error` says about another rank.
 
     Return None if `error` is a failure in its own right. The causes of `error` are searched too, but only up to an
     AssertionError: an assertion about such a text is a failure of the test itself.
     """
     if error is not None and error.peer is not None:
-        return f"an example failed on rank {error.peer}"
+        return Consequence.FAILED_EXAMPLE
     while error is not None:
         if (error.module, error.qualname) == ("builtins", "AssertionError"):
             return None

@@ -11,7 +11,7 @@ import pytest
 from pytest_accel.core.rank_exit import ExitCause, RankExit, exited
 from pytest_accel.core.signals import STACK_SIGNAL
 from pytest_accel.diagnostics.exit_status import OUT_OF_MEMORY, describe_exit, tail
-from pytest_accel.diagnostics.python_stacks import take_stacks, where
+from pytest_accel.diagnostics.python_stacks import take_stacks
 
 Start = Callable[[Path, str], "subprocess.Popen[str]"]
 
@@ -66,8 +66,8 @@ def start() -> Iterator[Start]:
 @pytest.mark.parametrize(
     ("end", "text"),
     [
-        (exited(0), "exit status 0"),
-        (exited(3), "exit status 3"),
+        (exited(0), "exited with status 0"),
+        (exited(3), "exited with status 3"),
         (exited(-signal.SIGSEGV), "killed by SIGSEGV"),
         (exited(-signal.SIGKILL), "killed by SIGKILL"),
         (exited(-250), "killed by signal 250"),
@@ -77,6 +77,13 @@ def start() -> Iterator[Start]:
 )
 def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> None:
     assert describe_exit(end) == text
+    assert describe_exit(end, "were") == (f"were {text}" if text.startswith(("killed", "lost")) else text)
+
+
+@pytest.mark.parametrize(("status", "crash"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False), (11, False)])
+def test_a_crash_is_an_exit_by_a_signal_of_the_fault_handler(status: int, crash: bool) -> None:
+    assert exited(status).is_crash is crash
+    assert not RankExit(ExitCause.NODE_LOST).is_crash
 
 
 def test_each_cause_has_its_own_text() -> None:
@@ -125,37 +132,3 @@ def test_a_process_that_does_not_answer_or_is_gone_has_no_stack(start: Start, tm
         "gone": False,
     }
     assert stacks[1] == stacks[2] == ""
-
-
-def test_the_users_frame_is_found() -> None:
-    stack = """Thread 0x00007f1 (most recent call first):
-  File "/opt/lib/python3.12/threading.py", line 655 in wait
-  File "/venv/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
-  File "/home/me/helpers.py", line 40 in meet
-  File "/home/me/test_it.py", line 12 in test_it
-"""
-    assert where(stack) == "/home/me/helpers.py:40 in meet"
-
-
-def test_a_stack_without_frames_of_the_user_names_no_place() -> None:
-    assert where("") == ""
-    assert where('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') == ""
-
-
-def test_the_place_of_a_rank_is_that_of_its_main_thread() -> None:
-    stack = """Thread 0x00007f2 (most recent call first):
-  File "/home/me/helpers.py", line 3 in work
-
-Current thread 0x00007f1 (most recent call first):
-  File "/home/me/test_it.py", line 12 in test_it
-"""
-    assert where(stack) == "/home/me/test_it.py:12 in test_it"
-
-
-def test_frozen_modules_and_the_command_line_are_no_frames_of_the_user() -> None:
-    stack = """Current thread 0x00007f1 (most recent call first):
-  File "<frozen os>", line 692 in __len__
-  File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main
-  File "<string>", line 2 in <module>
-"""
-    assert where(stack) == ""

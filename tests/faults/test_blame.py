@@ -64,14 +64,19 @@ def test_ranks_that_wait_for_a_rank_that_did_not_pass_are_secondary_failures(sui
     assert "has been in its" not in run.text  # Nobody sits at a terminal.
     told = run.failure("test_one_skips").splitlines()
     assert told[0] == "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran"
-    assert "rank 0: was terminated 3 s after rank 1 skipped; was at test_it.py:12 in test_one_skips" in told
+    assert (
+        "rank 0: still running at test_it.py:12 in test_one_skips when it was stopped 3 s after rank 1 skipped" in told
+    )
     assert "rank 1 has not reached barrier #1 (last collective: none)" in told
     in_call = "test_setup_fails_and_the_other_is_in_its_call"
     told = run.failure(in_call).splitlines()
-    assert f"rank 0: passed; was terminated 3 s after rank 1 failed; was at test_it.py:25 in {in_call}" in told
+    assert (
+        f"rank 0: passed; still running at test_it.py:25 in {in_call} when it was stopped 3 s after rank 1 failed"
+        in told
+    )
     assert "rank 0 is in barrier #1" in told
     told = run.failure("test_setup_fails_and_the_other_is_in_its_teardown").splitlines()
-    late = "did not finish the teardown phase within 1 s (timeout); was at test_it.py:20 in meets_at_its_end"
+    late = "timed out in the teardown phase after 1 s at test_it.py:20 in meets_at_its_end"
     assert told.index("E           ValueError: the cause") < told.index(f"rank 0: passed; {late}")
 
 
@@ -104,7 +109,7 @@ def test_a_failing_teardown_does_not_stop_the_timeout(suite: Suite) -> None:
     )
     run = suite.run()
     run.expect({"test_hang": "FAILED ERROR"})
-    assert "rank 1: timed out; was at test_it.py:21 in test_hang" in run.failure("test_hang")
+    assert "timed out after 2 s: rank 1 is at test_it.py:21; rank 0 had finished" in run.failure("test_hang")
 
 
 @pytest.mark.long
@@ -221,13 +226,15 @@ def test_frames_of_the_plugin_are_hidden(suite: Suite) -> None:
         }
     )
     assert "pytest_accel" not in run.text.partition("= ERRORS =")[2]
-    assert "ranks 0-1: failed at conftest.py:16: ValueError: broken fixture" in run.failure("test_fixture")
-    assert "ranks 0-1: failed at test_it.py:14: TypeError: gather() needs picklable " in run.failure("test_gather")
+    assert "ranks 0-1: failed at conftest.py:16\n" in run.failure("test_fixture")
+    assert "ERROR test_it.py::test_fixture - ranks 0-1: ValueError: broken fixture" in run.text
+    assert "ranks 0-1: failed at test_it.py:14\n" in run.failure("test_gather")
+    assert "FAILED test_it.py::test_gather - ranks 0-1: TypeError: gather() needs picklable " in run.text
     late = run.failure("test_after")
     assert "teardown of the fixtures kept for test_it.py::test_never failed:" in late
     assert 'conftest.py", line 22, in broken_end' in late
     assert "_pytest" not in late
-    assert "ranks 0-1: failed: Failed: the fixture 'process_group' needs" in run.failure("test_no_group")
+    assert "\nthe fixture 'process_group' needs" in run.failure("test_no_group")
 
 
 @pytest.mark.long

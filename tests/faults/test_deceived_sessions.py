@@ -143,7 +143,7 @@ def test_reports_are_correct_when_a_test_manipulates_its_session(suite: Suite) -
     run = suite.run()
     for test, text in {
         "test_fails_in_the_first_world": "assert 1 == 2",  # And no attribute of the report that cannot be sent.
-        "test_hangs_while_the_clock_stands": "rank 1 did not finish the call phase within 2 s (timeout)",
+        "test_hangs_while_the_clock_stands": "timed out after 2 s: rank 1 is ",
         "test_is_not_in_the_ranks": "not in a rank",
     }.items():
         assert text in run.failure(test)

@@ -149,31 +149,34 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
         }
     )
     said = {
-        "test_event": ["rank 1 did not finish the call phase within 1 s (timeout)", "in test_event"],
-        "test_busy_in_setup": ["rank 0 did not finish the setup phase within 1 s (timeout)", "in busy_rank_0"],
-        "test_teardown": ["rank 1 did not finish the teardown phase within 1 s (timeout)", "in endless_teardown"],
-        "test_native_call_holds_the_interpreter": [
-            "rank 1 did not finish the call phase within 1 s (timeout)",
-            "in test_native_call_holds_the_interpreter",
+        "test_event": [
+            "timed out after 1 s: rank 1 is at test_hangs.py:17; rank 0 had finished",
+            ">           threading.Event().wait()",
         ],
-        "test_stopped": ["rank 1 did not finish the call phase", "does not respond to signals"],
-        "test_deaf_to_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
-        "test_ignores_signals": ["rank 1 did not finish the call phase within 1 s (timeout)"],
+        "test_busy_in_setup": ["timed out in the setup phase after 1 s: rank 0 is at", "    def busy_rank_0(rank):"],
+        "test_teardown": ["timed out in the teardown phase after 1 s: rank 1 is at", "    def endless_teardown(rank):"],
+        "test_native_call_holds_the_interpreter": [
+            "timed out after 1 s: rank 1 is at",
+            "    def test_native_call_holds_the_interpreter",
+        ],
+        "test_stopped": ["timed out after 1 s: rank 1 does not respond to signals; rank 0 had finished"],
+        "test_deaf_to_signals": ["timed out after 1 s: rank 1 "],
+        "test_ignores_signals": ["timed out after 1 s: rank 1 "],
         "test_all_wait_for_a_collective_of_nobody": [
-            "ranks 0-1 did not finish the call phase within 1 s (timeout)",
-            "in test_all_wait_for_a_collective_of_nobody",
+            "timed out after 1 s: ranks 0-1 are at",
+            "    def test_all_wait_for_a_collective_of_nobody",
         ],
         "test_fails_while_another_waits": [
             "AssertionError: the cause",
-            "rank 0: was terminated 3 s after rank 1 failed",
+            "when it was stopped 3 s after rank 1 failed",
         ],
         "test_one_fails_before_a_barrier_of_four": [
             "AssertionError: the cause",
-            "was terminated 3 s after rank 2 failed",
+            "when they were stopped 3 s after rank 2 failed",
         ],
         "test_raises_while_another_computes": [
             "ValueError: the cause",
-            "rank 0: was terminated 3 s after rank 1 failed",
+            "when it was stopped 3 s after rank 1 failed",
         ],
         "test_fails_before_another_waits_in_its_teardown": ["AssertionError: the cause", "rank 0: passed"],
     }
@@ -181,7 +184,7 @@ def test_a_hang_shows_the_stacks_of_the_hanging_ranks(suite: Suite) -> None:
         for text in texts:
             assert text in run.failure(test)
     waiting = run.failure("test_fails_while_another_waits")
-    assert waiting.index("the cause") < waiting.index("was terminated") < waiting.index("in barrier")
+    assert waiting.index("the cause") < waiting.index("was stopped") < waiting.index("in barrier")
 
 
 @pytest.mark.long

@@ -302,10 +302,10 @@ def test_misbehaving_tests_do_not_affect_the_next_test(suite: Suite) -> None:
     assert "characters left out" in run.text
     assert list(suite.temporary.glob("torch-shm-*")) == []
     said = {
-        "test_closes_every_descriptor": "rank 1 died in the call phase: killed by SIG",  # gloo aborts, or faults.
+        "test_closes_every_descriptor": "rank 1 was killed by SIG",  # gloo aborts, or faults.
         "test_child_comes_back": "failed in the call phase: a process that it had forked has returned from the test",
         "test_child_comes_back_failing": "assert (1 + 1) == 3",
-        "test_closes_every_descriptor_alone": "the test's process died in the call phase",
+        "test_closes_every_descriptor_alone": "the test's process exited with status ",
         "test_writes_what_is_no_text_and_fails": "before \N{REPLACEMENT CHARACTER} after",
         "test_removes_its_directory": "to (removed); it has been put back",
         "test_clears_the_environment": "left the environment variable RANK changed from '0' to unset",

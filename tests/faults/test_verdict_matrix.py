@@ -46,12 +46,12 @@ WAYS = {
     "unprintable": Way("raise Unprintable", "Unprintable", everywhere=False),
     "group": Way("raise ExceptionGroup('by hand', [ValueError(1), KeyError(2)])", "by hand", everywhere=False),
     "sys_exit_0": Way("sys.exit(0)", r"SystemExit: 0"),
-    "exit_0": Way("os._exit(0)", r"died .*exit status 0", dies=True),
-    "exit_3": Way("os._exit(3)", r"died .*exit status 3", dies=True, everywhere=False),
-    "sigkill": Way("os.kill(os.getpid(), signal.SIGKILL)", r"died .*SIGKILL", dies=True),
-    "sigsegv": Way("faulthandler._sigsegv()", r"died .*SIGSEGV", dies=True, everywhere=False),
-    "sigabrt": Way("os.abort()", r"died .*SIGABRT", dies=True, everywhere=False),
-    "sigterm": Way("os.kill(os.getpid(), signal.SIGTERM)", r"died .*SIGTERM", dies=True, everywhere=False),
+    "exit_0": Way("os._exit(0)", r"exited with status 0", dies=True),
+    "exit_3": Way("os._exit(3)", r"exited with status 3", dies=True, everywhere=False),
+    "sigkill": Way("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL", dies=True),
+    "sigsegv": Way("faulthandler._sigsegv()", r"killed by SIGSEGV", dies=True, everywhere=False),
+    "sigabrt": Way("os.abort()", r"killed by SIGABRT", dies=True, everywhere=False),
+    "sigterm": Way("os.kill(os.getpid(), signal.SIGTERM)", r"killed by SIGTERM", dies=True, everywhere=False),
 }
 HEAD = """
 import faulthandler

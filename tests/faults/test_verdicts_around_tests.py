@@ -15,8 +15,8 @@ WAYS = {
     "fails": ("raise ValueError('by hand')", r"ValueError: by hand"),
     "sys_exit_0": ("sys.exit(0)", r"SystemExit: 0"),
     "skips": ("pytest.skip('by hand', allow_module_level=True)", r"by hand"),
-    "exit_0": ("os._exit(0)", r"died .*exit status 0"),
-    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", r"died .*SIGKILL"),
+    "exit_0": ("os._exit(0)", r"exited with status 0"),
+    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL"),
 }
 IMPORT = """
 import os
@@ -126,8 +126,8 @@ def test_failures_at_the_exit_of_a_rank_are_reported(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("os._exit(0)", r"exit status 0"),
-        pytest.param("os._exit(5)", r"exit status 5", marks=pytest.mark.nightly),
+        ("os._exit(0)", r"exited with status 0"),
+        pytest.param("os._exit(5)", r"exited with status 5", marks=pytest.mark.nightly),
         ("os.abort()", r"SIGABRT"),
     ],
 )

@@ -49,7 +49,7 @@ def test_long_failures_are_truncated(numbers: Suite) -> None:
     close, lists, message = (run.failure(f"test_{name}") for name in ("close", "lists", "message"))
     assert "at index (3, 4)" in close
     assert "    Greatest absolute difference: 1.0 at index (3, 5) (up to 1e-05 allowed)" in close
-    assert "ranks 0-1: failed at test_it.py:19: assert [0.0, 0.0" in lists
+    assert "ranks 0-1: failed at test_it.py:19\n" in lists
     assert "At index 77 diff: 1.0 != 0.0" in lists
     assert "lines left out; -vv shows them" in lists
     assert len(lists.splitlines()) < 200

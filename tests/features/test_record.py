@@ -225,7 +225,7 @@ def test_worlds_and_why_they_end(suite: Suite) -> None:
     (session,) = sessions_of([record])
     first, second, third = session.worlds
     assert (first.about, first.killed, first.acquired) == ("2 on sim", True, 1)
-    assert "exit status 3" in first.why_ended
+    assert "exited with status 3" in first.why_ended
     assert (second.why_ended, second.killed) == ("another request waits for its devices", False)
     assert (third.why_ended, third.about) == ("the session ends", "sim")
     for world in session.worlds:

@@ -271,7 +271,7 @@ def test_outcomes(suite: Suite) -> None:
     assert "rank 0: passed" in told
     told = run.failure("test_alike")
     assert told.count("E       ValueError: on every rank") == 1
-    assert re.search(r"^ranks 0-1: failed at test_\w+\.py:\d+: ", told, re.MULTILINE)
+    assert re.search(r"^ranks 0-1: failed at test_\w+\.py:\d+$", told, re.MULTILINE)
     assert re.search(r"- Captured stdout call \[ranks 0-1\] -+\nsame on all\n", told)
     told = run.failure("test_output")
     assert told.count("same on all") == 2  # In the source, and once as output.

@@ -218,7 +218,7 @@ def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
     assert "rank 1 of 2 on cpu" in trace
     assert "rank 0: passed" in trace
     assert failed["attachments"] == [{"name": "before", "source": "before"}]
-    assert "rank 1 died in the call phase: exit status 3" in died["statusDetails"]["message"]
+    assert "rank 1 exited with status 3" in died["statusDetails"]["message"]
 
 
 @pytest.mark.nightly

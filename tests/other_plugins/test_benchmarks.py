@@ -230,8 +230,8 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
     )
     for test in ("test_first_rank_fails", "test_first_rank_fails_before"):
         failure = run.failure(test)
-        assert re.search(r"rank 0: failed at test_x.py:\d+: assert 0", failure)
-        assert "rank 1: failed as a consequence: timed out waiting for another rank" in failure
+        assert re.search(r"rank 0: failed at test_x.py:\d+$", failure, re.MULTILINE)
+        assert "rank 1: timed out waiting for another rank after rank 0 failed" in failure
     assert "rank 0: passed" in run.failure("test_last_rank_fails")
     found = {one["name"]: one for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]}
     assert found.keys() == {"test_reduce", "test_first_rank_alone", "test_fixed_rounds_on_the_last_rank"}
@@ -290,6 +290,6 @@ def test_ranks_that_wait_for_rank_0_hear_that_it_does_not_measure(suite: Suite) 
     }
     assert "rank 1 runs a benchmark that rank 0 does not run" in run.failure("test_last_rank_asks")
     failure = run.failure("test_first_rank_fails_when_the_mean_is_precise")
-    assert re.search(r"rank 0: failed at test_x.py:\d+: assert \(0 or 7 < 7\)", failure)
-    assert "rank 1: failed as a consequence: timed out waiting for another rank" in failure
+    assert re.search(r"rank 0: failed at test_x.py:\d+$", failure, re.MULTILINE)
+    assert "rank 1: timed out waiting for another rank after rank 0 failed" in failure
     assert [one["name"] for one in json.loads((suite.path / "out.json").read_text())["benchmarks"]] == ["test_asks"]

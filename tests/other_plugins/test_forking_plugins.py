@@ -75,7 +75,7 @@ def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
     # A marked test has processes of its own in any case.
     assert marked.word("test_leaves_state") == marked.word("test_finds_no_state") == "PASSED"
     assert marked.word("test_fails") == marked.word("test_dies") == "FAILED"
-    assert "rank 1 died in the call phase: exit status 3" in marked.failure("test_dies")
+    assert "rank 1 exited with status 3" in marked.failure("test_dies")
 
 
 @needs("pytest_isolate")

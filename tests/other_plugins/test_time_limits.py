@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from tests.other_plugins.conftest import needs
@@ -62,11 +61,10 @@ def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
     run = suite.run()
     assert run.count() == {"PASSED": 4, "FAILED": 3}
     for test, who in (
-        ("test_hangs", "rank 1"),
-        ("test_hangs_and_the_session_goes_on", "rank 0"),
-        ("test_hangs_in_its_function", "ranks 0-1"),
+        ("test_hangs", "rank 1 is"),
+        ("test_hangs_and_the_session_goes_on", "rank 0 is"),
+        ("test_hangs_in_its_function", "ranks 0-1 are"),
     ):
-        assert f"{who} did not finish the call phase within 1 s (timeout)" in run.failure(test)
+        assert f"timed out after 1 s: {who} at test_slow.py:" in run.failure(test)
     told = run.failure("test_hangs")
-    assert "[rank 1] stacks" in told
-    assert re.search(r"test_slow.py\", line 16 in test_hangs|test_hangs \(test_slow.py:16\)", told)  # With py-spy.
+    assert "test_slow.py:16: " in told

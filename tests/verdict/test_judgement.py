@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import copy
 import re
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from pytest_accel.core.frames import Folders
+from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, PhaseReport, When
 from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import RankPhase
-from pytest_accel.diagnostics.rank_state import Ending, RankOutcome
+from pytest_accel.diagnostics.diagnosis import Findings
+from pytest_accel.diagnostics.exit_status import describe_exit
+from pytest_accel.diagnostics.rank_state import Ending, Hang, HangCause, RankOutcome
+from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record
 from pytest_accel.verdict import report_text
 from pytest_accel.verdict.judgement import Phase, compare_collectives, judge, properties, text_longrepr
 from pytest_accel.verdict.phase_verdict import Verdict
@@ -24,6 +30,7 @@ from pytest_accel.verdict.remote_exceptions import (
 )
 
 PLACE = ("test_it.py", 3)
+FOLDERS = Folders("/home/me", "/home/me")
 OUTPUT = ("Captured stdout call", "the last words\n")
 STACK = """Thread 0x00007f (most recent call first):
   File "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
@@ -49,21 +56,33 @@ def skipped(rank: int, reason: str = "no network", **report: Any) -> RankOutcome
     return _reported(rank, "skipped", 1.0, None, longrepr=("test_it.py", 5, f"Skipped: {reason}"), **report)
 
 
-def died(rank: int, text: str = "killed by SIGSEGV", at: float = 1.0, log: str = "") -> RankOutcome:
-    return RankOutcome(rank, "died", at, text=text, log=log)
+def died(rank: int, at: float = 1.0, number: signal.Signals = signal.SIGSEGV, **more: Any) -> RankOutcome:
+    end = exited(-number)
+    return RankOutcome(rank, "died", at, text=describe_exit(end), exit=end, **more)
 
 
 def hung(rank: int, stack: str = STACK) -> RankOutcome:
-    return RankOutcome(rank, "hung", 9.0, text="did not finish the call phase within 5 s (timeout)", stack=stack)
+    return RankOutcome(rank, "hung", 9.0, stack=stack, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "call"))
 
 
 def terminated(rank: int, cause: str) -> RankOutcome:
-    text = f"was terminated 3 s after {cause}"
-    return RankOutcome(rank, "hung", 9.0, text=text, stack=STACK, sections=(OUTPUT,), secondary=True)
+    hang = Hang(HangCause.OTHER_RANK, 3, event=cause)
+    return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
 
 
 def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
-    return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=f"{len(outcomes)} on sim", **more))
+    about = f"{len(outcomes)} on sim"
+    return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=about, folders=FOLDERS, **more))
+
+
+def shown(verdict: Verdict) -> list[str]:
+    """Return the lines of the traceback, with the places of the frames."""
+    lines: list[str] = []
+    for entry in verdict.longrepr["chain"][0][0]["reprentries"]:
+        place = entry["data"].get("reprfileloc")
+        lines += [f"{place['path']}:{place['lineno']}: {place['message']}"] if place else []
+        lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
+    return lines
 
 
 def sections(verdict: Verdict) -> dict[str, str]:
@@ -93,10 +112,10 @@ def test_a_failure_is_the_ranks_own() -> None:
     assert verdict.error == ExceptionSketch("builtins", "AssertionError", "assert 0 == 1")
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 7, "message": "rank 1: assert 0 == 1"}
     assert verdict.longrepr["chain"][-1][1]["message"] == "rank 1: assert 0 == 1"
-    assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"] == ["the traceback\n"]
+    assert shown(verdict) == ["rank 1 of 2 on sim", "", "the traceback"]
     assert summary(verdict) == (
-        "rank 1 of 2 on sim",
-        ["rank 1: failed at test_it.py:7: assert 0 == 1", "rank 0: passed"],
+        "all ranks",
+        ["rank 1: failed at test_it.py:7", "rank 0: passed"],
     )
 
 
@@ -112,16 +131,16 @@ def test_one_process_alone_has_no_number() -> None:
     verdict = judged(failed(0))
     assert verdict.message == "assert 0 == 1"
     assert verdict.longrepr["sections"] == []
-    assert judged(died(0)).message == "the test's process died in the call phase: killed by SIGSEGV"
+    assert judged(died(0)).message == "the test's process was killed by SIGSEGV"
 
 
 def test_equal_failures_are_told_once() -> None:
     verdict = judged(passed(0), *(failed(rank, at=rank) for rank in (1, 2, 3)), failed(4, line=8, at=5))
     assert verdict.message == "ranks 1-3: assert 0 == 1"
     assert summary(verdict) == (
-        "ranks 1-3 of 5 on sim",
+        "all ranks",
         [
-            "ranks 1-3: failed at test_it.py:7: assert 0 == 1",
+            "ranks 1-3: failed at test_it.py:7",
             "rank 0: passed",
             "rank 4: failed at test_it.py:8: assert 0 == 1",
         ],
@@ -141,7 +160,7 @@ def test_the_earliest_failure_is_the_cause() -> None:
 
 
 def test_of_two_at_once_the_death_is_the_cause() -> None:
-    assert judged(failed(0), died(1)).message == "rank 1 died in the call phase: killed by SIGSEGV"
+    assert judged(failed(0), died(1)).message == "rank 1 was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize(
@@ -162,18 +181,18 @@ def test_what_only_says_that_a_peer_is_gone_is_no_cause(text: str) -> None:
         verdict = judged(consequence, cause)
         assert verdict.message.startswith("rank 1")
         (last,) = [line for line in summary(verdict)[1] if line.startswith("rank 0")]
-        assert re.fullmatch(r"rank 0: failed as a consequence: (lost|timed out) .* another rank at test_it.py:7", last)
+        assert re.fullmatch(r"rank 0: (lost|timed out) .* after rank 1 (died|failed|could .*), at test_it.py:7", last)
 
 
 def test_consequences_at_one_place_are_told_once() -> None:
     texts = [f"Connection closed by peer [127.0.0.1]:{port}" for port in (1, 2)]
     outcomes = [failed(0, texts[0]), failed(1, texts[1]), died(2, at=2), passed(3), failed(4, texts[0], line=8)]
-    lost = "failed as a consequence: lost its connection to another rank"
+    lost = "lost its connection after rank 2 died"
     assert summary(judged(*outcomes))[1] == [
-        "rank 2: killed by SIGSEGV",
+        "rank 2: died",
         "rank 3: passed",
-        f"ranks 0-1: {lost} at test_it.py:7",
-        f"rank 4: {lost} at test_it.py:8",
+        f"ranks 0-1: {lost.replace('its', 'their')}, at test_it.py:7",
+        f"rank 4: {lost}, at test_it.py:8",
     ]
 
 
@@ -187,7 +206,7 @@ def test_the_place_of_a_consequence_is_no_librarys(library: str) -> None:
     entries = [{**entry, "data": {**entry["data"], "reprfileloc": place}} for place in places]
     longrepr["reprtraceback"]["reprentries"] = entries
     lost = _reported(0, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "Broken pipe"), longrepr=longrepr)
-    assert summary(judged(lost, died(1)))[1][-1].endswith("its connection to another rank at test_it.py:279")
+    assert summary(judged(lost, died(1)))[1][-1].endswith("its connection after rank 1 died, at test_it.py:279")
 
 
 def test_a_lost_peer_is_the_cause_where_there_is_no_other() -> None:
@@ -210,43 +229,86 @@ def test_precedence() -> None:
 
 
 def test_a_death_says_how_and_shows_the_last_output() -> None:
-    verdict = judged(passed(0), died(1, "killed by SIGABRT\nmore of it", log="terminate called"), when="setup")
+    verdict = judged(passed(0), died(1, number=signal.SIGABRT, log="terminate called"), when="setup")
     assert verdict.error is RankDied
-    assert verdict.message == "rank 1 died in the setup phase: killed by SIGABRT"
+    assert verdict.message == "rank 1 was killed by SIGABRT in the setup phase"
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
-    assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"] == [
-        f"{verdict.message}\n",
-        "more of it\n",
-    ]
+    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert sections(verdict)["[rank 1] last output"] == "terminate called"
 
 
 def test_deaths_are_alike_where_their_output_is() -> None:
-    assert judged(died(0), died(1)).message.startswith("ranks 0-1 died")
-    assert judged(died(0, log="this"), died(1, log="that", at=2)).message.startswith("rank 0 died")
+    assert judged(died(0), died(1)).message == "ranks 0-1 were killed by SIGSEGV"
+    assert judged(died(0, log="this"), died(1, log="that", at=2)).message == "rank 0 was killed by SIGSEGV"
 
 
 def test_a_hang_shows_where_every_rank_is() -> None:
     verdict = judged(passed(0), hung(1), hung(2))
     assert verdict.error is RankHung
-    assert verdict.message == "ranks 1-2 did not finish the call phase within 5 s (timeout)"
-    assert summary(verdict) == (
+    assert verdict.message == "timed out after 5 s: ranks 1-2 are at test_it.py:12; rank 0 had finished"
+    assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out", "rank 0: passed"])
+    assert shown(verdict) == [
         "ranks 1-2 of 3 on sim",
-        ["ranks 1-2: timed out; was at /home/me/test_it.py:12 in test_it", "rank 0: passed"],
-    )
-    assert sections(verdict)["[ranks 1-2] stacks"] == STACK
+        "",
+        "test_it.py:12: in test_it",
+        "torch/distributed/distributed_c10d.py:3000: in all_reduce",
+        f"E   {verdict.message}",
+    ]
+    assert list(sections(verdict)) == ["all ranks"]
 
 
 def test_hangs_at_unlike_places_are_told_apart() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
-    assert verdict.message.startswith("ranks 0-1 did not finish")
-    assert summary(verdict)[1][1] == "rank 1: timed out; was at /home/me/test_it.py:30 in test_it"
+    assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
+    assert summary(verdict)[1] == ["rank 0: timed out", "rank 1: timed out after 5 s at test_it.py:30 in test_it"]
+    assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
 
 
 def test_a_rank_that_shows_no_stack_is_said_not_to_answer() -> None:
     verdict = judged(passed(0), hung(1, ""))
-    assert verdict.message == ("rank 1 did not finish the call phase within 5 s (timeout); does not respond to signals")
-    assert list(sections(verdict)) == ["rank 1 of 2 on sim"]
+    assert verdict.message == "timed out after 5 s: rank 1 does not respond to signals; rank 0 had finished"
+    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
+    assert list(sections(verdict)) == ["all ranks"]
+
+
+def in_collective(number: int, *, done: bool = False) -> Record:
+    return {DEFAULT_GROUP: {number: Collective(DEFAULT_GROUP, number, "barrier", (), (), done, (0, 1, 2))}}
+
+
+def test_a_hang_names_the_collective_and_first_the_rank_that_is_elsewhere() -> None:
+    findings = Findings({0: in_collective(2), 1: in_collective(1, done=True), 2: in_collective(2)})
+    verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")), hung(2), findings=findings)
+    waits = "ranks 0, 2 are stuck in barrier #2 at test_it.py:12"
+    assert verdict.message == f"timed out after 5 s: rank 1 is at test_it.py:30; {waits}"
+    assert verdict.failed_ranks == (1,)
+    assert sections(verdict)["collectives"].splitlines() == [
+        "ranks 0, 2 are in barrier #2",
+        "rank 1 has not reached barrier #2 (last collective: barrier #1); is at test_it.py:30 in test_it",
+    ]
+
+
+def test_a_hang_outside_of_the_call_names_the_phase() -> None:
+    late = RankOutcome(1, "hung", 9.0, stack=STACK, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "teardown"))
+    message = judged(passed(0), late, when="teardown").message
+    assert message.startswith("timed out in the teardown phase after 5 s: rank 1 is at test_it.py:12; rank 0 had")
+
+
+def test_a_process_alone_times_out_without_a_number() -> None:
+    assert judged(hung(0)).message == "timed out after 5 s: the test's process is at test_it.py:12"
+    in_library = 'Thread 0x1 (most recent call first):\n  File "/venv/lib/python3.12/queue.py", line 3 in get'
+    assert judged(hung(0, in_library)).message.endswith("the test's process is in no code of the test")
+
+
+def test_a_crash_shows_the_place_and_the_frames() -> None:
+    crash = died(1, stack=f"Fatal Python error: Fault\n\n{STACK}")
+    verdict = judged(passed(0), crash)
+    assert verdict.message == "rank 1 was killed by SIGSEGV at test_it.py:12 in test_it"
+    assert shown(verdict)[0] == "rank 1 of 2 on sim"
+    assert shown(verdict)[-1] == f"E   {verdict.message}"
+    assert verdict.longrepr["reprcrash"]["path"] == "/home/me/test_it.py"
+    assert verdict.longrepr["reprcrash"]["lineno"] == 12
+    assert summary(verdict)[1] == ["rank 1: died", "rank 0: passed"]
+    assert summary(judged(failed(0, at=0.5), crash))[1][1] == "rank 1: killed by SIGSEGV at test_it.py:12 in test_it"
 
 
 def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> None:
@@ -254,10 +316,11 @@ def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> Non
     assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
     told = verdict.plain_text().splitlines()
-    assert "rank 1: was terminated 3 s after rank 0 skipped; was at /home/me/test_it.py:12 in test_it" in told
-    assert sections(verdict)["[rank 1] stacks"] == STACK
+    still = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
+    assert f"rank 1: {still} rank 0 skipped" in told
+    assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
-    assert judged(hung(0), terminated(1, "rank 0 timed out")).message.startswith("rank 0 did not finish")
+    assert judged(hung(0), terminated(1, "rank 0 timed out")).message.startswith("timed out after 5 s: rank 0 is")
 
 
 def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> None:
@@ -265,19 +328,21 @@ def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> N
     verdict = judged(ended, failed(1, sections=[OUTPUT]), passed(2)._replace(later=died(2)))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert summary(verdict)[1] == [
-        "rank 1: failed at test_it.py:7: assert 0 == 1",
-        "rank 0: passed; was terminated 3 s after rank 1 failed; was at /home/me/test_it.py:12 in test_it",
-        "rank 2: passed; died: killed by SIGSEGV",
+        "rank 1: failed at test_it.py:7",
+        "rank 0: passed; still running at test_it.py:12 in test_it when it was stopped 3 s after rank 1 failed",
+        "rank 2: passed; killed by SIGSEGV",
     ]
-    assert sections(verdict)["[rank 0] stacks"] == STACK
+    assert sections(verdict)["[rank 0] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
+    both = [passed(rank)._replace(later=terminated(rank, "rank 2 failed")) for rank in range(2)]
+    assert "when they were stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
     assert judged(ended, passed(1)).outcome == "passed"  # It is the later phase that fails.
 
 
 def test_a_message_of_this_package_has_no_place_in_it() -> None:
     own = text_longrepr("no marks", ["no marks"], (report_text.__file__, 3))
     report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=own)
-    assert summary(judged(passed(0), report))[1][0] == "rank 1: failed: no marks"
+    assert summary(judged(failed(0, at=0.5), report))[1][1] == "rank 1: failed: no marks"
 
 
 def test_ranks_without_a_report_fail_the_test() -> None:
@@ -374,9 +439,9 @@ def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
     report = pytestconfig.hook.pytest_report_from_serializable(config=pytestconfig, data=data)
     assert report.longrepr.reprcrash.message == "rank 1: assert 0 == 1"
     lines = report.longreprtext.splitlines()
-    assert lines[0] == "the traceback"
-    assert lines[2:5] == [
-        "rank 1: failed at test_it.py:7: assert 0 == 1",
+    assert lines[:3] == ["rank 1 of 3 on sim", "", "the traceback"]
+    assert lines[4:7] == [
+        "rank 1: failed at test_it.py:7",
         "rank 0: passed",
         "rank 2: killed by SIGSEGV",
     ]
@@ -385,9 +450,9 @@ def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
 
 def test_plain_text_says_everything_once() -> None:
     assert judged(passed(0), died(1, log="out of memory")).plain_text().splitlines() == [
-        "rank 1 died in the call phase: killed by SIGSEGV",
-        "--- rank 1 of 2 on sim ---",
-        "rank 1: killed by SIGSEGV",
+        "rank 1 was killed by SIGSEGV",
+        "--- all ranks ---",
+        "rank 1: died",
         "rank 0: passed",
         "--- [rank 1] last output ---",
         "out of memory",

@@ -1,0 +1,153 @@
+"""The frames of a stack that faulthandler has written, and the source lines at which a rank stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_accel.core.frames import PACKAGE, Folders
+from pytest_accel.diagnostics.python_stacks import (
+    frames_of_other_threads,
+    frames_of_rank,
+    relevant,
+    shorten,
+    split_fault,
+    where,
+)
+from pytest_accel.diagnostics.source_lines import stack_text
+
+CRASH = f"""Fatal Python error: Segmentation fault
+
+Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/signal.py", line 82 in sigwait
+  File "{PACKAGE}rank/flight_recorder.py", line 46 in _write_on_signal
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f01 (most recent call first):
+  File "/home/me/helpers.py", line 31 in crash
+  File "/home/me/test_it.py", line 38 in test_crash
+  File "/venv/lib/python3.11/site-packages/_pytest/python.py", line 187 in pytest_pyfunc_call
+  File "<string>", line 2 in <module>
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def place(stack: str, folders: Folders = Folders()) -> str | None:  # noqa: B008 - immutable.
+    frame = where(frames_of_rank(stack), folders)
+    return None if frame is None else frame.where(folders)
+
+
+def test_the_users_frame_is_found() -> None:
+    stack = """Thread 0x00007f1 (most recent call first):
+  File "/opt/lib/python3.12/threading.py", line 655 in wait
+  File "/venv/lib/python3.12/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/helpers.py", line 40 in meet
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+    assert place(stack) == "/home/me/helpers.py:40 in meet"
+    assert place(stack, Folders("/home/me")) == "helpers.py:40 in meet"
+    assert [frame.function for frame in relevant(frames_of_rank(stack))] == ["wait", "meet", "test_it"]
+
+
+def test_a_frame_in_rootdir_is_the_place_rather_than_one_outside() -> None:
+    stack = """Thread 0x00007f1 (most recent call first):
+  File "/home/me/checkout/model.py", line 40 in forward
+  File "/home/me/tests/test_it.py", line 12 in test_it
+"""
+    assert place(stack, Folders("/home/me/tests")) == "test_it.py:12 in test_it"
+    assert place(stack, Folders("/home/you")) == "/home/me/checkout/model.py:40 in forward"
+
+
+def test_a_stack_without_frames_of_the_user_names_no_place() -> None:
+    assert place("") is None
+    assert place('Thread 1:\n  File "/opt/lib/python3.12/threading.py", line 655 in wait\n') is None
+
+
+def test_the_place_of_a_rank_is_that_of_its_main_thread() -> None:
+    stack = """Thread 0x00007f2 (most recent call first):
+  File "/home/me/helpers.py", line 3 in work
+
+Current thread 0x00007f1 (most recent call first):
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+    assert place(stack) == "/home/me/test_it.py:12 in test_it"
+    assert [[frame.function for frame in frames] for frames in frames_of_other_threads(stack)] == [["work"]]
+
+
+def test_the_place_of_a_crash_is_that_of_the_thread_that_crashed() -> None:
+    stack = """Fatal Python error: Aborted
+
+Current thread 0x00007f2 (most recent call first):
+  File "/home/me/helpers.py", line 3 in work
+
+Thread 0x00007f1 (most recent call first):
+  File "/home/me/test_it.py", line 12 in test_it
+"""
+    assert place(stack) == "/home/me/helpers.py:3 in work"
+
+
+def test_frozen_modules_and_the_command_line_are_no_frames_of_the_user() -> None:
+    stack = """Current thread 0x00007f1 (most recent call first):
+  File "<frozen os>", line 692 in __len__
+  File "/usr/lib/python3.11/site-packages/_pytest/main.py", line 12 in main
+  File "<string>", line 2 in <module>
+"""
+    assert place(stack) is None
+
+
+def test_the_stack_of_a_crash_is_taken_out_of_the_output() -> None:
+    output, stack = split_fault(f"terminate called\n{CRASH}and after it\n")
+    assert output == "terminate called\nand after it"
+    assert place(stack, Folders("/home/me")) == "helpers.py:31 in crash"
+    for text in ("_pytest", "flight_recorder", "Extension modules"):
+        assert text not in stack_text(stack, Folders())
+    assert split_fault("only output") == ("only output", "")
+    assert split_fault("") == ("", "")
+
+
+def test_the_threads_of_the_package_are_left_out() -> None:
+    assert "flight_recorder" not in shorten(CRASH)
+    main = CRASH.partition("Current")[2].replace("/home/me/", PACKAGE)
+    assert "in crash" in shorten(f"Current{main}")  # A fixture of the package hangs.
+
+
+def test_the_source_lines_are_shown_as_in_a_traceback_of_pytest(tmp_path: Path) -> None:
+    test, helper = tmp_path / "test_it.py", tmp_path / "helper.py"
+    test.write_text("import helper\n\n\ndef test_it():\n    before = 1\n    helper.wait_for(before)\n    after = 2\n")
+    body = "".join(f"        step_{number}()\n" for number in range(9))
+    helper.write_text(f"class Helper:\n    def wait_for(self):\n{body}\n\nwait_for = None\n")
+    stack = f"""Thread 0x00007f1 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 5 in barrier
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "{helper}", line 9 in wait_for
+  File "{test}", line 6 in test_it
+"""
+    assert stack_text(stack, Folders(str(tmp_path))).splitlines() == [
+        "    def test_it():",
+        "        before = 1",
+        ">       helper.wait_for(before)",
+        "",
+        "test_it.py:6 in test_it",
+        "",
+        "    def wait_for(self):",
+        "        ...",
+        "        step_2()",
+        "        step_3()",
+        "        step_4()",
+        "        step_5()",
+        ">       step_6()",
+        "",
+        "helper.py:9 in wait_for",
+        "torch/distributed/distributed_c10d.py:5 in barrier",
+    ]
+
+
+def test_frames_without_source_show_their_place() -> None:
+    stack = 'Thread 0x1 (most recent call first):\n  File "/nowhere/test_it.py", line 3 in test_it\n'
+    assert stack_text(stack, Folders("/nowhere")) == "test_it.py:3 in test_it"
+    assert stack_text("", Folders()) == ""
+
+
+def test_a_frame_of_pytest_alone_is_shown() -> None:
+    stack = 'Thread 0x1 (most recent call first):\n  File "/v/site-packages/_pytest/main.py", line 3 in main\n'
+    assert stack_text(stack, Folders()).splitlines()[0] == "_pytest/main.py:3 in main"
