@@ -65,12 +65,14 @@ def seconds_text(seconds: float) -> str:
 def details(test: TestRun, session: Session, shorten: Truncation) -> str:
     """Return the details of `test` as HTML."""
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(test, session))
-    parts = [f"<h3>{escape(test.test)}</h3>", f"<dl>{facts}</dl>", _phases(test)]
+    parts = [f"<h3>{escape(test.test)}</h3>"]
     for phase in test.phases:
         if phase.headline:
-            parts.append(f'<h4>{escape(_where(phase))}</h4><p class="bad">{escape(phase.headline)}</p>')
+            parts.append(f'<p>{escape(_where(phase))}<br><span class="bad">{escape(phase.headline)}</span></p>')
+    parts += [f"<dl>{facts}</dl>", _phases(test)]
+    for phase in test.phases:
         if phase.failure:
-            parts.append(f"<pre>{escape(shorten(phase.failure))}</pre>")
+            parts.append(f"<h4>Failure in {escape(phase.when)}</h4><pre>{escape(shorten(phase.failure))}</pre>")
         for name, text in phase.output.items():
             parts.append(f"<h4>{escape(name)}</h4><pre>{escape(shorten(text))}</pre>")
     return "".join(parts)
@@ -141,13 +143,17 @@ def _phases(test: TestRun) -> str:
     head = "".join(f"<th>{escape(phase.when)}</th>" for phase in test.phases)
     if not ranks:
         cells = "".join(f"<td>{_cell(phase.outcome, phase.start, phase.stop)}</td>" for phase in test.phases)
-        return f"<h4>Phases</h4><table><tr>{head}</tr><tr>{cells}</tr></table>"
+        return "<h4>Phases</h4>" + _scrolling(f"<tr>{head}</tr><tr>{cells}</tr>")
     rows = []
     by_phase = [{one.rank: one for one in phase.ranks} for phase in test.phases]
     for rank in ranks:
         cells = "".join(f"<td>{_rank_cell(in_phase.get(rank))}</td>" for in_phase in by_phase)
         rows.append(f"<tr><th>rank {rank}</th>{cells}</tr>")
-    return f"<h4>Ranks</h4><table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+    return "<h4>Ranks</h4>" + _scrolling(f"<tr><th></th>{head}</tr>{''.join(rows)}")
+
+
+def _scrolling(rows: str) -> str:
+    return f'<div class="scroll"><table>{rows}</table></div>'
 
 
 def _rank_cell(phase: RankPhase | None) -> str:

@@ -5,6 +5,8 @@ Bokeh draws a plot with the values of CSS variables such as ``--bk-major-label-t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pytest_accel.record.timeline import StepKind, Verdict
 
 COLOURS: dict[Verdict, str] = {
@@ -22,6 +24,7 @@ COLOURS: dict[Verdict, str] = {
 Verdicts that a reader looks for come first: this is the order of rows in the table of tests.
 """
 WAIT_COLOUR = "#8c8c8c"
+WAIT_HATCH = f"repeating-linear-gradient(-45deg, {WAIT_COLOUR} 0 2px, transparent 2px 4px)"
 START_COLOUR = "#0072b2"
 STEP_COLOURS: dict[StepKind, str] = {
     "test": "#009e73",
@@ -38,7 +41,7 @@ PAGE = """
   --bk-background-fill-color: #ffffff; --bk-border-fill-color: #ffffff;
   --bk-major-label-text-color: #59636e; --bk-axis-label-text-color: #59636e; --bk-text-color: #1f2328;
   --bk-grid-line-color: #e4e8ec; --bk-axis-line-color: #d1d9e0; --bk-major-tick-line-color: #d1d9e0;
-  --bk-outline-line-color: #d1d9e0; --bk-label-text-color: #1f2328;
+  --bk-outline-line-color: #d1d9e0;
   --bokeh-base-font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
   --bokeh-mono-font: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace;
   --bokeh-font-size: 13px;
@@ -50,7 +53,7 @@ PAGE = """
     --bk-background-fill-color: #0d1117; --bk-border-fill-color: #0d1117;
     --bk-major-label-text-color: #9198a1; --bk-axis-label-text-color: #9198a1; --bk-text-color: #e6edf3;
     --bk-grid-line-color: #21262d; --bk-axis-line-color: #30363d; --bk-major-tick-line-color: #30363d;
-    --bk-outline-line-color: #30363d; --bk-label-text-color: #e6edf3;
+    --bk-outline-line-color: #30363d;
   }
 }
 * { box-sizing: border-box; }
@@ -130,7 +133,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; margi
 dt { color: var(--muted); }
 dd { margin: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 2px 16px 2px 0; }
+th, td { text-align: left; padding: 2px 16px 2px 0; white-space: nowrap; }
+.scroll { overflow-x: auto; }
 th { color: var(--muted); font-weight: 400; }
 .bad { color: #d55e00; font-weight: 600; }
 pre {
@@ -139,8 +143,7 @@ pre {
 }
 @media (max-width: 600px) {
   .bk-clearfix { padding: 4px 12px 16px; }
-  dl { grid-template-columns: 1fr; }
-  dd { margin-bottom: 4px; }
+  dl { gap: 2px 10px; }
 }
 """
 
@@ -148,3 +151,25 @@ CLOSE = """
 :host { position: sticky !important; top: 8px; float: right; z-index: 1; align-self: flex-end; margin: 0 12px; }
 .bk-btn { background: var(--page); color: var(--ink); border: 1px solid var(--line); }
 """
+
+_LEGEND = """
+.bk-btn-group { display: flex; flex-wrap: wrap; gap: 4px; }
+.bk-btn-group .bk-btn {
+  display: flex; align-items: center; gap: 6px; flex: none; min-width: 0; padding: 2px 8px;
+  border: 1px solid transparent; border-radius: 6px; background: none; box-shadow: none; color: var(--muted);
+  text-decoration: line-through;
+}
+.bk-btn-group .bk-btn.bk-active { color: var(--ink); background: none; box-shadow: none; text-decoration: none; }
+.bk-btn-group .bk-btn:hover { border-color: var(--line); }
+.bk-btn-group .bk-btn::before { content: ""; width: 12px; height: 12px; border-radius: 2px; opacity: 0.3; }
+.bk-btn-group .bk-btn.bk-active::before { opacity: 1; }
+"""
+
+
+def legend(backgrounds: Sequence[str]) -> str:
+    """Return the style sheet of a group of buttons, each with a sample of its kind of bars."""
+    samples = (
+        f".bk-btn-group .bk-btn:nth-child({number})::before {{ background: {background}; }}"
+        for number, background in enumerate(backgrounds, 1)
+    )
+    return "\n".join([_LEGEND, *samples])

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from bokeh.models import (
     CDSView,
+    CheckboxButtonGroup,
     ColumnDataSource,
+    CustomJS,
     CustomJSHover,
     FixedTicker,
     GroupFilter,
     HoverTool,
     InlineStyleSheet,
     Label,
-    Legend,
-    LegendItem,
+    LayoutDOM,
     PlainText,
     Quad,
     Range1d,
@@ -54,12 +55,13 @@ switch (format) {
   default: return `${cell.toFixed(2)} s`
 }
 """
+_SHOW_KINDS = "renderers.forEach((one, kind) => { one.visible = cb_obj.active.includes(kind) })"
 
 
 class Timeline(NamedTuple):
-    """The plots, and what callbacks need of them."""
+    """The plots with their legend, and what callbacks need of them."""
 
-    plots: list[figure]
+    plots: list[LayoutDOM]
     bars: ColumnDataSource
     """The bars of the first plot; `n` is the row of a bar's test."""
 
@@ -87,6 +89,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: Column
     x_range = Range1d(0, max(session.span.stop for session in sessions) - origin, bounds="auto")
     margin = 16 + round(6.4 * max(map(len, lanes.ticks.values())))
     plot = _plot(x_range, Range1d(lanes.bottom, 0), height + 110, margin)
+    plot.name = "timeline"
     plot.yaxis.ticker = FixedTicker(ticks=list(lanes.ticks))
     plot.yaxis.major_label_overrides = {at: PlainText(text=text) for at, text in lanes.ticks.items()}
     plot.ygrid.visible = False
@@ -94,7 +97,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: Column
         label = Label(x=4, x_units="screen", y=at, text=PlainText(text=title), text_baseline="middle")
         label.update(text_font_size="12px", text_font_style="bold")
         plot.add_layout(label)
-    _add_bars(plot, bars)
+    legend = _add_bars(plot, bars)
     formatter = CustomJSHover(args={"tests": tests, "origin": origin}, code=_CELL)
     plot.add_tools(
         HoverTool(tooltips=_TOOLTIP, formatters={"@n": formatter}, point_policy="follow_mouse", limit=3), TapTool()
@@ -104,7 +107,7 @@ def timeline(sessions: Sequence[Session], rows: Mapping[int, int], tests: Column
         total = len({lane for session in sessions for lane in session.devices})
         plots.append(_use(steps, origin, x_range, total, margin))
     plots[-1].xaxis.axis_label = "seconds since the first session's start"
-    return Timeline(plots, bars)
+    return Timeline([legend, *plots], bars)
 
 
 class _Lanes:
@@ -115,8 +118,9 @@ class _Lanes:
         self.ticks: dict[float, str] = {}
         """The label of each lane by the middle of the lane."""
         self.titles: dict[float, str] = {}
-        self.places: list[tuple[TestRun, float, float]] = []
-        """Each test on each of its lanes, with the top and the bottom of its row."""
+        self.places: list[tuple[TestRun, float, float, bool]] = []
+        """Each test on each of its lanes: the top and the bottom of its row, and True for the first of its lanes."""
+        seen: set[int] = set()
         lanes = lane_rows(sessions)
         groups = {(lane.host, lane.session) for lane, _ in lanes}
         latest = None
@@ -130,13 +134,16 @@ class _Lanes:
             latest = group
             top, height = self.bottom, _SHARED_ROW if len(rows) > 1 else 1.0
             for row in rows:
-                self.places += [(test, self.bottom, self.bottom + height) for test in row]
+                self.places += [(test, self.bottom, self.bottom + height, id(test) not in seen) for test in row]
+                seen.update(map(id, row))
                 self.bottom += height
             self.ticks[(top + self.bottom) / 2] = cut_end(lane_label(lane, sessions), _LONGEST_LABEL)
 
 
 def _bars(lanes: _Lanes, rows: Mapping[int, int], origin: float) -> ColumnDataSource:
-    bars = [bar for test, top, bottom in lanes.places for bar in _bars_of(test, rows[id(test)], top, bottom)]
+    bars = [
+        bar for test, top, bottom, first in lanes.places for bar in _bars_of(test, rows[id(test)], top, bottom, first)
+    ]
     columns = np.array(bars, dtype=float).reshape(-1, 6).T
     data: dict[str, Any] = {name: columns[at].astype("f4") for at, name in ((0, "top"), (1, "bottom"))}
     data |= {name: (columns[at] - origin).astype("f4") for at, name in ((2, "left"), (3, "right"))}
@@ -145,40 +152,44 @@ def _bars(lanes: _Lanes, rows: Mapping[int, int], origin: float) -> ColumnDataSo
 
 
 def _bars_of(
-    test: TestRun, row: int, top: float, bottom: float
+    test: TestRun, row: int, top: float, bottom: float, first: bool
 ) -> Iterator[tuple[float, float, float, float, int, int]]:
-    """Yield top, bottom, start, stop and kind of the bars of a test, and the row of the test."""
+    """Yield top, bottom, start, stop and kind of the bars of a test on one lane, and the row of the test.
+
+    The wait is shown once, on the `first` lane: hatching takes a browser longer than all other bars.
+    """
     height = bottom - top
     span = test.span
     if test.wait is not None and test.wait.leased is not None:
-        if test.waited > 0.01:  # Below it, a bar could not be seen.
+        if first and test.waited > 0.01:  # Seconds; a shorter bar could hardly be seen.
             yield bottom - 0.3 * height, bottom - 0.05 * height, test.wait.requested, test.wait.leased, _WAIT, row
         if test.wait.world is not None and test.wait.world.starting == test.wait.leased:
             yield top + 0.35 * height, bottom - 0.35 * height, test.wait.leased, span.start, _START, row
     yield top + 0.08 * height, bottom - 0.2 * height, *span, list(page_style.COLOURS).index(test.verdict), row
 
 
-def _add_bars(plot: figure, bars: ColumnDataSource) -> None:
-    items = []
+def _add_bars(plot: figure, bars: ColumnDataSource) -> CheckboxButtonGroup:
+    """Add the bars, one renderer for each kind, and return the legend, whose buttons show and hide them."""
+    names, colours, renderers = [], [], []
     for kind in np.unique(bars.data["kind"]):
         name = _BARS[kind]
         quad = Quad(left="left", right="right", top="top", bottom="bottom", line_color="black", line_alpha=0.5)
         if kind == _WAIT:
             quad.update(fill_alpha=0, line_alpha=0, hatch_pattern="/", hatch_color=page_style.WAIT_COLOUR)
             quad.update(hatch_scale=6, hatch_weight=1.5)
-        elif kind == _START:
-            quad.update(fill_color=page_style.START_COLOUR, line_alpha=0)
+            colours.append(page_style.WAIT_HATCH)
         else:
-            quad.update(fill_color=page_style.COLOURS[name], line_width=0.5)
+            colours.append(page_style.START_COLOUR if kind == _START else page_style.COLOURS[name])
+            quad.update(fill_color=colours[-1], line_width=0.5)
         rest = quad.clone()
         rest.update(fill_alpha=0 if kind == _WAIT else 0.35, hatch_alpha=0.35, line_alpha=0)
         view = CDSView(filter=GroupFilter(column_name="kind", group=int(kind)))
-        renderer = plot.add_glyph(bars, quad, view=view, nonselection_glyph=rest, name=name)
-        items.append(LegendItem(label=_LABELS.get(name, name), renderers=[renderer]))
-    legend = Legend(items=items, orientation="horizontal", click_policy="hide", ncols=4)
-    legend.update(border_line_alpha=0, padding=0, spacing=14, margin=4, glyph_width=14, glyph_height=14)
-    legend.update(background_fill_alpha=0, label_text_font_size="12px", location="left")
-    plot.add_layout(legend, "above")
+        renderers.append(plot.add_glyph(bars, quad, view=view, nonselection_glyph=rest, name=name))
+        names.append(_LABELS.get(name, name))
+    sheet = InlineStyleSheet(css=page_style.legend(colours))
+    legend = CheckboxButtonGroup(labels=names, active=list(range(len(names))), stylesheets=[sheet], name="legend")
+    legend.js_on_change("active", CustomJS(args={"renderers": renderers}, code=_SHOW_KINDS))
+    return legend
 
 
 def _use(steps: Sequence[tuple[float, float]], origin: float, x_range: Range1d, devices: int, margin: int) -> figure:
