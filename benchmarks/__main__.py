@@ -24,6 +24,7 @@ from benchmarks import (
     launching,
     makespan,
     other_tools,
+    report,
     shards,
     startup,
     unused,
@@ -78,6 +79,7 @@ def main() -> int:
         "makespan": makespan.figures,
         "shards": shards.figures,
         "fairness": fairness.figures,
+        "report": report.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(

@@ -80,7 +80,7 @@ td.number, th.number { text-align: right; white-space: nowrap; width: 1%; }
 .scroll { overflow: auto; }
 .steps { max-height: 420px; }
 .bar { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 4px 0 8px; }
-.key span { margin-right: 16px; white-space: nowrap; }
+.key { display: flex; flex-wrap: wrap; gap: 0 16px; }
 summary { cursor: pointer; color: var(--accent); }
 @media (max-width: 600px) { body { padding: 14px 12px 40px; } }
 """
