@@ -82,6 +82,11 @@ td.number, th.number { text-align: right; white-space: nowrap; width: 1%; }
 .bar { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 4px 0 8px; }
 .key { display: flex; flex-wrap: wrap; gap: 0 16px; }
 summary { cursor: pointer; color: var(--accent); }
+.bk-Tooltip {
+  background-color: var(--panel) !important; color: var(--ink) !important; border-color: var(--line) !important;
+  opacity: 1 !important; border-radius: 6px; padding: 8px 10px !important;
+  box-shadow: 0 4px 16px rgb(0 0 0 / 25%); max-width: min(440px, 80vw); overflow-wrap: anywhere;
+}
 @media (max-width: 600px) { body { padding: 14px 12px 40px; } }
 """
 
@@ -89,14 +94,6 @@ WIDGETS = """
 :host { --color: var(--ink); --background-color: var(--page); --border-color: var(--line); color: var(--ink); }
 .bk-input { background-color: var(--page); color: var(--ink); border-color: var(--line); font-size: 13px; }
 .bk-input-group > label { color: var(--muted); }
-"""
-
-PLOT = """
-.bk-Tooltip {
-  background-color: var(--panel) !important; color: var(--ink) !important; border-color: var(--line) !important;
-  opacity: 1 !important; border-radius: 6px; padding: 8px 10px !important;
-  box-shadow: 0 4px 16px rgb(0 0 0 / 25%); max-width: min(440px, 80vw); overflow-wrap: anywhere;
-}
 """
 
 TABLE = """

@@ -28,6 +28,7 @@ from pytest_accel.record.page_timeline import lane_label
 from pytest_accel.record.timeline import Session, TestRun
 
 _ALL = "all"
+_SPACE = (0, 12, 10, 0)
 _FILTER = """
 const part = text.value_input.toLowerCase()
 const {test, verdict} = tests.data
@@ -70,10 +71,10 @@ def table(tests: ColumnDataSource) -> LayoutDOM:
     names, verdicts = tests.data["test"], tests.data["verdict"]
     kept = BooleanFilter()
     widgets = [InlineStyleSheet(css=page_style.WIDGETS)]
-    text = TextInput(title="Test", placeholder="part of its name", width=260, stylesheets=widgets, name="test-filter")
+    text = TextInput(title="Test", placeholder="part of its name", width=260, margin=_SPACE, stylesheets=widgets)
     options = [_ALL, *(verdict for verdict in page_style.COLOURS if verdict in set(verdicts))]
-    select = Select(title="Verdict", value=_ALL, options=options, width=130, stylesheets=widgets, name="verdict-filter")
-    count = Div(text=f"{len(names)} of {len(names)} tests", align="end", stylesheets=widgets, name="shown-tests")
+    select = Select(title="Verdict", value=_ALL, options=options, width=130, margin=_SPACE, stylesheets=widgets)
+    count = Div(text=f"{len(names)} of {len(names)} tests", align="end", margin=_SPACE, stylesheets=widgets)
     filtering = CustomJS(
         args={"tests": tests, "text": text, "select": select, "filter": kept, "count": count, "all": _ALL}, code=_FILTER
     )
@@ -110,6 +111,7 @@ def table(tests: ColumnDataSource) -> LayoutDOM:
         multi_selectable=False,
         height=min(30 + 28 * max(len(names), 3), 460),
         row_height=28,
+        margin=0,
         sizing_mode="stretch_width",
         min_width=1000,
         stylesheets=[InlineStyleSheet(css=page_style.TABLE)],

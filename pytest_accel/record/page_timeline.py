@@ -41,7 +41,7 @@ _TOOLTIP = """
 <div style="font-weight:600">@n{test}</div>
 <div>@n{verdict}, ran @n{seconds}, waited @n{wait}</div>
 <div>@n{devices}</div>
-<div>@n{ranks} ranks, peak memory @n{peak}</div>
+<div>ranks: @n{ranks}, peak memory: @n{peak}</div>
 <div>started @n{start}</div>
 """
 _CELL = """
@@ -187,7 +187,7 @@ def _add_bars(plot: figure, bars: ColumnDataSource) -> CheckboxButtonGroup:
         renderers.append(plot.add_glyph(bars, quad, view=view, nonselection_glyph=rest, name=name))
         names.append(_LABELS.get(name, name))
     sheet = InlineStyleSheet(css=page_style.legend(colours))
-    legend = CheckboxButtonGroup(labels=names, active=list(range(len(names))), stylesheets=[sheet], name="legend")
+    legend = CheckboxButtonGroup(labels=names, active=list(range(len(names))), stylesheets=[sheet], margin=0)
     legend.js_on_change("active", CustomJS(args={"renderers": renderers}, code=_SHOW_KINDS))
     return legend
 
@@ -219,7 +219,6 @@ def _plot(x_range: Range1d, y_range: Range1d, height: int, margin: int) -> figur
         min_border_right=12,
         tools="xbox_zoom,xzoom_in,xzoom_out,reset",
         toolbar_location="above",
-        stylesheets=[InlineStyleSheet(css=page_style.PLOT)],
     )
     plot.toolbar.logo = None
     plot.axis.minor_tick_line_color = None

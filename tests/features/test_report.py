@@ -286,7 +286,7 @@ def test_a_bar_tells_what_it_is(folder: Path, session: Session, browser: Browser
         text = tooltip.inner_text()
         assert re.search(r"failed, ran [\d.]+ s, waited [\d.]+ s", text)
         assert re.search(r"sim-\d, sim-\d", text)
-        assert "2 ranks, peak memory unknown" in text
+        assert "ranks: 2, peak memory: unknown" in text
         assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
 
 
