@@ -29,6 +29,7 @@ from pytest_accel.core.record_events import (
     RequestWaits,
     SessionFinished,
     SessionStarted,
+    TestStarted,
     WorldAcquired,
     WorldRequested,
     WorldStarting,
@@ -387,6 +388,7 @@ def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
         PhaseReported(f"test_skip[{text}]", "setup", "skipped", at + 6, at + 6, skip=f"skip {text}"),
         PhaseReported(f"test_skip[{text}]", "teardown", "passed", at + 6, at + 6),
         PhaseReported(f"test_missing[{text}]", "setup", "skipped", at + 6, at + 6, skip="", missing=f"missing {text}"),
+        TestStarted(f"test_running[{text}]"),
     ]
     _write(tmp_path / "record.jsonl", events)
     assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "report.html")]) == 0
@@ -403,6 +405,7 @@ def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
         assert f"missing {text} (missing hardware)" in skips
         assert f"skip {text}" in skips
         assert "killed: the record has no end of the session" in page.locator(".session").inner_text()
+        assert _counts(page) == {"failed": 1, "unfinished": 1, "skipped": 2}
         assert page.locator("img").count() == 0
 
 
