@@ -61,7 +61,7 @@ def tests_source(sessions: Sequence[Session], tests: Sequence[TestRun]) -> Colum
             "devices": [devices(test) for test in tests],
             "ranks": np.array([0 if test.world is None else len(test.world.ranks) for test in tests], "i4"),
             "peak": np.array([np.nan if test.peak is None else test.peak / (1 << 30) for test in tests], "f4"),
-            "start": np.array([span.start - origin for span in spans], "f4"),
+            "start": np.array([span.start - origin for span in spans], "f8"),
         }
     )
 

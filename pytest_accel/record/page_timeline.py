@@ -37,6 +37,10 @@ _LABELS = {"wait": "waits", "start": "ranks start"}
 _SHARED_ROW = 0.6
 """Height of a row, if tests share a lane; that of a lane with one row is 1."""
 _LONGEST_LABEL = 12
+_SHORTEST_WAIT = 0.01
+"""Seconds; the bar of a shorter wait could hardly be seen."""
+_MOST_WAITS = 1000
+"""The longest waits are shown, each on one lane: a browser takes longer to hatch a bar than to fill ten."""
 _TOOLTIP = """
 <div style="font-weight:600">@n{test}</div>
 <div>@n{verdict}, ran @n{seconds}, waited @n{wait}</div>
@@ -141,27 +145,28 @@ class _Lanes:
 
 
 def _bars(lanes: _Lanes, rows: Mapping[int, int], origin: float) -> ColumnDataSource:
+    waits = sorted((test.waited for test, *_, first in lanes.places if first), reverse=True)
+    shortest = max([_SHORTEST_WAIT, *waits[_MOST_WAITS : _MOST_WAITS + 1]])
     bars = [
-        bar for test, top, bottom, first in lanes.places for bar in _bars_of(test, rows[id(test)], top, bottom, first)
+        bar
+        for test, top, bottom, first in lanes.places
+        for bar in _bars_of(test, rows[id(test)], top, bottom, shows_wait=first and test.waited > shortest)
     ]
     columns = np.array(bars, dtype=float).reshape(-1, 6).T
     data: dict[str, Any] = {name: columns[at].astype("f4") for at, name in ((0, "top"), (1, "bottom"))}
-    data |= {name: (columns[at] - origin).astype("f4") for at, name in ((2, "left"), (3, "right"))}
+    data |= {name: columns[at] - origin for at, name in ((2, "left"), (3, "right"))}
     data |= {"kind": columns[4].astype("i1"), "n": columns[5].astype("i4")}
     return ColumnDataSource(data)
 
 
 def _bars_of(
-    test: TestRun, row: int, top: float, bottom: float, first: bool
+    test: TestRun, row: int, top: float, bottom: float, *, shows_wait: bool
 ) -> Iterator[tuple[float, float, float, float, int, int]]:
-    """Yield top, bottom, start, stop and kind of the bars of a test on one lane, and the row of the test.
-
-    The wait is shown once, on the `first` lane: hatching takes a browser longer than all other bars.
-    """
+    """Yield top, bottom, start, stop and kind of the bars of a test on one lane, and the row of the test."""
     height = bottom - top
     span = test.span
     if test.wait is not None and test.wait.leased is not None:
-        if first and test.waited > 0.01:  # Seconds; a shorter bar could hardly be seen.
+        if shows_wait:
             yield bottom - 0.3 * height, bottom - 0.05 * height, test.wait.requested, test.wait.leased, _WAIT, row
         if test.wait.world is not None and test.wait.world.starting == test.wait.leased:
             yield top + 0.35 * height, bottom - 0.35 * height, test.wait.leased, span.start, _START, row
@@ -196,7 +201,7 @@ def _use(steps: Sequence[tuple[float, float]], origin: float, x_range: Range1d, 
     """Return the plot of the number of devices in use."""
     plot = _plot(x_range, Range1d(0, max(devices, *(used for _, used in steps)) * 1.05), 170, margin)
     times, used = np.array([(x_range.start + origin, 0.0), *steps, (x_range.end + origin, 0.0)]).T
-    data = {"at": (times - origin).astype("f4"), "used": used.astype("f4")}
+    data = {"at": times - origin, "used": used.astype("f4")}
     source = ColumnDataSource(data)
     colour = page_style.START_COLOUR
     plot.varea_step("at", 0, "used", source=source, step_mode="after", fill_color=colour, fill_alpha=0.2)
@@ -223,5 +228,6 @@ def _plot(x_range: Range1d, y_range: Range1d, height: int, margin: int) -> figur
     plot.toolbar.logo = None
     plot.axis.minor_tick_line_color = None
     plot.axis.axis_label_text_font_style = "normal"
+    plot.xaxis.formatter.use_scientific = False
     plot.add_tools(WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
     return plot
