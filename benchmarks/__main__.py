@@ -25,6 +25,7 @@ from benchmarks import (
     makespan,
     other_tools,
     record,
+    report,
     shards,
     startup,
     unused,
@@ -80,6 +81,7 @@ def main() -> int:
         "shards": shards.figures,
         "fairness": fairness.figures,
         "record": record.figures,
+        "report": report.figures,
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(

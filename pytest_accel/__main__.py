@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from pytest_accel.hardware.registry import VendorError
 from pytest_accel.settings import options
 from pytest_accel.settings.machine import machine_for
 
-_COMMANDS = ("info", "doctor", "census", "durations", "trace", "summary")
+_COMMANDS = ("info", "doctor", "census", "durations", "trace", "report", "summary")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,16 +26,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with status 2 for wrong arguments.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    on_files = {"census": _census, "durations": _durations, "trace": _trace, "summary": _summary}
+    on_files: dict[str, Callable[[Sequence[str]], int]] = {
+        "census": _census,
+        "durations": _durations,
+        "trace": partial(_from_records, "trace", "a trace for ui.perfetto.dev or chrome://tracing"),
+        "report": partial(_from_records, "report", "an HTML page"),
+        "summary": partial(_from_records, "summary", "a summary in GitHub's Markdown"),
+    }
     if arguments and arguments[0] in on_files:
         return on_files[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m pytest_accel",
         description="Show the devices that a session has, who holds them and who uses them (info), look for what is "
         "wrong with the machine and say what to do (doctor), check that each test of a pipeline ran (census), merge "
-        "the times of its tests (durations), or make a trace (trace) or a summary (summary) of records.",
+        "the times of its tests (durations), or make a trace, a page or a summary of records (trace, report, summary).",
         epilog="Environment variables such as PYTEST_ACCEL count as they do for pytest; ini files are not read. "
-        "census, durations, trace and summary have other options: census --help.",
+        "The other commands have other options: census --help.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -103,46 +110,29 @@ def _census(arguments: Sequence[str]) -> int:
     return 0 if merged.is_proof else 1
 
 
-def _trace(arguments: Sequence[str]) -> int:
+def _from_records(name: str, about: str, arguments: Sequence[str]) -> int:
+    """Make a file of records; `name` is both the command and the function of `outputs`."""
     from pytest_accel.record import outputs
     from pytest_accel.record.record_file import RecordError, read_record
     from pytest_accel.record.timeline import sessions_of
 
     parser = argparse.ArgumentParser(
-        prog="python -m pytest_accel trace",
-        description="Make a trace for ui.perfetto.dev or chrome://tracing of the records of one or several sessions.",
+        prog=f"python -m pytest_accel {name}",
+        description=f"Make {about} of the records of one or several sessions.",
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    is_text = name == "summary"
+    to_stdout = " (default: standard output)" if is_text else ""
+    parser.add_argument("-o", "--output", required=not is_text, metavar="FILE", help=f"the file to write{to_stdout}")
     given = parser.parse_args(arguments)
     try:
-        outputs.trace(given.output).write(sessions_of(map(read_record, given.files)))
-    except RecordError as error:
-        parser.error(str(error))
-    return 0
-
-
-def _summary(arguments: Sequence[str]) -> int:
-    from pytest_accel.record.ci_summary import summary
-    from pytest_accel.record.outputs import Output
-    from pytest_accel.record.record_file import RecordError, read_record
-    from pytest_accel.record.timeline import sessions_of
-
-    parser = argparse.ArgumentParser(
-        prog="python -m pytest_accel summary",
-        description="Make a summary in GitHub's Markdown of the records of one or several sessions.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="the files that pytest --accel-record has written")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
-    given = parser.parse_args(arguments)
-    try:
+        output = {"trace": outputs.trace, "report": outputs.report, "summary": outputs.summary}[name](given.output)
         sessions = sessions_of(map(read_record, given.files))
         if given.output is None:
-            sys.stdout.buffer.write(summary(sessions).encode())  # UTF-8, whatever the terminal's encoding is.
+            sys.stdout.buffer.write(output.make(sessions).encode())  # UTF-8, whatever the terminal's encoding is.
         else:
-            Output("summary", given.output, summary).write(sessions)
+            output.write(sessions)
     except RecordError as error:
         parser.error(str(error))
     return 0

@@ -46,7 +46,7 @@ _LONGEST_TEXT = 20_000
 """Characters that the record keeps of a failure, and of a section of captured output: the first and the last."""
 
 
-_OUTPUTS = {options.TRACE: outputs.trace}
+_OUTPUTS = {options.TRACE: outputs.trace, options.REPORT: outputs.report}
 
 
 def register(session: AccelSession, *, in_ci: bool) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,10 +23,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*arguments: str, status: int) -> pytest.LineMatcher:
-    """pytest's output, once it has ended with exit status `status`."""
+def run(*arguments: str, status: int, extra: Mapping[str, str] | None = None) -> pytest.LineMatcher:
+    """pytest's output, once it has ended with exit status `status`; `extra` are environment variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
-    environment["COLUMNS"] = "200"
+    environment |= {"COLUMNS": "200", **(extra or {})}
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
@@ -74,6 +79,65 @@ def test_a_model_is_split_over_simulated_devices() -> None:
     """And what fails on purpose is not collected where it is not named."""
     output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)
     output.fnmatch_lines(["=* 2 passed, 11 deselected in *"])
+
+
+_DEATH_AND_WAITS = """
+import os
+
+import pytest
+
+
+@pytest.mark.distributed(2)
+def test_dies(rank):
+    if rank == 1:
+        os._exit(0)
+
+
+@pytest.mark.devices(4)
+@pytest.mark.parametrize("number", range(2))
+def test_needs_all(number):
+    pass
+"""
+
+
+@pytest.mark.long
+def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    (tmp_path / "test_more.py").write_text(_DEATH_AND_WAITS)
+    run(
+        *("examples", "examples/failing", str(tmp_path), "-n2", "--accel", "sim:4", f"--junitxml={tmp_path}/junit.xml"),
+        *(f"--accel-report={tmp_path}/report.html", f"--accel-trace={tmp_path}/trace.json"),
+        status=1,
+        extra={"GITHUB_STEP_SUMMARY": f"{tmp_path}/summary.md"},
+    )
+    junit = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    skipped, failed, total = (int(junit.get(name, "")) for name in ("skipped", "failures", "tests"))
+    assert (skipped, failed) == (1, 2)
+    counts = {"passed": total - skipped - failed, "skipped": skipped, "failed": failed}
+
+    heading, *_ = (tmp_path / "summary.md").read_text(encoding="utf-8").splitlines()
+    assert heading.startswith("## pytest-accel: ")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = re.search(r'<p class="counts">(.*?)</p>', page, re.DOTALL)
+    assert shown is not None
+    for text in (heading, shown[1]):
+        assert {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", text)} == counts
+
+    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    devices = defaultdict(set)
+    for event in trace:
+        if event["ph"] == "X" and names[event["tid"]].startswith("sim-"):
+            devices[event["name"].rpartition("::")[2]].add(names[event["tid"]])
+    by_junit = {
+        case.get("name"): set(value.split(","))
+        for case in junit.iter("testcase")
+        for one in case.iter("property")
+        if one.get("name") == "accel_devices" and (value := one.get("value"))
+    }
+    assert devices == by_junit
+    assert devices["test_needs_all[0]"] == {f"sim-{number}" for number in range(4)}
+    assert any(event["ph"] == "s" and event["name"] == "wait" for event in trace)
 
 
 @pytest.mark.nightly

@@ -8,12 +8,12 @@ are one device, one worker and one rank. Times are microseconds since the first 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count, zip_longest
 from typing import Any
 
 from pytest_accel.core.record_events import CollectiveCall
-from pytest_accel.record.timeline import Lane, Period, Session, TestRun, Verdict, WorldLife, utilisation
+from pytest_accel.record.timeline import Period, Session, TestRun, Verdict, WorldLife, lane_rows, utilisation
 
 _COLOURS: dict[Verdict, str] = {
     "passed": "good",
@@ -122,17 +122,12 @@ class _Trace:
 
     def add_devices(self, sessions: Sequence[Session]) -> None:
         """Add the tests on each device and CPU slot, and the number of devices in use."""
-        tests: dict[Lane, list[TestRun]] = {lane: [] for session in sessions for lane in session.devices}
-        for session in sessions:
-            for test in session.tests:
-                for lane, _ in test.lanes:
-                    tests.setdefault(lane, []).append(test)
         processes: dict[str, int] = {}
-        for lane, on_lane in sorted(tests.items(), key=lambda pair: _natural(pair[0])):
+        for lane, rows in lane_rows(sessions):
             process = processes.get(lane.host) or processes.setdefault(
                 lane.host, self._process(f"devices of {lane.host}")
             )
-            for row in _rows(on_lane):
+            for row in rows:
                 thread = self._thread(process, f"CPU slot {lane.name}" if lane.kind == "slot" else lane.name)
                 for test in row:
                     self._slice(process, thread, test.test, test.span, _facts(test), _COLOURS[test.verdict])
@@ -188,22 +183,3 @@ def _facts(test: TestRun) -> dict[str, object]:
         "failure": None if test.failure is None else test.failure.headline,
     }
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _natural(lane: Lane) -> tuple[str, bool, int, int, str]:
-    """Return the order of lanes: devices before CPU slots, and both by the length of their names and by these."""
-    return lane.host, lane.kind == "slot", lane.session or 0, len(lane.name), lane.name
-
-
-def _rows(tests: Sequence[TestRun]) -> Iterator[list[TestRun]]:
-    """Divide the tests of one lane into lists in which none begins before the one before it has ended.
-
-    Several tests share a device; the slices of one thread of the format must not overlap. There is at least one list.
-    """
-    rows: list[list[TestRun]] = [[]]
-    for test in sorted(tests, key=lambda one: one.span.start):
-        row = next((row for row in rows if not row or row[-1].span.stop <= test.span.start), None)
-        if row is None:
-            rows.append(row := [])
-        row.append(test)
-    yield from rows

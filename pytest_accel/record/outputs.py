@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from pytest_accel.core import whole_file
 from pytest_accel.record.record_file import RecordError
@@ -48,3 +49,27 @@ def trace(path: str) -> Output:
         return trace_text(sessions)
 
     return Output("trace", path, make)
+
+
+def report(path: str) -> Output:
+    """Return the report page. Raise :class:`RecordError` if Bokeh is not installed."""
+    if find_spec("bokeh") is None:
+        raise RecordError("Bokeh is not installed: pip install 'pytest-accel[report]'")
+
+    def make(sessions: Sequence[Session]) -> str:
+        from pytest_accel.record.report_page import page
+
+        return page(sessions)
+
+    return Output("report", path, make)
+
+
+def summary(path: str) -> Output:
+    """Return the summary in GitHub's Markdown."""
+
+    def make(sessions: Sequence[Session]) -> str:
+        from pytest_accel.record.ci_summary import summary
+
+        return summary(sessions)
+
+    return Output("summary", path, make)

@@ -39,15 +39,16 @@ class RecordFile:
     Each event is one write, so that the file is complete up to the last event whenever the process is killed.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, clock: Callable[[], float] = time.time) -> None:
         """Replace the file `path`, and create its folder. Raise :class:`RecordError` if that fails.
 
-        Without a path, use a file without a name, which nobody needs to remove.
+        Without a path, use a file without a name, which nobody needs to remove. `clock` returns the time of an event.
         """
         self.name = path or "the temporary record of the session"
         """The path, or what the file is."""
         self.error: str | None = None
         """The first error of writing; None if there was none. Nothing is written after it."""
+        self._clock = clock
         self._host = socket.gethostname()
         self._pid = getpid()
         if path is not None and os.path.exists(path) and not os.path.isfile(path):
@@ -61,12 +62,7 @@ class RecordFile:
         """Write `event`; no-op after an error, and in a process forked from this one."""
         if self.error is not None or getpid() != self._pid:
             return
-        content = {
-            "event": type(event).__name__,
-            "at": time.time_ns() // 1000 / 1e6,
-            "host": self._host,
-            "pid": self._pid,
-        }
+        content = {"event": type(event).__name__, "at": self._clock(), "host": self._host, "pid": self._pid}
         line = _encode(content | _changed_fields(event)).encode("ascii") + b"\n"
         try:
             if os.write(self._file.fileno(), line) < len(line):

@@ -5,9 +5,11 @@ Pure functions of the events. Times are seconds since the epoch, of the clock of
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from pytest_accel.core.record_events import (
@@ -230,15 +232,46 @@ def utilisation(sessions: Sequence[Session]) -> list[tuple[float, float]]:
     changes: dict[float, float] = {}
     for session in sessions:
         for test in session.tests:
+            span = test.span
             for lane, share in test.lanes:
                 if lane.session is None:
-                    changes[test.span.start] = changes.get(test.span.start, 0.0) + share
-                    changes[test.span.stop] = changes.get(test.span.stop, 0.0) - share
+                    changes[span.start] = changes.get(span.start, 0.0) + share
+                    changes[span.stop] = changes.get(span.stop, 0.0) - share
     used, steps = 0.0, []
     for at in sorted(changes):
         used += changes[at]
         steps.append((at, round(max(used, 0.0), 6)))
     return steps
+
+
+def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun]]]]:
+    """Return the tests on each device and CPU slot of `sessions`, those without a test too, in rows.
+
+    Lanes are in the order of their hosts; of one host, devices in the order of their indices come before CPU slots. In
+    a row, no test begins before the one before it has ended: a lane has several rows if tests shared it.
+    """
+    indices = {lane: device.index for session in sessions for lane, device in session.devices.items()}
+    tests: dict[Lane, list[TestRun]] = {lane: [] for lane in indices}
+    for session in sessions:
+        for test in session.tests:
+            for lane, _ in test.lanes:
+                tests.setdefault(lane, []).append(test)
+
+    def order(lane: Lane) -> tuple[str, bool, int, str, int, str]:
+        index = int(lane.name) if lane.kind == "slot" else indices.get(lane, len(indices))
+        return lane.host, lane.kind == "slot", lane.session or 0, lane.kind, index, lane.name
+
+    return [(lane, _rows(tests[lane])) for lane in sorted(tests, key=order)]
+
+
+def _rows(tests: Sequence[TestRun]) -> list[list[TestRun]]:
+    rows: list[list[TestRun]] = [[]]
+    for start, _, test in sorted(((*test.span, test) for test in tests), key=itemgetter(0)):
+        row = next((row for row in rows if not row or row[-1].span.stop <= start), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(test)
+    return rows
 
 
 def critical_path(session: Session) -> list[Step]:
@@ -249,20 +282,16 @@ def critical_path(session: Session) -> list[Step]:
     """
     steps: list[Step] = []
     end = session.span.stop
-    tests = [test for test in session.tests if test.phases]
-    test = max(tests, key=lambda one: one.span.stop, default=None)
+    used = _Used([test for test in session.tests if test.phases])
+    test, span = used.last()
     while test is not None:
-        span = Period(test.span.start, min(test.span.stop, end))
+        span = Period(span.start, min(span.stop, end))
         _add(steps, Step("other", Period(span.stop, end)))
         _add(steps, Step("test", span, test.test))
         end = span.start
-        before = max(
-            (one for one in tests if one is not test and one.span.stop <= end and _holds_up(one, test)),
-            key=lambda one: one.span.stop,
-            default=None,
-        )
+        before, span = used.last(test, end)
         # What the test did before it ran counts from the end of the test before it.
-        began = session.span.start if before is None else before.span.stop
+        began = session.span.start if before is None else span.stop
         if test.wait is not None:
             leased = test.wait.leased or end
             parts: tuple[tuple[StepKind, float], ...] = (
@@ -284,10 +313,37 @@ def _add(steps: list[Step], step: Step) -> None:
         steps.append(step if step.kind != "other" else Step("other", step.span))
 
 
-def _holds_up(earlier: TestRun, later: TestRun) -> bool:
-    """Return whether `later` could not run beside `earlier`: they use the same device or slot, or one process."""
-    process = {phase.process for phase in earlier.phases} & {phase.process for phase in later.phases}
-    return bool(process or {lane for lane, _ in earlier.lanes} & {lane for lane, _ in later.lanes})
+class _Used:
+    """Knows which tests have used each device, CPU slot and process. Two tests that use the same cannot run at once."""
+
+    def __init__(self, tests: Sequence[TestRun]) -> None:
+        spans = sorted(((test.span, test) for test in tests), key=lambda pair: pair[0].stop)
+        self._tests = [(test, span) for span, test in spans]
+        """In the order in which they ended."""
+        self._positions = {id(test): position for position, (test, _) in enumerate(self._tests)}
+        self._users: dict[Lane | int, list[int]] = {}
+        """The positions in `_tests` of those that used a lane or the process of this id, in increasing order."""
+        for position, (test, _) in enumerate(self._tests):
+            for used in _used_by(test):
+                self._users.setdefault(used, []).append(position)
+
+    def last(self, test: TestRun | None = None, until: float = 0.0) -> tuple[TestRun | None, Period]:
+        """Return the test that ended last, of those that ended by `until` and held `test` up; without `test`, of all.
+
+        Return None if there is none.
+        """
+        if test is None:
+            last = len(self._tests) - 1
+        else:
+            # Of tests that take no time, none is before itself or a later one.
+            end = min(bisect_right(self._tests, until, key=lambda pair: pair[1].stop), self._positions[id(test)])
+            found = (self._users[used] for used in _used_by(test))
+            last = max((users[before - 1] for users in found if (before := bisect_left(users, end))), default=-1)
+        return (None, Period(0.0, 0.0)) if last < 0 else self._tests[last]
+
+
+def _used_by(test: TestRun) -> set[Lane | int]:
+    return {lane for lane, _ in test.lanes} | {phase.process for phase in test.phases}
 
 
 class _Slots:

@@ -47,6 +47,7 @@ PLAN = "accel_plan"
 CENSUS = "accel_census"
 RECORD = "accel_record"
 TRACE = "accel_trace"
+REPORT = "accel_report"
 RULES = "accel_rules"
 ADOPT = "accel_adopt"
 SELECT = "accel_select"
@@ -368,9 +369,11 @@ FILES = {
     CENSUS: "write what became of each test to this file, for `python -m pytest_accel census`",
     RECORD: "write each event of the session to this file: tests and their phases, worlds, waits, devices",
     TRACE: "write the session to this file as a trace for ui.perfetto.dev or chrome://tracing",
+    REPORT: "write an HTML page about the session to this file: tests on devices over time, waits, failures, skips "
+    "(needs Bokeh: pytest-accel[report])",
 }
 """The options with the path of a file to write, and their help."""
-FROM_RECORD = (RECORD, TRACE)
+FROM_RECORD = (RECORD, TRACE, REPORT)
 """Those of :data:`FILES` for which the events of the session are recorded."""
 _CI_VARIABLES = ("GITHUB_STEP_SUMMARY", "BUILDKITE", "GITLAB_CI")
 """Variables of the jobs of CI systems that can show a summary."""

@@ -141,7 +141,7 @@ def test_github(job: Job, options: tuple[str, ...]) -> None:
     assert found["test_one_rank_fails"] == (
         "::error file=sub/test_it.py,line=19,title=sub/test_it.py%3A%3Atest_one_rank_fails::rank 1: assert 1 == 0"
     )
-    assert "exit status 3" in found["test_one_rank_ends"]
+    assert found["test_one_rank_ends"].endswith("::rank 1 exited with status 3")
     assert found["test_errs"].endswith("::RuntimeError: no fixture")
     assert run.text.index("::error") > run.text.index("short test summary info")
 

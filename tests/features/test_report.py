@@ -1,0 +1,470 @@
+"""The report page in a real browser: what it shows agrees with the record, and it needs no network."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pytest_accel import read_record
+from pytest_accel.__main__ import main
+from pytest_accel.core.record_events import (
+    SCHEMA,
+    DeviceFound,
+    Event,
+    PhaseReported,
+    PoolOpened,
+    RankPhase,
+    RankPlace,
+    RequestWaits,
+    SessionFinished,
+    SessionStarted,
+    TestStarted,
+    WorldAcquired,
+    WorldRequested,
+    WorldStarting,
+)
+from pytest_accel.record.record_file import RecordFile
+from pytest_accel.record.timeline import Session, sessions_of
+from tests.large_record import write_record
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+    from tests.features.conftest import Suite
+
+pytest.importorskip("bokeh")
+
+_TESTS = """
+    import os
+
+    import pytest
+    import torch.distributed as dist
+
+
+    @pytest.fixture
+    def broken():
+        raise RuntimeError("no fixture")
+
+
+    @pytest.mark.distributed(2)
+    @pytest.mark.parametrize("number", range(4))
+    def test_ranks(number):
+        dist.barrier()
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_fails(rank):
+        print("hello from", rank)
+        dist.barrier()
+        assert rank == 0
+
+
+    @pytest.mark.distributed(2)
+    def test_one_rank_ends(rank):
+        if rank == 1:
+            os._exit(3)
+
+
+    @pytest.mark.devices(4)
+    @pytest.mark.parametrize("number", range(2))
+    def test_all_devices(number):
+        pass
+
+
+    @pytest.mark.devices(share=0.25)
+    @pytest.mark.parametrize("number", range(2))
+    def test_share(number):
+        pass
+
+
+    @pytest.mark.devices(9)
+    def test_too_many():
+        pass
+
+
+    @pytest.mark.distributed(2, device="cpu")
+    def test_on_cpu():
+        pass
+
+
+    @pytest.mark.devices
+    def test_errs(broken):
+        pass
+
+
+    @pytest.mark.xfail(reason="known")
+    def test_xfails():
+        assert False
+
+
+    def test_skips():
+        pytest.skip("of its own accord")
+
+
+    def test_plain():
+        pass
+"""
+_BREAK_OUT = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
+_SIZES = ((1280, 900), (390, 844))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, without a window."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"], env=dict(os.environ)
+        )
+        yield started
+        started.close()
+
+
+@contextmanager
+def _opened(browser: Browser, path: Path, size: tuple[int, int] = _SIZES[0], scheme: Any = "light") -> Iterator[Page]:
+    """Open the page `path`, and check at the end that nothing else was requested, and no error or dialog shown."""
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    wrong: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: None if message.type in ("log", "info") else wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
+    page.on("request", lambda request: requests.append(request.url))
+    page.set_default_timeout(120_000)
+    page.goto(path.as_uri())
+    page.wait_for_function("window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle")
+    try:
+        yield page
+        assert wrong == []
+        assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    finally:
+        page.close()
+
+
+def _source(page: Page, name: str) -> dict[str, list[Any]]:
+    """Return the columns of the bars ("timeline") or of the table ("tests")."""
+    found = page.evaluate(
+        """name => {
+            const model = Bokeh.documents[0].get_model_by_name(name)
+            const source = model.source ?? model.renderers[0].data_source
+            return Object.fromEntries(Object.entries(source.data).map(([key, column]) => [key, Array.from(column)]))
+        }""",
+        name,
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+def _bar(page: Page, test: str) -> tuple[float, float]:
+    """Return the middle of a bar of `test` on the screen."""
+    x, y = page.evaluate(
+        """test => {
+            const plot = Bokeh.documents[0].get_model_by_name("timeline")
+            const view = Bokeh.index.find_one(plot)
+            const bars = plot.renderers[0].data_source.data
+            const tests = Bokeh.documents[0].get_model_by_name("tests").source.data.test
+            const bar = bars.n.findIndex((n, bar) => tests[n] === test && bars.kind[bar] < 8)
+            view.el.scrollIntoView({block: "center"})
+            const box = view.canvas_view.el.getBoundingClientRect()
+            return [
+              box.x + view.frame.x_scale.compute((bars.left[bar] + bars.right[bar]) / 2),
+              box.y + view.frame.y_scale.compute((bars.top[bar] + bars.bottom[bar]) / 2),
+            ]
+        }""",
+        test,
+    )
+    return float(x), float(y)
+
+
+def _counts(page: Page) -> Counter[str]:
+    """Return the numbers of tests by verdict, of all sessions, that the page begins with."""
+    counts: Counter[str] = Counter()
+    for text in page.locator(".counts span").all_inner_texts():
+        number, verdict = text.split()
+        counts[verdict] += int(number)
+    return counts
+
+
+def _column(page: Page, number: int) -> list[str]:
+    """Return the texts of a column of the table, of the rows that are shown."""
+    rows = page.locator(".slick-row").all()
+    cells = [(row.bounding_box(), row.locator(f".l{number}").inner_text()) for row in rows]
+    return [text for box, text in sorted(cells, key=lambda cell: cell[0]["y"] if cell[0] else 0.0)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files of `session`: its page ``report.html``, its record and ``junit.xml``."""
+    return tmp_path_factory.mktemp("session")
+
+
+@pytest.fixture
+def session(suite: Suite, folder: Path) -> Session:
+    """A session with many verdicts. The first test that needs it runs it."""
+    record, report = folder / "record.jsonl", folder / "report.html"
+    if not report.exists():
+        suite.write("test_it.py", _TESTS)
+        files = f"--accel-record={record}", f"--accel-report={report}", f"--junitxml={folder / 'junit.xml'}"
+        assert f"accel: report of the session: {report}" in suite.run("-n2", *files).text
+    (found,) = sessions_of([read_record(record)])
+    return found
+
+
+def test_the_page_agrees_with_the_session(folder: Path, session: Session, browser: Browser) -> None:
+    with _opened(browser, folder / "report.html") as page:
+        counts = _counts(page)
+        assert counts == Counter(test.verdict for test in session.tests)
+        junit = ElementTree.parse(folder / "junit.xml").getroot()[0]
+        assert [counts["failed"], counts["error"], counts["skipped"] + counts["xfailed"], counts.total()] == [
+            int(junit.get(name, "")) for name in ("failures", "errors", "skipped", "tests")
+        ]
+        table = _source(page, "tests")
+        runs = {test.test: test for test in session.tests}
+        assert Counter(table["test"]) == Counter(list(runs))
+        for name, verdict, seconds, wait, used in zip(
+            *(table[column] for column in ("test", "verdict", "seconds", "wait", "device_seconds")), strict=True
+        ):
+            test = runs[name]
+            assert verdict == test.verdict
+            assert (seconds, wait, used) == pytest.approx(
+                (test.span.seconds, test.waited, test.device_seconds), abs=1e-4
+            )
+        bars = _source(page, "timeline")
+        on_lanes = Counter(table["test"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind < 8)
+        assert on_lanes == {test.test: len(test.lanes) for test in session.tests if test.lanes}
+        assert bars["kind"].count(9) == sum(
+            len(test.lanes)
+            for test in session.tests
+            if test.wait is not None and test.wait.world is not None and test.wait.leased == test.wait.world.starting
+        )
+        skips = page.locator("#skips td:nth-child(2)").all_inner_texts()
+        assert skips == ["needs 9 sim devices; there are 4: 4 x sim (missing hardware)", "of its own accord"]
+        assert "of 4 devices in use on average" in page.locator(".session").inner_text()
+        steps = page.locator(".path td:nth-child(2)")
+        total = sum(float(text) for text in steps.all_text_contents())
+        assert total == pytest.approx(session.span.seconds, abs=0.005 * steps.count())
+
+
+def test_a_failure_is_shown_by_a_click(folder: Path, session: Session, browser: Browser) -> None:
+    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
+        page.locator(".slick-row", has_text="test_one_rank_fails").click()
+        details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_fails")
+        details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
+        text = details.inner_text()
+        assert "call failed, rank 1, test_it.py:" in text
+        assert "assert rank == 0" in text
+        assert "hello from 1" in text
+        assert re.search(r"rank 1\s+passed [\d.]+ s\s+failed [\d.]+ s", text)
+        page.get_by_role("button", name="Close").click()
+        details.wait_for(state="hidden")
+
+        page.mouse.click(*_bar(page, "test_it.py::test_one_rank_ends"))
+        details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_ends")
+        details.get_by_text("rank 1 exited with status 3").first.wait_for()
+        chosen = page.locator(".slick-row", has=page.locator(".selected"))
+        assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
+
+
+def test_a_bar_tells_what_it_is(folder: Path, session: Session, browser: Browser) -> None:
+    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
+        page.mouse.move(*_bar(page, "test_it.py::test_one_rank_fails"))
+        tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
+        tooltip.wait_for()
+        text = tooltip.inner_text()
+        assert re.search(r"failed, ran [\d.]+ s, waited [\d.]+ s", text)
+        assert re.search(r"sim-\d, sim-\d", text)
+        assert "ranks: 2, peak memory: unknown" in text
+        assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
+
+
+def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browser: Browser) -> None:
+    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
+        verdicts = _source(page, "tests")["verdict"]
+        assert verdicts[:3] == ["failed", "failed", "error"]
+        page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
+        page.get_by_text(f"4 of {len(verdicts)} tests").wait_for()
+        assert sorted(_column(page, 1)) == [f"test_it.py::test_ranks[{number}]" for number in range(4)]
+        page.get_by_placeholder("part of its name").fill("")
+        page.locator("select").select_option("error")
+        page.get_by_text(f"1 of {len(verdicts)} tests").wait_for()
+        assert _column(page, 1) == ["test_it.py::test_errs"]
+        page.locator("select").select_option("all")
+        page.get_by_text(f"{len(verdicts)} of {len(verdicts)} tests").wait_for()
+        header = page.locator(".slick-header-column").nth(1)
+        header.click()
+        ascending = _column(page, 1)
+        assert ascending == sorted(_source(page, "tests")["test"])[: len(ascending)]
+        header.click()
+        descending = _column(page, 1)
+        assert descending == sorted(_source(page, "tests")["test"], reverse=True)[: len(descending)]
+
+
+def test_the_legend_hides_bars(folder: Path, session: Session, browser: Browser) -> None:
+    with _opened(browser, folder / "report.html") as page:
+        visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
+            .filter(one => one.visible).map(one => one.name)"""
+        before = page.evaluate(visible)
+        assert {"failed", "error", "passed", "start"} <= set(before)
+        page.get_by_role("button", name="failed").click()
+        assert page.evaluate(visible) == [name for name in before if name != "failed"]
+
+
+@pytest.mark.parametrize("size", _SIZES, ids=str)
+def test_the_page_follows_the_colour_scheme_and_fits(
+    folder: Path, session: Session, browser: Browser, size: tuple[int, int]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    background = {}
+    for scheme in ("light", "dark"):
+        with _opened(browser, folder / "report.html", size, scheme) as page:
+            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+            canvas = page.locator(".bk-Figure canvas").first
+            canvas.wait_for()
+            shot = image.open(io.BytesIO(canvas.screenshot())).convert("L")
+            background[scheme] = shot.getpixel((shot.width - 30, shot.height - 40))
+            ink = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).color")
+            paper = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).backgroundColor")
+            assert abs(_grey(ink) - _grey(paper)) > 150
+    assert background["light"] > 240
+    assert background["dark"] < 30
+
+
+def _grey(colour: str) -> float:
+    """Return the mean of the parts of ``rgb(1, 2, 3)``."""
+    parts = [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
+    return sum(parts) / 3
+
+
+def _write(path: Path, events: Sequence[Event]) -> None:
+    now = 1_790_000_000.0
+    times = (now + number for number in range(len(events)))
+    file = RecordFile(str(path), clock=lambda: next(times))
+    for event in events:
+        file(event)
+    file.close()
+
+
+def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
+    text = _BREAK_OUT
+    at = 1_790_000_000.0
+    ran = PhaseReported(
+        *(f"test_it.py::test_it[{text}]", "call", "failed", at + 5, at + 6, text, 7),
+        file=text,
+        line=1,
+        world=1,
+        ranks=(RankPhase(0, text, at + 5, at + 6),),
+        headline=f"headline {text}",
+        failure=f"failure {text}",
+        place=(text, 1),
+        failed_ranks=(0,),
+        output={f"section {text}": f"output {text}"},
+        peaks={text: 1 << 30},
+        retried=text,
+    )
+    events: list[Event] = [
+        SessionStarted(SCHEMA, text, text, (text,), text),
+        PoolOpened(1, text),
+        DeviceFound(text, text, 0, text),
+        WorldRequested(1, ran.test, text),
+        RequestWaits(1, f"why {text}"),
+        WorldStarting(1, 1, text, (RankPlace(0, (text,)),)),
+        WorldAcquired(1, 1),
+        ran,
+        PhaseReported(ran.test, "teardown", "passed", at + 6, at + 6, text),
+        PhaseReported(f"test_skip[{text}]", "setup", "skipped", at + 6, at + 6, skip=f"skip {text}"),
+        PhaseReported(f"test_skip[{text}]", "teardown", "passed", at + 6, at + 6),
+        PhaseReported(f"test_missing[{text}]", "setup", "skipped", at + 6, at + 6, skip="", missing=f"missing {text}"),
+        TestStarted(f"test_running[{text}]"),
+    ]
+    _write(tmp_path / "record.jsonl", events)
+    assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "report.html")]) == 0
+    with _opened(browser, tmp_path / "report.html", (1280, 1600)) as page:
+        page.mouse.move(*_bar(page, ran.test))
+        page.locator(".bk-tooltip-content", has_text=ran.test).wait_for()
+        page.locator(".slick-row", has_text="test_it.py").click()
+        details = page.locator(".bk-Div .bk-clearfix", has_text=f"test_it.py::test_it[{text}]")
+        details.get_by_text(f"failure {text}", exact=True).wait_for()
+        shown = details.inner_text()
+        for part in (f"headline {text}", f"why {text}", f"output {text}", f"section {text}", f"rank {text}: 1 GiB"):
+            assert part in shown
+        skips = page.locator("#skips").inner_text()
+        assert f"missing {text} (missing hardware)" in skips
+        assert f"skip {text}" in skips
+        assert "killed: the record has no end of the session" in page.locator(".session").inner_text()
+        assert _counts(page) == {"failed": 1, "unfinished": 1, "skipped": 2}
+        assert page.locator("img").count() == 0
+
+
+def test_a_large_session(tmp_path: Path, browser: Browser) -> None:
+    write_record(tmp_path / "record.jsonl", tests=5000, devices=64)
+    path = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(path)]) == 0
+    assert path.stat().st_size < 4e6
+    (session,) = sessions_of([read_record(tmp_path / "record.jsonl")])
+    with _opened(browser, path, (1280, 1600)) as page:
+        bars = _source(page, "timeline")
+        assert sum(kind < 8 for kind in bars["kind"]) == sum(len(test.lanes) for test in session.tests)
+        assert bars["kind"].count(8) == 1000
+        waits = sorted((test.waited for test in session.tests if test.lanes), reverse=True)
+        tests = _source(page, "tests")
+        shown = [tests["wait"][n] for n, kind in zip(bars["n"], bars["kind"], strict=True) if kind == 8]
+        assert sorted(shown, reverse=True) == pytest.approx(waits[:1000], abs=1e-4)
+        page.get_by_text("5000 of 5000 tests").wait_for()
+        page.get_by_placeholder("part of its name").press_sequentially("[bfloat16-1499]")
+        page.get_by_text("1 of 5000 tests").wait_for()
+        page.locator(".slick-row").click()
+        page.get_by_text("test_matmul[bfloat16-1499]").nth(1).wait_for()
+
+
+def test_several_sessions(suite: Suite, browser: Browser) -> None:
+    suite.write("test_it.py", _TESTS)
+    for shard in (1, 2):
+        suite.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
+    records = [str(suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
+    assert main(["report", *records, "-o", str(suite.path / "report.html")]) == 0
+    sessions = sessions_of(map(read_record, records))
+    with _opened(browser, suite.path / "report.html") as page:
+        assert _counts(page) == Counter(test.verdict for session in sessions for test in session.tests)
+        texts = page.locator(".session").all_inner_texts()
+        assert [re.findall(r"shard ./.", text) for text in texts] == [["shard 1/2"], ["shard 2/2"]]
+        labels = page.evaluate(
+            """() => Array.from(Bokeh.documents[0].get_model_by_name("timeline").left[0].major_label_overrides.values())
+                .map(label => label.text)"""
+        )
+        assert [label for label in labels if "slot" not in label] == [f"sim-{number}" for number in range(4)]
+
+
+def test_a_session_without_devices(suite: Suite, browser: Browser) -> None:
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    suite.run("--accel-report=report.html")
+    with _opened(browser, suite.path / "report.html") as page:
+        assert page.get_by_text("No test ran on a device or CPU slot.").is_visible()
+        assert _column(page, 1) == ["test_it.py::test_plain"]
+
+
+def test_without_bokeh(suite: Suite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    suite.write("without_bokeh.py", "import sys\nsys.modules['bokeh'] = None\n")
+    suite.write("test_it.py", "def test_plain(): pass\n")
+    run = suite.run("-p", "without_bokeh", "--accel-report=report.html", "--accel-record=record.jsonl")
+    message = "Bokeh is not installed: pip install 'pytest-accel[report]'"
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: --accel-report: {message}" in run.errors
+    _write(suite.path / "record.jsonl", [SessionStarted(SCHEMA, "5e55", "0.1.0", (), "/"), SessionFinished(0)])
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(SystemExit):
+        main(["report", str(suite.path / "record.jsonl"), "-o", "report.html"])
+    assert message in capsys.readouterr().err
