@@ -307,10 +307,15 @@ def _rank_failure(phase: Phase, root: RankOutcome, sections: tuple[tuple[str, st
 
 
 def _put_above(longrepr: Any, line: str) -> None:
-    """Put `line` above the traceback of a serialized failure, in place."""
-    first = longrepr["chain"][0][0] if longrepr.get("chain") else longrepr["reprtraceback"]
-    blank = [""] if first["reprentries"][0]["data"]["style"] != "long" else []
-    first["reprentries"].insert(0, _text_entry([line, *blank]))
+    """Put `line` above the traceback of a serialized failure, in place.
+
+    It is the only line of a first traceback in the chain. Plugins for reports read the last one, or `reprtraceback`.
+    """
+    chain = longrepr.get("chain") or copy.deepcopy([(longrepr["reprtraceback"], longrepr["reprcrash"], None)])
+    entries = chain[0][0]["reprentries"]
+    blank = "" if entries and entries[0]["data"].get("style") == "long" else "\n"  # pytest puts one above a long entry.
+    above = {"reprentries": [], "extraline": f"{line}{blank}", "style": "long"}
+    longrepr["chain"] = [(above, None, None), *chain]
 
 
 def _diagnosis(phase: Phase, root: RankOutcome | None) -> list[tuple[str, str, str]]:

@@ -71,6 +71,7 @@ def test_running_the_failed_again(suite: Suite) -> None:
     run = suite.run("--lf", "--tb=native")
     assert run.count() == {"FAILED": 2}
     assert 'test_five.py", line 15, in test_two' in run.text
+    assert len(re.findall(r"^(?:rank 1|ranks 0-1) of 2 on cpu\n\nTraceback", run.text, re.MULTILINE)) == 2
 
     (suite.path / "mended").touch()
     run = suite.run("--ff")

@@ -128,7 +128,7 @@ def test_doctests(suite: Suite, workers: tuple[str, ...]) -> None:
         "other.plain": "PASSED",
     }, run.text
     assert "Expected:\n    2\nGot:\n    3\n" in run.text
-    assert "rank 1: failed: DocTestFailure: <DocTest mod.differs from " in run.text
+    assert "- rank 1: DocTestFailure: <DocTest mod.differs from " in run.text
     assert "rank 0: passed\n" in run.text
     assert "UNEXPECTED EXCEPTION: ValueError('no such file')" in run.text
     assert "pytest mod.py::mod.differs" in run.text
@@ -144,9 +144,9 @@ def test_items_of_a_conftest(suite: Suite) -> None:
     run = suite.run()
     assert [" ".join(words) for words in run.words.values()] == ["PASSED", "FAILED", "PASSED", "FAILED", "FAILED"]
     assert run.text.count("\n2 + 2 is not 5\n") == 2
-    assert "ranks 0-1: failed: Wrong: wanted 5" in run.text
+    assert "- ranks 0-1: Wrong: wanted 5" in run.text
     assert "\nint(__import__('os').environ['RANK']) is not 0\n" in run.text
-    assert "rank 1: failed: Wrong: wanted 0\nrank 0: passed\n" in run.text
+    assert "rank 1: failed\nrank 0: passed\n" in run.text
 
 
 @needs("nbval", "ipykernel")
@@ -161,9 +161,9 @@ def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
     plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
     words = [" ".join(said) for name, said in marked.words.items() if "ranks" in name]
     assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
-    assert "ranks 0-1: failed: NbCellError: Cell outputs differ\n" in marked.text
+    assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
     assert "'7\\n' == '8\\n'" in marked.text
-    assert "rank 1: failed: NbCellError: Cell outputs differ\nrank 0: passed\n" in marked.text
+    assert "rank 1: failed\nrank 0: passed\n" in marked.text
     alone = [{name: said for name, said in run.words.items() if "alone" in name} for run in (plain, marked)]
     assert alone[0] == alone[1] != {}
 
@@ -177,7 +177,7 @@ def test_notebooks_that_are_one_item(pair: Pair) -> None:
     plain, marked = (one.run("--nbmake", "-Wdefault") for one in (pair.plain, pair.marked))
     assert marked.words == plain.words
     assert marked.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
-    assert "ranks 0-1: failed: NotebookFailedException: " in marked.text
+    assert "- ranks 0-1: NotebookFailedException: " in marked.text
 
 
 _DOCUMENT = """
@@ -217,7 +217,7 @@ def test_blocks_of_code_in_documents(pair: Pair) -> None:
     assert marked.words == plain.words
     assert marked.count() == {"PASSED": 5, "FAILED": 3}
     assert "Expected:\n    3\nGot:\n    2\n" in marked.text
-    assert "ranks 0-1: failed: SybilFailure: " in marked.text
+    assert "- ranks 0-1: SybilFailure: " in marked.text
 
 
 @needs("pytest_doctestplus")

@@ -116,7 +116,8 @@ def _text(text: str | None) -> str:
 
 
 def _first_line(text: str | None) -> str:
-    return _text(text).strip().partition("\n")[0]
+    """Return the first line of `text` that is not about ranks."""
+    return re.sub(r"^ranks [\d-]+ of .*\n", "", _text(text).strip()).strip().partition("\n")[0]
 
 
 def _properties(element: xml.etree.ElementTree.Element) -> list[tuple[str, str]]:

@@ -78,10 +78,12 @@ def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
 def shown(verdict: Verdict) -> list[str]:
     """Return the lines of the traceback, with the places of the frames."""
     lines: list[str] = []
-    for entry in verdict.longrepr["chain"][0][0]["reprentries"]:
-        place = entry["data"].get("reprfileloc")
-        lines += [f"{place['path']}:{place['lineno']}: {place['message']}"] if place else []
-        lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
+    for traceback, *_ in verdict.longrepr["chain"]:
+        for entry in traceback["reprentries"]:
+            place = entry["data"].get("reprfileloc")
+            lines += [f"{place['path']}:{place['lineno']}: {place['message']}"] if place else []
+            lines += [line.rstrip("\n") for line in entry["data"]["lines"]]
+        lines += traceback["extraline"].split("\n") if traceback["extraline"] else []
     return lines
 
 
