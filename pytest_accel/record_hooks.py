@@ -10,15 +10,14 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from pytest_accel import __version__
 from pytest_accel.core.record_events import (
     SCHEMA,
-    CollectiveCall,
     PhaseReported,
     RankPhase,
     SessionFinished,
@@ -55,8 +54,8 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     With `in_ci`, the CI system shows a summary of the session, whether a file was asked for or not.
     """
     config = session.config
-    config.pluginmanager.register(ReportDetails(), "accel-record-details")
     if session.is_worker:
+        config.pluginmanager.register(ReportDetails())
         return
     # A test may change the working directory.
     paths = {
@@ -81,23 +80,33 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
     config.pluginmanager.register(RecordHooks(session, file, made, required=required, in_ci=in_ci), "accel-record")
 
 
+class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the process that ran a phase of a test adds to the report."""
+
+    process: int
+    world: int = 0
+    ranks: tuple[RankPhase, ...] = ()
+    failed_ranks: tuple[int, ...] = ()
+
+
 class ReportDetails:
-    """Adds the process, the world and the ranks of a test to the reports of its phases."""
+    """Adds the process, the world and the ranks of a test to the reports of its phases.
+
+    Registered in xdist's workers, and in a process that runs tests with marks.
+    """
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        # Plain data, which xdist can send.
-        details: dict[str, object] = {"process": os.getpid()}
         marked: MarkedItem | None = item.stash.get(MARKED, None)
         verdict = None if marked is None else marked.verdict(call.when)
-        if marked is not None and verdict is not None:
-            details["world"] = marked.world
-            details["ranks"] = [astuple(one) for one in verdict.ranks]
-            details["failed_ranks"] = list(verdict.failed_ranks)
-        report.accel_details = details  # type: ignore[attr-defined]
+        if marked is None or verdict is None:
+            details = _Details(os.getpid())
+        else:
+            details = _Details(os.getpid(), marked.world, verdict.ranks, verdict.failed_ranks)
+        report.accel_details = msgspec.to_builtins(details)  # type: ignore[attr-defined]  # xdist sends plain data only.
         return report
 
 
@@ -117,6 +126,9 @@ class RecordHooks:
         self._record = file
         self._made = made
         self._worker: Callable[[], str] = str
+        self._root = str(session.config.rootpath)
+        self._process = 0 if options.is_distributed(session.config) else os.getpid()
+        """The process that runs the tests; 0 if the workers do."""
         arguments = tuple(map(str, session.config.invocation_params.args))
         file(
             SessionStarted(
@@ -124,13 +136,17 @@ class RecordHooks:
                 session=uuid.uuid4().hex,
                 version=__version__,
                 command=arguments,
-                root=str(session.config.rootpath),
+                root=self._root,
                 shard=session.settings.shard,
             )
         )
 
     def pytest_sessionstart(self) -> None:
         self._worker = worker_of_starting_test(self._config)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if any(MARKED in item.stash for item in session.items):
+            self._config.pluginmanager.register(ReportDetails())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -140,7 +156,7 @@ class RecordHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._lacks_hardware |= hasattr(report, "accel_missing")
         if not hasattr(report, "context"):  # A subtest's report; a failed subtest fails its test.
-            self._record(phase_reported(report, str(self._config.rootpath)))
+            self._record(phase_reported(report, self._root, self._process))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -187,9 +203,11 @@ class RecordHooks:
         self._record.close()
 
 
-def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
-    """Return the event for `report`. Paths below the folder `root` are made relative to it."""
-    details: Mapping[str, Any] = getattr(report, "accel_details", {})
+def phase_reported(report: pytest.TestReport, root: str, process: int) -> PhaseReported:
+    """Return the event for `report` from the process with the id `process`, or the one that the report names.
+
+    Paths below the folder `root` are made relative to it.
+    """
     file, line, _ = report.location
     failed = report.failed or report.outcome not in ("passed", "failed", "skipped")
     xfail: str | None = getattr(report, "wasxfail", None)
@@ -197,12 +215,10 @@ def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
     more: dict[str, Any] = _failure(report, root) if failed else {}
     if report.skipped and xfail is None:
         more["skip"] = reason_of_skip(report.longrepr)
-    if "ranks" in details:
-        more["ranks"] = tuple(
-            RankPhase(rank, ending, start, stop, tuple(CollectiveCall(*one) for one in calls))
-            for rank, ending, start, stop, calls in details["ranks"]
-        )
-        more["failed_ranks"] = tuple(details["failed_ranks"])
+    if hasattr(report, "accel_details"):
+        details = msgspec.convert(report.accel_details, _Details)
+        process = details.process
+        more |= {"world": details.world, "ranks": details.ranks, "failed_ranks": details.failed_ranks}
     if report.sections:
         more["output_sizes"] = {name: len(text) for name, text in report.sections}
     if report.user_properties:
@@ -216,10 +232,9 @@ def phase_reported(report: pytest.TestReport, root: str) -> PhaseReported:
         start=report.start,
         stop=report.stop,
         worker=getattr(report, "worker_id", ""),
-        process=details.get("process", 0),
+        process=process,
         file=file,
         line=None if line is None else line + 1,
-        world=details.get("world", 0),
         xfail=xfail,
         missing=getattr(report, "accel_missing", None),
         **more,

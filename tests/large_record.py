@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pytest_accel.core.record_events import (
     SCHEMA,

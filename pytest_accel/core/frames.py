@@ -38,10 +38,10 @@ class Folders:
         return not is_library(path) and self._absolute(path).startswith(os.path.join(self.root, ""))
 
     def shown(self, path: str) -> str:
-        """Return `path` relative to rootdir if it is below it; for a library, relative to the folder of its package."""
+        """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
         if (library := _LIBRARY.search(path)) is not None:
             return path[library.end() :]
-        return self._absolute(path).removeprefix(os.path.join(self.root, "")) if self.root else path
+        return os.path.relpath(self._absolute(path), self.invocation or self.root) if self.is_own(path) else path
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self.invocation, path))

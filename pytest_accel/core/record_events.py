@@ -3,20 +3,23 @@
 Each event is one line of the file: a JSON object with its name (``event``), the fields below, and those of
 :class:`Stamp`. Times are seconds since the epoch. A field that has its default value is left out. Later versions of the
 plugin may add fields and events; `SCHEMA` changes if a field is removed or changes its meaning.
+
+msgspec makes an event and its line in a tenth of the time of a dataclass and json: each test has at least four events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct, field
 
 SCHEMA = 1
 """Version of the events."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True, omit_defaults=True):
     """The fields that each event has in addition to its own."""
 
     at: float
@@ -27,8 +30,7 @@ class Stamp:
     """Id of that process."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStarted:
+class SessionStarted(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A session has started. The first event of each session."""
 
     schema: int
@@ -44,8 +46,7 @@ class SessionStarted:
     """The part that the session runs, and the number of parts (``--accel-shard``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOpened:
+class PoolOpened(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """The first marked tests have been found, and the session can lease devices and CPU slots from now on."""
 
     slots: int
@@ -54,8 +55,7 @@ class PoolOpened:
     """Kind of the session's devices; None if it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFound:
+class NodeFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A machine of the session. A session without a launcher has only the node 0, of which there is no event."""
 
     node: int
@@ -63,8 +63,7 @@ class NodeFound:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFound:
+class DeviceFound(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A device that tests of the session can use."""
 
     device: str
@@ -78,8 +77,7 @@ class DeviceFound:
     """Bytes; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class TestStarted:
+class TestStarted(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A test has started."""
 
     __test__ = False  # pytest would collect the class.
@@ -90,8 +88,7 @@ class TestStarted:
     """Name of xdist's worker; empty without xdist."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldRequested:
+class WorldRequested(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A test has requested a world. A :class:`WorldAcquired` or :class:`RequestEnded` follows."""
 
     request: int
@@ -100,8 +97,7 @@ class WorldRequested:
     """The world in a few words."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWaits:
+class RequestWaits(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A request could not be granted at once."""
 
     request: int
@@ -109,16 +105,14 @@ class RequestWaits:
     """The test, the devices or CPU slots that it waits for, and their holders if they are known."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
+class RequestEnded(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A request has ended without a world."""
 
     request: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlace:
+class RankPlace(Struct, frozen=True, omit_defaults=True):
     """Node and devices of one rank."""
 
     node: int = 0
@@ -128,8 +122,7 @@ class RankPlace:
     """Fraction of each device that the rank has."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldStarting:
+class WorldStarting(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """The leases of a request have been granted, and the processes of a new world are being started."""
 
     world: int
@@ -139,8 +132,7 @@ class WorldStarting:
     ranks: tuple[RankPlace, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReady:
+class WorldReady(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """The processes of a world have started."""
 
     world: int
@@ -148,8 +140,7 @@ class WorldReady:
     """The process id of each rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldAcquired:
+class WorldAcquired(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A driver has got a world for its request. It uses the world for this test and maybe later ones."""
 
     world: int
@@ -158,15 +149,13 @@ class WorldAcquired:
     """True if another request had the world before."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorldReturned:
+class WorldReturned(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """A driver has returned a world: it is idle, or a :class:`WorldEnding` follows."""
 
     world: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorldEnding:
+class WorldEnding(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """The ranks of a world have been told to end, or are being killed."""
 
     world: int
@@ -174,15 +163,13 @@ class WorldEnding:
     killed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorldGone:
+class WorldGone(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """All processes of a world have ended, and its leases have been returned."""
 
     world: int
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveCall(Struct, frozen=True, omit_defaults=True):
     """A collective that a rank has issued, from torch's flight recorder."""
 
     name: str
@@ -196,8 +183,7 @@ class CollectiveCall:
     """Time at which it was found to have ended; 0 if unknown, as for all collectives of gloo."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankPhase:
+class RankPhase(Struct, frozen=True, omit_defaults=True):
     """One phase of a test in one rank."""
 
     rank: int
@@ -210,8 +196,7 @@ class RankPhase:
     """The last collectives of the phase, in a session that makes a trace (``--accel-trace``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReported:
+class PhaseReported(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """pytest has reported a phase of a test."""
 
     test: str
@@ -256,8 +241,7 @@ class PhaseReported:
     """The failure after which the test was retried (``--accel-retry-dead``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionFinished:
+class SessionFinished(Struct, frozen=True, omit_defaults=True, tag_field="event"):
     """The session has ended. A record without it is that of a session that was killed."""
 
     status: int

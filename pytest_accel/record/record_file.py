@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from os import getpid
-from types import NoneType, UnionType
-from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
+from typing import BinaryIO, get_args
+
+import msgspec
 
 from pytest_accel.core import whole_file
 from pytest_accel.core.record_events import SCHEMA, Event, SessionStarted, Stamp
 
-_EVENTS: dict[str, Any] = {event.__name__: event for event in get_args(Event)}
+_EVENTS: dict[str, type[Event]] = {event.__name__: event for event in get_args(Event)}
 
 
 class RecordError(Exception):
@@ -49,8 +49,8 @@ class RecordFile:
         self.error: str | None = None
         """The first error of writing; None if there was none. Nothing is written after it."""
         self._clock = clock
-        self._host = socket.gethostname()
         self._pid = getpid()
+        self._process = f',"host":{json.dumps(socket.gethostname())},"pid":{self._pid},'.encode()
         if path is not None and os.path.exists(path) and not os.path.isfile(path):
             raise RecordError(f"{path} is not a regular file")
         try:
@@ -62,8 +62,7 @@ class RecordFile:
         """Write `event`; no-op after an error, and in a process forked from this one."""
         if self.error is not None or getpid() != self._pid:
             return
-        content = {"event": type(event).__name__, "at": self._clock(), "host": self._host, "pid": self._pid}
-        line = _encode(content | _changed_fields(event)).encode("ascii") + b"\n"
+        line = b'{"at":%.6f%b%b\n' % (self._clock(), self._process, _encode(event)[1:])
         try:
             if os.write(self._file.fileno(), line) < len(line):
                 self.error = f"{self.name} could not be written in full: no space left"
@@ -117,8 +116,8 @@ def _parse_record(content: bytes, name: str) -> list[Recorded]:
     events = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):  # Each complete line ends with a line break.
         try:
-            recorded = _parse(json.loads(line))
-        except (ValueError, OverflowError, RecursionError) as error:
+            recorded = _parse(line)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise RecordError(f"{name}, line {number}: {error}") from None
         if recorded is not None:
             events.append(recorded)
@@ -130,106 +129,39 @@ def _parse_record(content: bytes, name: str) -> list[Recorded]:
     return events
 
 
+class _Head(Stamp, frozen=True):
+    """The fields of each line."""
+
+    event: str
+    """The name of the event."""
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, object], ...]:
-    """Return name and default value of each field of a dataclass; `MISSING` for a field without one."""
-    return tuple(
-        (field.name, field.default if field.default_factory is MISSING else field.default_factory())
-        for field in fields(kind)
-    )
+def _decoder(kind: type[Event]) -> msgspec.json.Decoder[Event]:
+    return msgspec.json.Decoder(kind)
 
 
-def _changed_fields(value: Any) -> dict[str, object]:
-    """Return the fields of a dataclass instance whose values are not the defaults."""
-    return {
-        name: content
-        for name, default in _defaults(value.__class__)
-        # Most fields have the default value itself, so that the identity saves a comparison.
-        if (content := getattr(value, name)) is not default and content != default
-    }
-
-
-_encode = json.JSONEncoder(default=_changed_fields).encode
-
-
-def _parse(content: object) -> Recorded | None:
-    """Return the event in a line's content, or None if this version does not know it. Raise ValueError."""
-    if not isinstance(content, dict) or not isinstance(content.get("event"), str):
-        raise ValueError('expected an object with "event"')
-    kind = _EVENTS.get(content["event"])
+def _parse(line: bytes) -> Recorded | None:
+    """Return the event of a line, or None if this version does not know it. Raise ValueError."""
+    head = _decode_head(line)
+    kind = _EVENTS.get(head.event)
     if kind is None:
         return None
-    stamp: Stamp = _build(Stamp, content, "")
-    event: Event = _build(kind, content, "")
+    event = _decoder(kind).decode(line)
     if isinstance(event, SessionStarted) and event.schema != SCHEMA:
         raise ValueError(f"the record has version {event.schema}; this pytest-accel reads version {SCHEMA}")
-    return Recorded(event, stamp)
+    return Recorded(event, Stamp(head.at, head.host, head.pid))
 
 
-_Reader = Callable[[object, str], Any]
-"""A function that checks a value of a JSON document, and returns it as a value of a field.
-
-The second argument is the name of the field. The function raises ValueError.
-"""
+_encode_event = msgspec.json.Encoder().encode
 
 
-def _build(kind: Any, content: object, where: str) -> Any:
-    """Return the dataclass `kind` with the fields in `content`. A :data:`_Reader` for each `kind`."""
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{where} must be an object")
-    values = {}
-    for name, default, read in _fields(kind):
-        if name in content:
-            values[name] = read(content[name], name)
-        elif default is MISSING:
-            raise ValueError(f"{name!r} is missing")
-    return kind(**values)
-
-
-@cache
-def _fields(kind: Any) -> tuple[tuple[str, object, _Reader], ...]:
-    """Return name, default value and reader of each field of a dataclass."""
-    hints = get_type_hints(kind)
-    return tuple((name, default, _reader(hints[name])) for name, default in _defaults(kind))
-
-
-def _reader(hint: Any) -> _Reader:
-    """Return the reader of values of the type `hint`: those that the fields of events have."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:
-        (inner,) = (_reader(one) for one in arguments if one is not NoneType)
-        return lambda value, where: None if value is None else inner(value, where)
-    if origin is tuple and arguments[1:] == (...,):
-        item = _reader(arguments[0])
-        return lambda value, where: tuple(item(one, where) for one in _checked(value, list, where))
-    if origin is tuple:
-        readers = [_reader(one) for one in arguments]
-        return lambda value, where: _pair(value, readers, where)
-    if origin is not None:  # A mapping of texts.
-        inner = _reader(arguments[1])
-        return lambda value, where: {name: inner(one, where) for name, one in _checked(value, dict, where).items()}
-    if is_dataclass(hint):
-        return lambda value, where: _build(hint, value, where)
-    if hint is float:
-        return _number
-    return lambda value, where: _checked(value, hint, where)
-
-
-def _checked(value: object, kind: Any, where: str) -> Any:
-    """Return `value` if it has the type `kind`; a truth value is no number."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{where!r} has a wrong value: {str(value)[:80]!r}")
-    return value
-
-
-def _number(value: object, where: str) -> float:
-    number = float(_checked(value, (int, float), where))
-    if not math.isfinite(number):
-        raise ValueError(f"{where!r} must be finite")
-    return number
-
-
-def _pair(value: object, readers: Sequence[_Reader], where: str) -> tuple[Any, ...]:
-    if len(_checked(value, list, where)) != len(readers):
-        raise ValueError(f"{where!r} must have {len(readers)} values")
-    return tuple(read(one, where) for read, one in zip(readers, value, strict=True))  # type: ignore[call-overload]
+def _encode(event: Event) -> bytes:
+    """Return `event` as a JSON object. A ``?`` replaces a character that UTF-8 cannot represent."""
+    try:
+        return _encode_event(event)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(event), ensure_ascii=False).encode(errors="replace")
