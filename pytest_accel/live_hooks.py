@@ -170,7 +170,7 @@ def _can_have_status(config: pytest.Config) -> bool:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     return (
         type(reporter) is pytest.TerminalReporter
-        and reporter.isatty()
+        and bool(reporter.isatty)  # A method that is also a truth value; a plain one before pytest 9.
         and os.environ.get("TERM", "dumb") != "dumb"
         and "CI" not in os.environ
         and config.get_verbosity() > -2
