@@ -15,7 +15,7 @@ from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.core.record_events import SessionFinished
 from pytest_accel.core.truncation import cut_end
 from pytest_accel.core.units import count_text
-from pytest_accel.record.timeline import Lane, Period, Session, TestRun, Verdict
+from pytest_accel.record.timeline import Lane, Session, TestRun, Verdict, seconds_with_tests
 
 LARGEST = 1 << 20
 """Bytes in UTF-8 that GitHub allows for the summaries of a step, and Buildkite for an annotation."""
@@ -151,13 +151,13 @@ def _devices(test: TestRun) -> int:
 def _device_rows(sessions: Sequence[Session]) -> list[tuple[_Cell, ...]]:
     """Return the devices of each machine by kind, and how much of the time in which tests ran they were in use."""
     names: dict[tuple[str, str], dict[Lane, str]] = {}
-    ran: dict[str, list[Period]] = {}
+    ran: dict[str, list[TestRun]] = {}
     used: dict[tuple[str, str], float] = {}
     for session in sessions:
         for lane, device in session.devices.items():
             names.setdefault((lane.host, lane.kind), {})[lane] = device.name
         for host in {lane.host for lane in session.devices}:
-            ran.setdefault(host, []).extend(test.span for test in session.tests)
+            ran.setdefault(host, []).extend(session.tests)
         for test in session.tests:
             for lane, share in test.lanes:
                 key = lane.host, lane.kind
@@ -166,19 +166,10 @@ def _device_rows(sessions: Sequence[Session]) -> list[tuple[_Cell, ...]]:
     for (host, kind), devices in sorted(names.items()):
         counts = Counter(devices.values())
         about = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-        available = len(devices) * _seconds_of(ran[host])
+        available = len(devices) * seconds_with_tests(ran[host])
         in_use = used.get((host, kind), 0.0) / available if available else 0.0
         rows.append((host, kind, len(devices), about, round(100 * in_use)))
     return rows
-
-
-def _seconds_of(periods: Iterable[Period]) -> float:
-    """Return the seconds in which at least one of `periods` lasted."""
-    seconds = end = 0.0
-    for period in sorted(periods):
-        seconds += max(0.0, period.stop - max(period.start, end))
-        end = max(end, period.stop)
-    return seconds
 
 
 def _fit(start: str, blocks: Iterable[_Block], room: int) -> str:

@@ -20,7 +20,7 @@ from pytest_accel.record import page_style
 from pytest_accel.record.page_details import clock, details, packed, seconds_text, truncation
 from pytest_accel.record.page_table import table, tests_source
 from pytest_accel.record.page_timeline import timeline
-from pytest_accel.record.timeline import Session, StepKind, TestRun, critical_path
+from pytest_accel.record.timeline import Session, StepKind, TestRun, critical_path, seconds_with_tests
 
 _STEPS: dict[StepKind, str] = {
     "test": "tests",
@@ -194,10 +194,10 @@ def _summary(session: Session) -> dict[str, Any]:
     if session.finished is not None:
         facts.append(f"exit status {session.finished.status}")
     use = ""
-    if session.devices and session.span.seconds > 0:
-        mean = sum(test.device_seconds for test in session.tests) / session.span.seconds
+    if session.devices and (seconds := seconds_with_tests(session.tests)) > 0:
+        mean = sum(test.device_seconds for test in session.tests) / seconds
         part = mean / len(session.devices)
-        use = f"{mean:.1f} of {len(session.devices)} devices in use on average ({part:.0%})"
+        use = f"{mean:.1f} of {len(session.devices)} devices in use on average while tests ran ({part:.0%})"
     return {
         "command": _command(session),
         "counts": [(verdict, counts[verdict]) for verdict in page_style.COLOURS if counts[verdict]],

@@ -244,6 +244,15 @@ def utilisation(sessions: Sequence[Session]) -> list[tuple[float, float]]:
     return steps
 
 
+def seconds_with_tests(tests: Iterable[TestRun]) -> float:
+    """Return the seconds in which at least one of `tests` ran."""
+    seconds = end = 0.0
+    for span in sorted(test.span for test in tests):
+        seconds += max(0.0, span.stop - max(span.start, end))
+        end = max(end, span.stop)
+    return seconds
+
+
 def lane_rows(sessions: Sequence[Session]) -> list[tuple[Lane, list[list[TestRun]]]]:
     """Return the tests on each device and CPU slot of `sessions`, those without a test too, in rows.
 

@@ -253,7 +253,7 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
         )
         skips = page.locator("#skips td:nth-child(2)").all_inner_texts()
         assert skips == ["needs 9 sim devices; there are 4: 4 x sim (missing hardware)", "of its own accord"]
-        assert "of 4 devices in use on average" in page.locator(".session").inner_text()
+        assert "of 4 devices in use on average while tests ran" in page.locator(".session").inner_text()
         steps = page.locator(".path td:nth-child(2)")
         total = sum(float(text) for text in steps.all_text_contents())
         assert total == pytest.approx(session.span.seconds, abs=0.005 * steps.count())

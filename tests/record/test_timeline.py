@@ -10,7 +10,14 @@ import pytest
 from pytest_accel import read_record
 from pytest_accel.core.record_events import SCHEMA, Event, PhaseReported, RankPlace, SessionStarted, WorldStarting
 from pytest_accel.record.record_file import RecordFile
-from pytest_accel.record.timeline import Session, critical_path, lane_rows, sessions_of, utilisation
+from pytest_accel.record.timeline import (
+    Session,
+    critical_path,
+    lane_rows,
+    seconds_with_tests,
+    sessions_of,
+    utilisation,
+)
 from tests.large_record import write_record
 
 
@@ -46,6 +53,11 @@ def test_the_critical_path_follows_processes_and_devices(tmp_path: Path) -> None
 def test_tests_that_take_no_time_do_not_follow_each_other_in_a_circle(tmp_path: Path) -> None:
     session = _session(tmp_path / "record.jsonl", *(_ran(f"test_{number}", 5, 5) for number in range(3)))
     assert [(step.kind, *step.span) for step in critical_path(session)] == [("other", 0, 5), ("other", 5, 10)]
+
+
+def test_seconds_with_tests_count_overlaps_once(tmp_path: Path) -> None:
+    session = _session(tmp_path / "record.jsonl", _ran("a", 1, 4), _ran("b", 2, 3), _ran("c", 3, 5), _ran("d", 7, 8))
+    assert seconds_with_tests(session.tests) == 5
 
 
 def test_rows_of_a_shared_device(tmp_path: Path) -> None:
