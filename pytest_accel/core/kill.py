@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from os import getpgid, kill, killpg
@@ -22,7 +23,7 @@ _TRACKERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker"
 _CLEANING_TIMEOUT = 5.0
 """Seconds within which torch's manager and the trackers must clean up and exit."""
 MARK = "PYTEST_ACCEL_SESSION"
-"""Environment variable of a session's fork server and all its descendants; its value is the session's folder."""
+"""Environment variable of a session's fork servers and all their descendants, see :func:`mark`."""
 
 
 def resource_tracker_pid() -> int | None:
@@ -42,16 +43,30 @@ def kill_tree(pid: int) -> None:
         kill(pid, SIGKILL)
 
 
-def kill_marked(directory: str) -> None:
+def mark(directory: str, server: int) -> str:
+    """Return the value of :data:`MARK` for the fork server with the number `server` of the session in `directory`."""
+    return f"{directory}/{server}"
+
+
+def session_of(environ: Mapping[str, str]) -> str:
+    """Return the folder of the session to which a process with this environment belongs; empty if to none."""
+    return environ.get(MARK, "").rpartition("/")[0]
+
+
+def kill_marked(directory: str, server: int | None = None) -> None:
     """Kill every process of the session in `directory`, orphans included, and repeat until none is found.
 
-    The processes are found by :data:`MARK` in the environment with which their program was started.
+    With `server`, kill only that fork server and what descends from it. The processes are found by :data:`MARK` in the
+    environment with which their program was started.
     """
     while True:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get(MARK) != directory or process.status() == psutil.STATUS_ZOMBIE:
+                environ = process.environ()
+                if session_of(environ) != directory or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if server is not None and environ[MARK] != mark(directory, server):
                     continue
                 if _cleans_up(process):
                     continue

@@ -18,7 +18,7 @@ class ExitCause(Enum):
     SERVER_ENDED = "server ended"
     """The fork server of the process ended."""
     NODE_LOST = "node lost"
-    """The node of the process does not answer any more; what happened to the process is unknown."""
+    """The node of the process is lost; what happened to the process is unknown."""
     JOB_ENDED = "job ended"
     """The MPI job of the process ended."""
     LOCK_LOST = "lock lost"
@@ -31,6 +31,8 @@ class RankExit(NamedTuple):
     cause: ExitCause
     status: int | None = None
     """Exit code, or the negative number of the signal (as in `subprocess`); None if it is unknown."""
+    about: str = ""
+    """Details on the cause: for a lost node, its name and why it counts as lost."""
 
     @property
     def is_crash(self) -> bool:

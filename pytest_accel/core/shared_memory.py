@@ -26,7 +26,7 @@ import psutil
 
 from pytest_accel.core import prctl
 from pytest_accel.core.clock import monotonic
-from pytest_accel.core.kill import MARK
+from pytest_accel.core.kill import session_of
 from pytest_accel.core.paths import shared_memory_path
 
 FOLDER = os.path.realpath("/dev/shm")
@@ -108,7 +108,7 @@ class Watch:
         """
         with contextlib.suppress(psutil.Error):
             environment = psutil.Process(pid).environ()
-            return not environment or environment.get(MARK) == os.path.dirname(self._record)
+            return not environment or session_of(environment) == os.path.dirname(self._record)
         return True
 
     def _write(self, notes: set[_Note]) -> None:

@@ -49,6 +49,11 @@ class WorldSpec:
         """Return the number of the fork server of `rank`."""
         return self.servers[rank] if self.servers else 0
 
+    @property
+    def server_numbers(self) -> frozenset[int]:
+        """The numbers of the fork servers of all ranks."""
+        return frozenset(self.servers or (0,))
+
     def node_of(self, rank: int) -> int:
         """Return the number, in the session, of the node of `rank`."""
         return self.nodes[rank] if self.nodes else 0

@@ -14,7 +14,7 @@ LAST_OUTPUT = 8_000
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _TEXTS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
-    ExitCause.NODE_LOST: "lost with its node, which does not answer any more",
+    ExitCause.NODE_LOST: "lost with its node",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
     ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }
@@ -31,7 +31,8 @@ def describe_exit(end: RankExit, be: str = "") -> str:
     """
     be = f"{be} " if be else ""
     if end.cause in _TEXTS:
-        return f"{be if end.cause in _PASSIVE else ''}{_TEXTS[end.cause]}"
+        text = f"{be if end.cause in _PASSIVE else ''}{_TEXTS[end.cause]}"
+        return f"{text} {end.about}" if end.about else text
     assert end.status is not None
     text = f"exited with status {end.status}" if end.status >= 0 else f"{be}killed by {signal_name(-end.status)}"
     return f"{text}: {OUT_OF_MEMORY}" if end.cause is ExitCause.OUT_OF_MEMORY else text

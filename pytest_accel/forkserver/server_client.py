@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pytest_accel.core.fd_passing import send as send_descriptors
 from pytest_accel.core.folder_trust import ensure_own_folder
-from pytest_accel.core.kill import MARK, kill_tree
+from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.server_messages import StartWorld
 from pytest_accel.core.session_spec import SessionSpec
@@ -31,8 +31,9 @@ _STOP_TIMEOUT = 10.0
 class ServerProcess(Protocol):
     """The process of a fork server, which may be the child of another process."""
 
-    lost: bool
-    """True if the connection to its machine is lost."""
+    @property
+    def loss(self) -> str | None:
+        """The name of its node, and why this counts as lost; None if it does not."""
 
     def kill(self) -> None:
         """Kill the process."""
@@ -51,7 +52,7 @@ Spawn = Callable[[SessionSpec, socket.socket], ServerProcess]
 class OwnServer:
     """A fork server that is a child of this process."""
 
-    lost = False
+    loss = None
 
     def __init__(self, spec: SessionSpec, end: socket.socket, environment: Mapping[str, str]) -> None:
         """Start the server with `environment`; it serves on the socket `end`."""
@@ -65,7 +66,7 @@ class OwnServer:
                 stdin=given,
                 stdout=log,
                 stderr=log,
-                env={**unmeasured(environment), MARK: spec.directory},
+                env={**unmeasured(environment), MARK: mark(spec.directory, spec.server)},
                 start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
             )
 
@@ -95,18 +96,15 @@ def spawn_here(spec: SessionSpec, end: socket.socket) -> ServerProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class StarterCallbacks:
-    """The callbacks of a starter, which starts the processes of worlds: a fork server, several, or an MPI job.
-
-    They are called in threads of the starter.
-    """
+class ServerCallbacks:
+    """The callbacks of fork servers. They are called in threads of the servers' clients."""
 
     on_message: Callable[[object], None]
     """Called with each message of a fork server."""
-    on_end: Callable[[], None]
-    """Called once all processes of the starter have exited, whatever the cause."""
+    on_end: Callable[[int, str | None], None]
+    """Called once a fork server has exited, whatever the cause, with its number and `ServerProcess.loss`."""
     on_tick: Callable[[], None]
-    """Called after each second without a message, by a starter that serves more than one world."""
+    """Called after each second without a message."""
     on_failure: Callable[[str], None]
     """Called with the traceback if another callback has raised. The thread ends and handles no further messages."""
 
@@ -114,7 +112,7 @@ class StarterCallbacks:
 class ForkServerClient:
     """A running fork server, started by this object."""
 
-    def __init__(self, spec: SessionSpec, callbacks: StarterCallbacks, spawn: Spawn = spawn_here) -> None:
+    def __init__(self, spec: SessionSpec, callbacks: ServerCallbacks, spawn: Spawn = spawn_here) -> None:
         ensure_own_folder(spec.directory)  # An earlier server may have removed the folder when it crashed.
         ours, theirs = socket.socketpair()
         ours.setblocking(True)  # Tests may have set a default timeout for sockets.
@@ -128,16 +126,6 @@ class ForkServerClient:
         self._callbacks = callbacks
         self._thread = threading.Thread(target=self._listen, name="accel-starter", daemon=True)
         self._thread.start()
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """The server's number, if the connection to its machine is lost; else empty."""
-        return frozenset({self._spec.server} if self._process.lost else ())
-
-    @property
-    def log_paths(self) -> tuple[str, ...]:
-        """The file with the server's output."""
-        return (server_log_path(self._spec.directory, self._spec.server),)
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send `message` and file `descriptors`. Never raise: if the server has exited, `on_end` is called."""
@@ -184,4 +172,4 @@ class ForkServerClient:
                 break
             self._callbacks.on_message(message)
         self._process.wait(None)
-        self._callbacks.on_end()
+        self._callbacks.on_end(self._spec.server, self._process.loss)

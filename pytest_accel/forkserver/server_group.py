@@ -1,11 +1,11 @@
-"""Several fork servers that serve as one: under a launcher, each server forks some of a world's ranks."""
+"""The fork servers of a session or of an MPI job. Each forks the ranks of a world that belong to it."""
 
 from __future__ import annotations
 
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.world_spec import WorldSpec
-from pytest_accel.forkserver.server_client import ForkServerClient, Spawn, StarterCallbacks
+from pytest_accel.forkserver.server_client import ForkServerClient, ServerCallbacks, Spawn
 from pytest_accel.rank import run_ahead
 
 
@@ -35,51 +35,44 @@ class _Starting:
 
 
 class ForkServerGroup:
-    """Several fork servers with the interface of one :class:`ForkServerClient`.
+    """Fork servers that are started when a world needs them, and that end independently of each other.
 
-    If one server exits, the others are killed, because a world needs all of them.
+    A world's ranks may come from several of them. The messages about such a world are combined.
     """
 
-    def __init__(
-        self,
-        spec: SessionSpec,
-        callbacks: StarterCallbacks,
-        lock: threading.RLock,
-        spawns: Sequence[Spawn],
-        numbers: Sequence[int] = (),
-    ) -> None:
-        """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`. Callbacks get it held.
+    def __init__(self, callbacks: ServerCallbacks, lock: threading.RLock) -> None:
+        """`lock` is the owner's lock, which the owner holds in all calls except :meth:`stop`.
 
-        `numbers` are the servers' numbers; empty: 0, 1, ...
+        The callbacks get the lock held, except for `on_failure`. One of the servers calls `on_tick`.
         """
         self._lock = lock
         self._callbacks = callbacks
         self._starting: dict[int, _Starting] = {}
-        self._ended: set[int] = set()
         self._clients: dict[int, ForkServerClient] = {}
-        """By number, in the order of the servers."""
-        for number, spawn in zip(numbers or range(len(spawns)), spawns, strict=True):
-            on_tick = (lambda: None) if self._clients else callbacks.on_tick  # One of the servers' threads is enough.
-            of_server = replace(
-                callbacks,
-                on_message=partial(self._handle_message, number),
-                on_end=partial(self._server_ended, number),
-                on_tick=on_tick,
-            )
-            self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
+        """The clients of the running servers, by the server's number."""
 
     @property
-    def lost(self) -> frozenset[int]:
-        """The numbers of the servers with a lost connection to their machine."""
-        return frozenset().union(*(client.lost for client in self._clients.values()))
+    def running(self) -> Collection[int]:
+        """The numbers of the servers that run."""
+        return self._clients.keys()
 
-    @property
-    def log_paths(self) -> tuple[str, ...]:
-        """The files with the servers' output."""
-        return tuple(path for client in self._clients.values() for path in client.log_paths)
+    def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn]) -> None:
+        """Start those of the servers in `spawns` that do not run; raise OSError if that is impossible."""
+        for number, spawn in spawns.items():
+            if number not in self._clients:
+                of_server = replace(
+                    self._callbacks,
+                    on_message=partial(self._handle_message, number),
+                    on_end=self._server_ended,
+                    on_tick=partial(self._tick, number),
+                )
+                self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
 
     def send(self, message: object) -> None:
-        """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called."""
+        """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called.
+
+        The servers of a world that is to be started must run.
+        """
         if isinstance(message, StartWorld):
             self._start(message.spec)
             return
@@ -88,16 +81,19 @@ class ForkServerGroup:
         if isinstance(message, KillWorld):
             self._report_unstarted(message.world)
 
-    def kill(self) -> None:
-        """Kill the servers. `on_end` is called as soon as all have exited."""
-        for client in self._clients.values():
-            client.kill()
+    def kill(self, numbers: Collection[int] | None = None) -> None:
+        """Kill these servers, or all. `on_end` is called as soon as one has exited."""
+        for number, client in self._clients.items():
+            if numbers is None or number in numbers:
+                client.kill()
 
     def stop(self) -> None:
-        """Stop the servers, which kill all their descendants."""
-        # The first server is stopped last, since it removes the session's folder.
-        for client in reversed(self._clients.values()):
-            client.stop()
+        """Stop the servers, which kill all their descendants. `on_end` is not called."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        # The driver's own server, number 0, is stopped last, since it removes the session's folder.
+        for number in sorted(clients, reverse=True):
+            clients[number].stop()
 
     def _start(self, spec: WorldSpec) -> None:
         servers = sorted({spec.server_of(rank) for rank in range(spec.ranks)})
@@ -155,11 +151,12 @@ class ForkServerGroup:
             if starting.spec.server_of(rank) not in starting.requested:
                 self._callbacks.on_message(RankExited(world, rank, exited(-signal.SIGKILL)))
 
-    def _server_ended(self, server: int) -> None:
+    def _tick(self, server: int) -> None:
         with self._lock:
-            self._ended.add(server)
-            for number, client in self._clients.items():
-                if number not in self._ended:
-                    client.kill()
-            if len(self._ended) == len(self._clients):
-                self._callbacks.on_end()
+            if server == min(self._clients, default=None):  # One of the servers' threads is enough.
+                self._callbacks.on_tick()
+
+    def _server_ended(self, server: int, loss: str | None) -> None:
+        with self._lock:
+            if self._clients.pop(server, None) is not None:  # Otherwise it has been stopped.
+                self._callbacks.on_end(server, loss)

@@ -62,6 +62,7 @@ class AgentClient:
         """Why the whole node counts as lost; None if it does not."""
         self.leases = RemoteLeases(node, transport.send)
         """The leases on devices of the agent's node. Only one agent of a node is asked for them."""
+        self._node = node
         self._transport = transport
         self._on_lost = on_lost
         self._changes = changes
@@ -94,7 +95,7 @@ class AgentClient:
             self._on_lost()
 
     def _end(self, server: _AgentServer) -> None:
-        server.lost = self.node_loss is not None
+        server.loss = None if self.node_loss is None else f"{self._node}: {self.node_loss}"
         server.ended.set()
 
     def _handle(self, message: object) -> None:
@@ -115,7 +116,7 @@ class _AgentServer:
     def __init__(self, number: int, spec: SessionSpec, transport: ClientTransport) -> None:
         self.spec = spec
         self.ended = threading.Event()
-        self.lost = False
+        self.loss: str | None = None
         self._number = number
         self._transport = transport
 

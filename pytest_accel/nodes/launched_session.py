@@ -145,9 +145,9 @@ class LaunchedSession:
         ]
 
     @property
-    def spawns(self) -> tuple[Spawn, ...]:
-        """One function for each launched process that starts its fork server."""
-        return (spawn_here, *(client.spawn for client in self._clients))
+    def spawns(self) -> dict[int, Spawn]:
+        """The function that starts the fork server of each launched process, by its rank."""
+        return {0: spawn_here, **{client.hello.rank: client.spawn for client in self._clients}}
 
     @property
     def remote_leases(self) -> dict[int, RemoteLeases]:

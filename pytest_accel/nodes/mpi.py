@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from traceback import format_exc
@@ -25,7 +26,7 @@ from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.folder_trust import ensure_own_folder
 from pytest_accel.core.handshakes import Handshake, Handshakes, Refused
-from pytest_accel.core.kill import MARK, kill_tree
+from pytest_accel.core.kill import MARK, kill_tree, mark
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.core.paths import server_log_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
@@ -34,7 +35,7 @@ from pytest_accel.core.session_spec import SessionSpec
 from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.diagnostics.exit_status import tail
-from pytest_accel.forkserver.server_client import StarterCallbacks, python_command
+from pytest_accel.forkserver.server_client import ServerCallbacks, python_command
 from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.launch.launch_api import program_of, version_of
 from pytest_accel.launch.launchers import AS_ROOT, LAUNCHERS, mpi_flags, mpi_folders
@@ -54,25 +55,25 @@ _END_TIMEOUT = 5.0
 class MpiJob:
     """The MPI job of one world, with the interface of a :class:`ForkServerClient`."""
 
-    lost: frozenset[int] = frozenset()
-    """Always empty, since the processes are on this node."""
-
     def __init__(
         self,
         spec: SessionSpec,
-        callbacks: StarterCallbacks,
+        callbacks: ServerCallbacks,
         lock: threading.RLock,
         launcher: str,
         world: WorldSpec,
+        on_job_end: Callable[[], None],
     ) -> None:
         """Start `world`, each rank of which has a fork server of its own, with `launcher`.
 
-        Callbacks are called with `lock` held, except for `on_failure`. `on_tick` is not called.
+        `on_job_end` is called once all processes of the job have exited, in place of the callbacks' `on_end`, and
+        `on_tick` is not called. All are called with `lock` held, except for `on_failure`.
         """
         self._world = world
         self._spec = spec
         self._lock = lock
         self._callbacks = callbacks
+        self._on_job_end = on_job_end
         self._servers: ForkServerGroup | None = None
         self._exited: set[int] = set()
         """The ranks whose exit was reported."""
@@ -97,19 +98,24 @@ class MpiJob:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, **AS_ROOT, **mpi_folders(self._spec.directory), MARK: self._spec.directory},
+                env={
+                    **environment,
+                    **AS_ROOT,
+                    **mpi_folders(self._spec.directory),
+                    MARK: mark(self._spec.directory, self._world.servers[0]),
+                },
                 start_new_session=True,
             )
 
     def send(self, message: object) -> None:
-        """Send `message` to the fork servers. No error if the job has ended: `on_end` reports that."""
+        """Send `message` to the fork servers. No error if the job has ended: `on_job_end` reports that."""
         if self._servers is not None:
             self._servers.send(message)
         elif isinstance(message, KillWorld):
             self.kill()
 
     def kill(self) -> None:
-        """Terminate the job; `on_end` follows."""
+        """Terminate the job; `on_job_end` follows."""
         self._over.set()
         if self._servers is None and self._process.poll() is None:
             kill_tree(self._process.pid)
@@ -143,6 +149,7 @@ class MpiJob:
         if self._servers is not None:
             self._over.wait()
             self._servers.stop()
+            self._report_ended()
         else:
             kill_tree(self._process.pid)
         try:
@@ -156,7 +163,7 @@ class MpiJob:
             if self._servers is None and not self._over.is_set():
                 why = f"mpirun has started {len(calls)} of {self._world.ranks} processes\n{tail(self._log)}"
                 self._callbacks.on_message(StartFailed(self._world.world, why))
-            self._callbacks.on_end()
+            self._on_job_end()
 
     def _gather(self) -> dict[int, tuple[socket.socket, int]]:
         """Return the connection and process id of each rank's process; fewer if the job ends or the time is up."""
@@ -173,16 +180,24 @@ class MpiJob:
 
     def _serve(self, calls: dict[int, tuple[socket.socket, int]]) -> None:
         spawns = [partial(_hand_over, *calls[rank]) for rank in range(self._world.ranks)]
-        callbacks = StarterCallbacks(self._forward, self._servers_ended, lambda: None, self._callbacks.on_failure)
-        self._servers = ForkServerGroup(self._spec, callbacks, self._lock, spawns, self._world.servers)
+        callbacks = ServerCallbacks(self._forward, self._server_ended, lambda: None, self._callbacks.on_failure)
+        self._servers = ForkServerGroup(callbacks, self._lock)
+        self._servers.run(self._spec, dict(zip(self._world.servers, spawns, strict=True)))
         self._servers.send(StartWorld(self._world))
 
-    def _servers_ended(self) -> None:
-        """Report the ranks as ended with their fork servers; called in a thread of the servers, with the lock held."""
-        self._over.set()
-        for rank in range(self._world.ranks):
-            if rank not in self._exited:
-                self._callbacks.on_message(RankExited(self._world.world, rank, RankExit(ExitCause.JOB_ENDED)))
+    def _server_ended(self, number: int, loss: str | None) -> None:
+        """Kill the other fork servers, without which a job cannot go on; called in a thread of the server."""
+        assert self._servers is not None
+        self._servers.kill()
+        if not self._servers.running:
+            self._over.set()
+
+    def _report_ended(self) -> None:
+        """Report the ranks as ended with the job, except those whose own exit was reported."""
+        with self._lock:
+            for rank in range(self._world.ranks):
+                if rank not in self._exited:
+                    self._callbacks.on_message(RankExited(self._world.world, rank, RankExit(ExitCause.JOB_ENDED)))
 
     def _forward(self, message: object) -> None:
         """Pass on a message of the fork servers, and record which ranks have exited."""
@@ -196,8 +211,8 @@ class _MpiServer:
     """A fork server that is a child process of ``mpirun``."""
 
     pid: int
-    lost = False
-    """Always False, since the process is on this node."""
+    loss = None
+    """Always None, since the process is on this node."""
 
     def kill(self) -> None:
         with contextlib.suppress(psutil.Error):

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -70,8 +70,8 @@ class Nodes(Protocol):
         """The present nodes with their fork servers."""
 
     @property
-    def spawns(self) -> Sequence[Spawn]:
-        """The functions that start the fork servers, by number."""
+    def spawns(self) -> Mapping[int, Spawn]:
+        """The functions that start the present fork servers, by number."""
 
     @property
     def remote_leases(self) -> Mapping[int, RemoteLeases]:
@@ -82,7 +82,7 @@ class SingleNode:
     """The node of a session without a launcher."""
 
     layout = HERE
-    spawns = (spawn_here,)
+    spawns: Mapping[int, Spawn] = MappingProxyType({0: spawn_here})
     remote_leases: Mapping[int, RemoteLeases] = MappingProxyType({})
 
 
@@ -114,7 +114,7 @@ class Pool:
         self._lock = threading.RLock()
         self._notices = LeaseNotices()
         self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
-        self._manager = WorldManager(spec, self._lock, self, self.summary, nodes.spawns, record)
+        self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
         self._nodes = nodes
         for node, source in nodes.remote_leases.items():
             source.on_wanted = partial(self._lease_wanted, node)
@@ -512,14 +512,13 @@ class Pool:
         if world.request is not None:
             self._answer(world.request, PoolError(why))
 
-    def on_lost(self, world: PooledWorld) -> None:
-        """Request another world for the request; answer with an error if this was the second attempt."""
+    def on_lost(self, world: PooledWorld, why: str) -> None:
+        """Request another world for the request; answer with `why` if this was the second attempt."""
         request = world.request
         if request is None or request.cancelled:
             return
         if request.retried:
-            text = f"the fork server ended twice while starting a world\n{self._manager.server_log()}"
-            self._answer(request, PoolError(text))
+            self._answer(request, PoolError(why))
         else:
             request.retried = True
             self._serve(request)

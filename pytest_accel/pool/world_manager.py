@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -18,6 +18,7 @@ from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
 from pytest_accel.core.kill import kill_marked
+from pytest_accel.core.paths import server_log_path, shared_memory_path
 from pytest_accel.core.rank_exit import ExitCause, RankExit
 from pytest_accel.core.rank_messages import RETIRED, Retire
 from pytest_accel.core.record_events import Recorder, WorldEnding, WorldGone, WorldReady
@@ -37,7 +38,7 @@ from pytest_accel.core.timeouts import START_TIMEOUT
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.diagnostics.exit_status import tail
 from pytest_accel.diagnostics.inspector import NodeInspector, WorldInspector
-from pytest_accel.forkserver.server_client import ForkServerClient, Spawn, StarterCallbacks
+from pytest_accel.forkserver.server_client import ServerCallbacks, Spawn
 from pytest_accel.forkserver.server_group import ForkServerGroup
 from pytest_accel.nodes.mpi import MpiJob
 from pytest_accel.pool.pooled_world import RETIRE_TIMEOUT, PooledWorld, WorldState
@@ -48,28 +49,19 @@ _STACKS_BEFORE_KILL = 3.0
 
 The tick that takes the stacks may be a second late, and taking them may last another second.
 """
+_FIRST_JOB_SERVER = 1_000_000
+"""The number of the first fork server of an MPI job: larger than those of the nodes, which may become more."""
 _SESSION_ENDS = "the session ends"
 
 
 class WorldStarter(Protocol):
-    """A starter of the processes of worlds: a fork server, several that serve as one, or an MPI job.
-
-    It reports to :class:`StarterCallbacks`.
-    """
-
-    @property
-    def lost(self) -> frozenset[int]:
-        """The numbers of the fork servers with a lost connection to their machine."""
-
-    @property
-    def log_paths(self) -> tuple[str, ...]:
-        """The files with the output of its processes."""
+    """A starter of the processes of worlds: the fork servers, or an MPI job. It reports to :class:`ServerCallbacks`."""
 
     def send(self, message: object) -> None:
         """Send a message of :mod:`pytest_accel.core.server_messages`. Never raise: `on_end` reports an exit."""
 
     def kill(self) -> None:
-        """Kill its processes. `on_end` is called as soon as they have exited."""
+        """Kill its processes. Their exits are reported."""
 
     def stop(self) -> None:
         """Stop its processes, and wait for their exit. The caller must not hold the lock."""
@@ -84,8 +76,11 @@ class WorldObserver(Protocol):
     def on_not_started(self, world: PooledWorld, why: str) -> None:
         """Handle a world that could not be started; the manager has forgotten it."""
 
-    def on_lost(self, world: PooledWorld) -> None:
-        """Handle a world whose fork server ended while starting it; the manager has forgotten the world."""
+    def on_lost(self, world: PooledWorld, why: str) -> None:
+        """Handle a world one of whose fork servers ended while starting it, or its node was lost; `why` says which.
+
+        The manager is killing what the world has of processes on others.
+        """
 
     def on_gone(self, world: PooledWorld, *, killed: bool) -> None:
         """Handle a world whose processes have all ended, so that its devices are free; `killed` if they were killed."""
@@ -109,10 +104,13 @@ class WorldManager:
         lock: threading.RLock,
         observer: WorldObserver,
         summary: PoolSummary,
-        spawns: Sequence[Spawn],
+        spawns: Callable[[], Mapping[int, Spawn]],
         record: Recorder,
     ) -> None:
-        """`spawns` start the fork servers from which ranks are forked. `record` gets the events of the worlds."""
+        """`spawns` returns the functions that start the present fork servers, by number.
+
+        `record` gets the events of the worlds.
+        """
         self.worlds: dict[int, PooledWorld] = {}
         self.closing = False
         self.broken: str | None = None
@@ -125,53 +123,44 @@ class WorldManager:
         self._summary = summary
         self._spawns = spawns
         self._record = record
-        self._server: WorldStarter | None = None
-        """The fork server, or several that serve as one: the starter of all worlds that have none of their own."""
-        self._server_logs: tuple[str, ...] = ()
-        """The log files of the present fork server, or of the last one."""
+        callbacks = ServerCallbacks(self._handle_message, self._server_ended, self._tick, self.fail)
+        self._servers = ForkServerGroup(callbacks, lock)
+        """The fork servers: the starter of all worlds that have none of their own."""
         self._preloads = True
-        """True if the fork server preloads modules; False once it replaces one that has ended."""
+        """True if the fork servers preload modules; False once one has ended."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
-        self._next_server = len(spawns)
+        self._next_server = _FIRST_JOB_SERVER
         """The number of the next fork server of an MPI job."""
 
     def warm(self) -> None:
-        """Start the fork server if it is not running."""
-        if self._server is None and not self.closing:
-            callbacks = self._callbacks(self._server_ended)
-            if len(self._spawns) == 1:
-                self._server = ForkServerClient(self._spec, callbacks)
-            else:
-                self._server = ForkServerGroup(self._spec, callbacks, self._lock, self._spawns)
-            self._server_logs = self._server.log_paths
-
-    def _callbacks(self, on_end: Callable[[], None]) -> StarterCallbacks:
-        return StarterCallbacks(self._handle_message, on_end, self._tick, self.fail)
+        """Start all present fork servers that do not run."""
+        if not self.closing:
+            self._servers.run(self._spec, self._spawns())
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """Have the fork server import `modules`, unless it has worlds or the imports would make forking unsafe.
+        """Have the fork servers import `modules`, except those that have worlds or would become unsafe to fork.
 
-        A server that replaces one that has ended preloads nothing.
+        Once a server has ended, none imports them: the import may have ended it.
         """
-        if self._server is not None and self._preloads and not self._spec.bare:
-            self._server.send(Preload(modules))
+        if self._preloads and not self._spec.bare:
+            self._servers.send(Preload(modules))
 
     def import_nothing_ahead(self, why: str) -> None:
         """Have ranks forked from a server that has imported only torch and pytest, from now on.
 
-        A running server is replaced unless there are worlds.
+        The running servers are replaced unless there are worlds.
         """
         if self._spec.bare:
             return
         self._import_little(why)
-        if self._server is not None and not self.worlds:
-            self._server.kill()
+        if not self.worlds:
+            self._servers.kill()
 
     def keep_out(self, modules: tuple[str, ...]) -> None:
         """Have ranks forked from a server that has not preloaded any of `modules`."""
-        if self._server is not None and not self._spec.bare and modules:
-            self._server.send(KeepOut(modules))
+        if not self._spec.bare and modules:
+            self._servers.send(KeepOut(modules))
 
     def _import_little(self, why: str) -> None:
         """Have later fork servers import only torch and pytest."""
@@ -185,9 +174,9 @@ class WorldManager:
             if world.spec.key.launcher is not None:
                 self._own_starters[world.spec.world] = self._start_job(world, world.spec.key.launcher)
             else:
-                self.warm()
-                assert self._server is not None
-                self._server.send(StartWorld(world.spec))
+                spawns = self._spawns()
+                self._servers.run(self._spec, {number: spawns[number] for number in world.spec.server_numbers})
+                self._servers.send(StartWorld(world.spec))
         except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
             self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
 
@@ -195,8 +184,8 @@ class WorldManager:
         first = self._next_server
         self._next_server += world.spec.ranks
         spec = replace(world.spec, servers=tuple(range(first, self._next_server)))
-        callbacks = self._callbacks(partial(self._own_starter_ended, world))
-        return MpiJob(self._spec, callbacks, self._lock, launcher, spec)
+        callbacks = ServerCallbacks(self._handle_message, _ignore_end, self._tick, self.fail)
+        return MpiJob(self._spec, callbacks, self._lock, launcher, spec, partial(self._own_starter_ended, world))
 
     def find_idle(self, key: WorldKey) -> PooledWorld | None:
         """Return an idle world of `key` whose ranks are all alive, or None."""
@@ -235,12 +224,11 @@ class WorldManager:
                 return
             no_proc = sys.platform == "linux" and not os.path.exists("/proc/self/stat")
             hint = "/proc cannot be read: ranks cannot be started without it" if no_proc else ""
-            self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log())))
+            self.broken = "\n".join(filter(None, (hint, why.rstrip(), self.server_log(self._spawns()))))
             self._summary.errors.append(self.broken)
-            for starter in (self._server, *self._own_starters.values()):
-                if starter is not None:
-                    with contextlib.suppress(Exception):
-                        starter.kill()
+            for starter in (self._servers, *self._own_starters.values()):
+                with contextlib.suppress(Exception):
+                    starter.kill()
             self._observer.on_failure(self.broken)
             for world in list(self.worlds.values()):
                 with contextlib.suppress(Exception):
@@ -261,14 +249,11 @@ class WorldManager:
 
     def _kill_after(self, world: PooledWorld, seconds: float) -> None:
         """Have the world's processes killed in some seconds, in which they may exit by themselves."""
-        starter = self._starter_of(world)
-        if world.ended or starter is None:
+        if world.ended:
             self._forget(world)
         else:
+            starter = self._own_starters.get(world.spec.world, self._servers)
             starter.send(KillWorld(world.spec.world, seconds))
-
-    def _starter_of(self, world: PooledWorld) -> WorldStarter | None:
-        return self._own_starters.get(world.spec.world, self._server)
 
     def _forget(self, world: PooledWorld) -> None:
         """Remove a world whose processes have ended, and tell the observer."""
@@ -303,23 +288,21 @@ class WorldManager:
             elif world.state not in (WorldState.RETIRING, WorldState.KILLED) or not gracefully:
                 self.kill(world, _SESSION_ENDS)
         deadline = monotonic() + RETIRE_TIMEOUT + 2
-        while self.worlds and self._server is not None and (left := deadline - monotonic()) > 0:
+        while self.worlds and (left := deadline - monotonic()) > 0:
             self._changed.wait(left)
 
     def stop_starters(self) -> None:
-        """Terminate the fork server, the MPI jobs and all their processes, and remove the session's folder.
+        """Terminate the fork servers, the MPI jobs and all their processes, and remove the session's folder.
 
         Callers do not hold the lock: the threads that this method joins may be waiting for it.
         """
         with self._lock:
-            server, self._server = self._server, None
             starters = list(self._own_starters.values())
             for starter in starters:
                 starter.kill()
         for starter in starters:
             starter.stop()
-        if server is not None:
-            server.stop()
+        self._servers.stop()
         if self.broken is not None:  # The thread that cleans up after the server may have failed.
             with contextlib.suppress(Exception):  # An unreadable /proc, for example, may be the cause of the failure.
                 kill_marked(self.directory)
@@ -370,75 +353,79 @@ class WorldManager:
         if world.ended and world.state in (WorldState.RETIRING, WorldState.KILLED):
             self._forget(world)
 
-    def _server_ended(self) -> None:
-        """Handle the end of the fork server, with which all ranks end.
+    def _server_ended(self, number: int, loss: str | None) -> None:
+        """Handle the end of a fork server, with which its ranks end. Called with the lock held.
 
-        The ranks of worlds in use count as dead. Worlds that were being started are reported to the observer.
+        The drivers return the worlds in use. All others with such ranks are killed, and those that were being started
+        are reported to the observer. `loss` says why the server's node counts as lost, with its name.
         """
-        with self._lock:
-            if self._server is None:
-                return
-            worlds, lost = list(self.worlds.values()), self._server.lost
-            starting = [world for world in worlds if world.state is WorldState.STARTING]
-            if not self.closing:
-                self._server, self._preloads = None, False
-                for world in worlds:
-                    if world.state is WorldState.IN_USE:
-                        _mark_dead(world, lost)  # Before the slow cleanup, since the drivers wait for it.
-            kill_marked(self.directory)
-            shared_memory.remove_all(self.directory)
-            for world in worlds:
-                if self.closing and world.state is WorldState.RETIRING:
-                    self._summary.add_unknown_teardown(world)
-                if self.closing or world.state is not WorldState.IN_USE:
-                    self._forget(world)
-            if self.closing:
-                return
-            for world in starting:
-                if lost:
-                    why = "a node of this session is lost: it does not answer any more"
-                    self._observer.on_not_started(world, why)
-                else:
-                    self._observer.on_lost(world)
+        self._preloads = False
+        ended = [world for world in self._forked_worlds() if number in world.spec.server_numbers]
+        end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
+        for world in ended:
+            if world.state is WorldState.IN_USE:
+                _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
+        kill_marked(self.directory, number)
+        shared_memory.remove(shared_memory_path(self.directory, number))
+        starting = [world for world in ended if world.state is WorldState.STARTING]
+        for world in ended:
+            if world.state is WorldState.IN_USE:
+                continue
+            if world.state is WorldState.RETIRING and self.closing:
+                self._summary.add_unknown_teardown(world)
+            _mark_dead(world, number, end)
+            self.kill(world, "its fork server has ended" if loss is None else f"its node is lost: {loss}")
+        for world in starting:
+            why = f"the fork server ended twice while starting a world\n{self.server_log((number,))}"
+            self._observer.on_lost(world, why if loss is None else f"a node of this session is lost: {loss}")
+
+    def _forked_worlds(self) -> list[PooledWorld]:
+        """Return the worlds whose ranks come from the session's fork servers."""
+        return [world for number, world in self.worlds.items() if number not in self._own_starters]
 
     def _own_starter_ended(self, world: PooledWorld) -> None:
         """Handle the end of the starter of one world; called with the lock held."""
-        starter = self._own_starters.pop(world.spec.world)
+        self._own_starters.pop(world.spec.world)
         if world.state in (WorldState.GONE, WorldState.IN_USE):
             return  # The exit of each rank has been reported, and the driver returns the world.
         starting = world.state is WorldState.STARTING
         self._forget(world)
         if starting:
-            self._observer.on_not_started(world, f"the MPI job of the ranks has ended:\n{_tails(starter.log_paths)}")
+            log = self.server_log((world.spec.servers[0],))
+            self._observer.on_not_started(world, f"the MPI job of the ranks has ended:\n{log}")
 
     def _tick(self) -> None:
         with self._lock:
             now = monotonic()
-            for starter in {
-                self._starter_of(world)
+            late = [
+                world
                 for world in self.worlds.values()
                 if world.state is WorldState.STARTING and now - world.since > START_TIMEOUT
-            }:
-                if starter is not None:
+            ]
+            for world in late:
+                if (starter := self._own_starters.get(world.spec.world)) is not None:
                     starter.kill()
+                else:
+                    self._servers.kill(world.spec.server_numbers)
             for world in self.worlds.values():
-                late = world.retire_deadline is not None and now > world.retire_deadline - _STACKS_BEFORE_KILL
-                if world.state is WorldState.RETIRING and late and world.stacks is None:
+                due = world.retire_deadline is not None and now > world.retire_deadline - _STACKS_BEFORE_KILL
+                if world.state is WorldState.RETIRING and due and world.stacks is None:
                     inspector = WorldInspector(self.directory, world.spec)
                     world.record_stacks(inspector.ask(NodeInspector.stacks, world.alive))
             self._observer.on_tick()
 
-    def server_log(self) -> str:
-        """Return the end of each fork server's log."""
-        return _tails(self._server_logs)
+    def server_log(self, numbers: Iterable[int]) -> str:
+        """Return the end of the log of each of these fork servers."""
+        logs = (tail(server_log_path(self.directory, number)) for number in numbers)
+        return "\n".join(filter(None, logs))
 
 
-def _mark_dead(world: PooledWorld, lost: frozenset[int]) -> None:
-    """Report every rank as ended with its fork server, or with its node if the server is one of `lost`."""
+def _mark_dead(world: PooledWorld, server: int, end: RankExit) -> None:
+    """Report the ranks of a fork server as ended."""
     for rank in range(world.spec.ranks):
-        cause = ExitCause.NODE_LOST if world.spec.server_of(rank) in lost else ExitCause.SERVER_ENDED
-        world.rank_exited(rank, RankExit(cause))
+        if world.spec.server_of(rank) == server:
+            world.rank_exited(rank, end)
 
 
-def _tails(paths: Sequence[str]) -> str:
-    return "\n".join(filter(None, (tail(path) for path in paths)))
+def _ignore_end(server: int, loss: str | None) -> None:
+    """Ignore the end of a fork server of an MPI job, which reports the job's own end."""

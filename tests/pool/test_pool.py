@@ -62,6 +62,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
         made.on_started(world)
 
     monkeypatch.setattr(manager, "start", start)
+    monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: manager._forget(world))
     yield made
     made.close(gracefully=False)
 
