@@ -7,6 +7,7 @@ connections share one deadline.
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 from collections.abc import Callable, Generator
@@ -102,9 +103,15 @@ class Handshakes(Generic[Result]):
     """The handshakes on a listening socket. The caller closes the socket."""
 
     def __init__(
-        self, listener: socket.socket, begin: Callable[[socket.socket], Handshake[Result]], expected: int
+        self,
+        listener: socket.socket,
+        begin: Callable[[socket.socket], Handshake[Result]],
+        expected: int,
+        stop: int | None = None,
     ) -> None:
         """`begin` creates the handshake of a connection, or raises :class:`Refused`.
+
+        :meth:`wait` returns None once the descriptor `stop` is readable.
 
         At most `expected` + :data:`PENDING` handshakes are kept; beyond that, the oldest connection is closed.
         """
@@ -115,6 +122,9 @@ class Handshakes(Generic[Result]):
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
+        self._stop = stop
+        if stop is not None:
+            self._selector.register(stop, selectors.EVENT_READ)
 
     def __enter__(self) -> Handshakes[Result]:
         return self
@@ -127,10 +137,15 @@ class Handshakes(Generic[Result]):
         self._selector.close()
 
     def wait(self, deadline: float) -> tuple[socket.socket, Result] | None:
-        """Return the next connection whose handshake succeeds, with its result, or None after `deadline`."""
+        """Return the next connection whose handshake succeeds, with its result, or None after `deadline`.
+
+        `deadline` may be infinite.
+        """
         while True:
             left = deadline - monotonic()
-            events = self._selector.select(max(0.0, left))
+            events = self._selector.select(None if left == math.inf else max(0.0, left))
+            if any(key.fileobj == self._stop for key, _ in events):
+                return None
             for key, _ in events:
                 assert isinstance(key.fileobj, socket.socket)
                 if key.fileobj is self._listener:

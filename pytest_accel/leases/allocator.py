@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -85,9 +85,16 @@ class Allocator:
         holder: Holder,
         on_grant: Callable[[Lease], None],
         on_failure: Callable[[Exception], None],
+        only: Collection[str] | None = None,
     ) -> int:
-        """Request the devices for `need`; return the id of the request at the kind's broker."""
-        request = request_for(need, self._inventory(kind))
+        """Request the devices for `need`; return the id of the request at the kind's broker.
+
+        `only` has the ids of the devices that may be granted; None: all of the session.
+        """
+        inventory = self._inventory(kind)
+        if only is not None:
+            inventory = replace(inventory, devices=tuple(one for one in inventory.devices if one.id in only))
+        request = request_for(need, inventory)
         return self.broker(kind).submit(
             request.candidates,
             request.count,

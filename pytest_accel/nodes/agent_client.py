@@ -38,6 +38,19 @@ class ClientTransport(Protocol):
         """Wait until the last message has been sent, and remove what the connection needed."""
 
 
+class EnvironmentChanges:
+    """The changes to this process's environment since this object was made."""
+
+    def __init__(self) -> None:
+        self._before = dict(os.environ)
+
+    def __call__(self) -> dict[str, str | None]:
+        """Return the variables that have changed; None for a removed one."""
+        names = self._before.keys() | os.environ
+        changed = {name for name in names if self._before.get(name) != os.environ.get(name)}
+        return {name: os.environ.get(name) for name in changed if not name.startswith("PYTEST_CURRENT_TEST")}
+
+
 class AgentClient:
     """The client of an agent."""
 
@@ -48,8 +61,10 @@ class AgentClient:
         node: str,
         on_lost: Callable[[], None],
         changes: Callable[[], dict[str, str | None]],
+        *,
+        stands_for_node: bool = False,
     ) -> None:
-        """`node` is the name of the agent's node.
+        """`node` is the name of the agent's node. It counts as lost with an agent that `stands_for_node`.
 
         `changes` returns the changes to the agent's environment for a fork server; None removes a variable.
 
@@ -66,6 +81,7 @@ class AgentClient:
         self._transport = transport
         self._on_lost = on_lost
         self._changes = changes
+        self._stands_for_node = stands_for_node
         self._servers: list[_AgentServer] = []
         threading.Thread(target=self._run, name=f"accel-agent-{hello.rank}", daemon=True).start()
 
@@ -87,6 +103,8 @@ class AgentClient:
     def _run(self) -> None:
         try:
             self.node_loss = self._transport.run(self._handle)
+            if self.node_loss is None and self._stands_for_node:
+                self.node_loss = "its agent has ended"
         finally:  # After any error: otherwise a caller that waits for a server of this agent would wait forever.
             self.lost = True
             self.leases.lose()
@@ -95,7 +113,7 @@ class AgentClient:
             self._on_lost()
 
     def _end(self, server: _AgentServer) -> None:
-        server.loss = None if self.node_loss is None else f"{self._node}: {self.node_loss}"
+        server.loss = None if self.node_loss is None else f"{self._node} ({self.node_loss})"
         server.ended.set()
 
     def _handle(self, message: object) -> None:

@@ -17,12 +17,13 @@ from pytest_accel.core.rank_names import ranks_text
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.hardware.registry import make_vendor
 from pytest_accel.nodes import agent, local_rendezvous, tcp_rendezvous
-from pytest_accel.nodes.agent_client import AgentClient, ClientTransport
+from pytest_accel.nodes.agent_client import AgentClient, ClientTransport, EnvironmentChanges
 from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.greeting import RemotePeer
 from pytest_accel.nodes.local_rendezvous import RendezvousError
 from pytest_accel.nodes.local_transport import LocalAgentTransport, LocalClientTransport
 from pytest_accel.nodes.remote_leases import RemoteLeases
-from pytest_accel.nodes.tcp_rendezvous import RemotePeer, Rendezvous
+from pytest_accel.nodes.tcp_rendezvous import Rendezvous
 from pytest_accel.nodes.tcp_transport import TcpAgentTransport, TcpClientTransport
 
 _LOSS_TIMEOUT = 0.5
@@ -130,17 +131,19 @@ class LaunchedSession:
         self.process = process
         self.hellos = [*(hello for hello, _ in found), *(one.hello for one in remote)]
         self.layout = tcp_rendezvous.layout_of(own, [hello.rank for hello, _ in found], remote)
+        self.cluster = None
+        """Always None: the launcher has placed the processes."""
         self.on_lost: Callable[[str], None] | None = None
         """Called, in a thread of an agent's client, with a message on the processes that have ended too early."""
-        self._environ_before = dict(os.environ)
         self._ended = False
         self._loss = threading.Event()
         transports: list[tuple[Hello, ClientTransport]] = [
             *((hello, LocalClientTransport(connection)) for hello, connection in found),
             *((one.hello, TcpClientTransport(one.link)) for one in remote),
         ]
+        changes = EnvironmentChanges()
         self._clients = [
-            AgentClient(hello, transport, self._name(hello.rank), self._agent_lost, self._changes)
+            AgentClient(hello, transport, self._name(hello.rank), self._agent_lost, changes)
             for hello, transport in sorted(transports, key=lambda pair: pair[0].rank)
         ]
 
@@ -213,12 +216,3 @@ class LaunchedSession:
         self._loss.set()
         if self.on_lost is not None and self.loss is not None:
             self.on_lost(self.loss)
-
-    def _changes(self) -> dict[str, str | None]:
-        """Return the environment variables that changed since the start; None for a removed one."""
-        names = {
-            name
-            for name in self._environ_before.keys() | os.environ
-            if self._environ_before.get(name) != os.environ.get(name)
-        }
-        return {name: os.environ.get(name) for name in names if not name.startswith("PYTEST_CURRENT_TEST")}

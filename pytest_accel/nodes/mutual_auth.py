@@ -1,4 +1,6 @@
-"""Mutual authentication of rank 0, which listens, and the other launched processes, which connect to it over TCP.
+"""Mutual authentication of two processes over TCP: a listener, and a caller that has a rank.
+
+Under a launcher, rank 0 listens. In a session on a cluster, the controller does, and the rank is the number of a node.
 
 Both ends prove that they know a secret by an HMAC of their role and rank, the job, and a random number of each end. The
 caller sends its random number first, and nothing more until the listener has proved its knowledge. So a proof cannot be
@@ -14,7 +16,7 @@ import hmac
 import json
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.frame_auth import TAG, ForgedFrame, FrameAuth
@@ -47,7 +49,7 @@ class Peer:
 
 
 def admit_caller(
-    secret: bytes, job: Sequence[str], ranks: range, on_wrong_secret: Callable[[int], None]
+    secret: bytes, job: Sequence[str], ranks: Container[int], on_wrong_secret: Callable[[int], None]
 ) -> Handshake[Peer]:
     """Authenticate a caller, as the listener.
 

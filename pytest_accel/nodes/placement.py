@@ -1,11 +1,13 @@
-"""The placement of a world's ranks on the nodes and fork servers of a session: pure functions."""
+"""The placement of a world's ranks: on the nodes of a session, by pure functions, or by a cluster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from pytest_accel.core.world_key import WorldKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,45 @@ class Layout:
                 if sum(self.nodes[node].capacity for node in chosen) >= ranks:
                     return chosen
         raise ValueError(f"{ranks} ranks on {nodes} nodes: there is no room")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a world that a cluster has reserved."""
+
+    number: int
+    """The number of the request."""
+    nodes: tuple[int, ...]
+    """The node of each rank, as a number in `Layout.nodes`. The fork server of a cluster's node has the same number."""
+    devices: Mapping[int, tuple[str, ...]]
+    """By node: the values of the kind's mask variable for the reserved devices, as a process without that mask numbers
+    them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""
+
+
+class PlaceError(Exception):
+    """A cluster cannot provide a place; the message says why."""
+
+
+class Cluster(Protocol):
+    """Reserves places for worlds. The methods never block; callbacks are called in a thread of the cluster's."""
+
+    def place(
+        self,
+        key: WorldKey,
+        on_place: Callable[[Place], None],
+        on_wait: Callable[[str], None],
+        on_failure: Callable[[PlaceError], None],
+    ) -> int:
+        """Request a place for a world of `key`; return the number of the request.
+
+        Call `on_wait` with a sentence once it is known that the request has to wait, and again if the reason changes.
+        """
+
+    def cancel(self, number: int) -> None:
+        """Cancel a request; no-op if it has been answered."""
+
+    def release(self, place: Place) -> None:
+        """Give a place back."""
 
 
 HERE = Layout((Node("", "", (ForkServer(0, None),)),))

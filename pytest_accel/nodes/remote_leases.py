@@ -15,13 +15,24 @@ import psutil
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
+from pytest_accel.hardware.matching import shortfall
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.lock_dir import LockFolderError
 from pytest_accel.settings.options import Settings
 
+_RUNTIME = "PJRT_DEVICE"
+"""The variable by which torch_xla chooses a runtime, a mask variable of some kinds that does not list devices."""
+
 # Driver to agent
+
+
+@dataclass(frozen=True, slots=True)
+class UseSettings:
+    """Lease devices by these settings of the session."""
+
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,8 @@ class LeaseRequest:
     kind: str
     need: DeviceNeed
     holder: Holder
+    mask: str | None = None
+    """Mask that shows the only devices to lease, as a process without a mask numbers them; None: any devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,10 @@ class RemoteDevicesError(Exception):
     """The devices of another node are not available; the message says why."""
 
 
+class LostNodeError(RemoteDevicesError):
+    """The connection to the node or its agent is lost."""
+
+
 class RemoteLeases:
     """The driver's side: requests and leases on the devices of one other node.
 
@@ -134,6 +151,10 @@ class RemoteLeases:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    def use(self, settings: Settings) -> None:
+        """Have the agent lease devices by `settings`. Needed before the first lease if no inventory was requested."""
+        self._send(UseSettings(settings))
+
     def inventory(self, kind: str, settings: Settings) -> Inventory:
         """Return the node's devices of `kind`; raise :class:`RemoteDevicesError` if they cannot be looked up."""
         if kind not in self._inventories:
@@ -152,8 +173,9 @@ class RemoteLeases:
         holder: Holder,
         on_grant: Callable[[RemoteLease], None],
         on_failure: Callable[[Exception], None],
+        mask: str | None = None,
     ) -> int:
-        """Request a lease; see :meth:`Allocator.submit`."""
+        """Request a lease; see :meth:`Allocator.submit`. `mask` is that of :class:`LeaseRequest`."""
         with self._lock:
             self._last_number += 1
             number = self._last_number
@@ -161,7 +183,7 @@ class RemoteLeases:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="accel-remote-leases", daemon=True)
                 self._thread.start()
-        self._send(LeaseRequest(number, kind, need, holder))
+        self._send(LeaseRequest(number, kind, need, holder, mask))
         if self._lost:
             self.lose()
         return number
@@ -205,7 +227,7 @@ class RemoteLeases:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for _, on_failure in waiting.values():
-            self._calls.put(partial(on_failure, RemoteDevicesError(f"the node {self.name} is lost")))
+            self._calls.put(partial(on_failure, LostNodeError(f"the node {self.name} is lost")))
 
     def _run(self) -> None:
         try:
@@ -225,16 +247,24 @@ class LeaseAgent:
         self._make_machine = make_machine
         self._machine: Machine | None = None
         self._allocator: Allocator | None = None
+        self._unusable = "the session has not sent its settings"
+        """Why no device can be leased, if there is no allocator."""
         self._requests: dict[int, tuple[str, int]] = {}
         """The kind of each request, and its number at the broker."""
         self._leases: dict[int, tuple[str, Lease]] = {}
 
     def handle(self, message: object) -> None:
         """Handle a message of the driver."""
-        if isinstance(message, InventoryRequest):
+        if isinstance(message, UseSettings):
+            try:
+                self._prepare(message.settings)
+            except Exception as error:
+                self._unusable = str(error)
+        elif isinstance(message, InventoryRequest):
             self._send_inventory(message)
         elif self._machine is None or self._allocator is None:
-            return
+            if isinstance(message, LeaseRequest):
+                self._send(LeaseFailed(message.number, self._unusable))
         elif isinstance(message, LeaseRequest):
             self._submit(message, self._allocator, self._machine)
         elif isinstance(message, LeaseReturn):
@@ -258,19 +288,23 @@ class LeaseAgent:
         if self._allocator is not None:
             self._allocator.close()
 
+    def _prepare(self, settings: Settings) -> Machine:
+        """Return the machine, which the first settings describe."""
+        if self._machine is None:
+            machine = self._make_machine(settings)
+            waits = settings.busy == "wait"
+            self._allocator = Allocator(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
+            self._machine = machine
+        return self._machine
+
     def _send_inventory(self, message: InventoryRequest) -> None:
         try:
-            if self._machine is None:
-                machine = self._make_machine(message.settings)
-                waits = message.settings.busy == "wait"
-                self._allocator = Allocator(machine, 1, self._wanted, self._lost, waits_for_busy=waits)
-                self._machine = machine
-            self._send(InventoryReply(message.kind, self._machine.of(message.kind)))
+            self._send(InventoryReply(message.kind, self._prepare(message.settings).of(message.kind)))
         except Exception as error:
             self._send(InventoryReply(message.kind, None, str(error)))
 
     def _submit(self, message: LeaseRequest, allocator: Allocator, machine: Machine) -> None:
-        by_id = {device.id: device for device in machine.of(message.kind).devices}
+        by_id: dict[str, Device] = {}
 
         def grant(lease: Lease) -> None:
             self._leases[message.number] = message.kind, lease
@@ -282,7 +316,9 @@ class LeaseAgent:
         # The lock file must name a process of this node, for the other sessions here.
         holder = replace(message.holder, pid=os.getpid())
         try:
-            request = allocator.submit(message.kind, message.need, holder, grant, fail)
+            by_id |= {device.id: device for device in machine.of(message.kind).devices}
+            only = None if message.mask is None else _shown(message.mask, message.kind, message.need, machine)
+            request = allocator.submit(message.kind, message.need, holder, grant, fail, only)
         except Exception as error:
             fail(error)
         else:
@@ -298,6 +334,23 @@ class LeaseAgent:
 
     def _numbers_of(self, kind: str | None, lease: int) -> list[int]:
         return [number for number, (its_kind, one) in list(self._leases.items()) if (its_kind, one.id) == (kind, lease)]
+
+
+def _shown(mask: str, kind: str, need: DeviceNeed, machine: Machine) -> frozenset[str]:
+    """Return the ids of the session's devices that `mask` shows.
+
+    Raise :class:`RemoteDevicesError` if they do not suffice for `need`.
+    """
+    vendor, inventory = machine.vendor(kind), machine.of(kind)
+    variable = next((name for name in vendor.mask_variables if name != _RUNTIME), None)
+    if variable is None:
+        raise RemoteDevicesError(f"{kind} devices have no mask, by which a cluster could name them")
+    names = {device.id for device in vendor.visible(vendor.discover(), {variable: mask})}
+    devices = tuple(device for device in inventory.devices if device.id in names)
+    missing = shortfall(need, replace(inventory, devices=devices))
+    if missing is not None:
+        raise RemoteDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+    return frozenset(names)
 
 
 def _ignore(*values: object) -> None:

@@ -23,15 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import PENDING, Handshake, Handshakes, Refused, perform
 from pytest_accel.core.launcher_env import LauncherEnv
-from pytest_accel.nodes import mutual_auth, shared_secret
-from pytest_accel.nodes.agent_messages import Hello, hello_of
+from pytest_accel.nodes import greeting, shared_secret
+from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.greeting import AuthenticatedLink, RemotePeer
 from pytest_accel.nodes.local_rendezvous import TIMEOUT, RendezvousError, missing_ranks
-from pytest_accel.nodes.mutual_auth import Messages, Peer, WrongSecret
+from pytest_accel.nodes.mutual_auth import Peer, WrongSecret
 from pytest_accel.nodes.placement import ForkServer, Layout, Node
 
 _RETRY_INTERVAL = 0.1
@@ -42,9 +41,6 @@ _ANSWER_TIMEOUT = 5.0
 """Seconds that a greeting may take before the connection to rank 0 is retried."""
 _WRONG_TIMEOUT = 5.0
 """Seconds for which to retry while a process with another secret listens at rank 0's address."""
-_ROUNDS = 5
-"""Number of time stamps that are exchanged to compare the clocks."""
-
 _STORE = """
 import sys
 from datetime import timedelta
@@ -73,27 +69,6 @@ class Rendezvous:
     listens there."""
     job: tuple[str, ...]
     """Distinguishes this job from others with the same secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuthenticatedLink:
-    """A connection between two nodes whose ends have authenticated each other."""
-
-    socket: socket.socket
-    key: bytes
-    """The key for the authentication codes of frames."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePeer:
-    """A launched process on another node, as rank 0 has met it."""
-
-    hello: Hello
-    link: AuthenticatedLink
-    address: str
-    """The address of its node."""
-    own_address: str
-    """The address of this node to which the process has connected."""
 
 
 def read_rendezvous(environ: Mapping[str, str], process: LauncherEnv) -> Rendezvous:
@@ -162,7 +137,7 @@ def gather(
             secret = _mixed(random, where.secret)
 
         def begin(call: socket.socket) -> Handshake[tuple[Hello, Peer]]:
-            note = partial(_note_wrong, wrong, _plain(call.getpeername()[0]))
+            note = partial(_note_wrong, wrong, greeting.plain(call.getpeername()[0]))
             return _greet_caller(secret, where.job, process.size, own, note)
 
         with Handshakes(listener, begin, process.size) as handshakes:
@@ -180,10 +155,7 @@ def gather(
                     call.close()
                     continue
                 with contextlib.suppress(OSError):  # The process has disconnected.
-                    addresses = _plain(call.getpeername()[0]), _plain(call.getsockname()[0])
-                    remote[hello.rank] = RemotePeer(
-                        hello, AuthenticatedLink(call, mutual_auth.key_for(peer, "frames")), *addresses
-                    )
+                    remote[hello.rank] = greeting.remote_peer(call, hello, peer)
     return [remote[rank] for rank in sorted(remote)], sorted(local)
 
 
@@ -211,7 +183,7 @@ def join(
                 continue
             try:
                 until = min(deadline, monotonic() + _ANSWER_TIMEOUT)
-                remote, clock, key = perform(link, _greet_rank_0(secret, where.job, hello), until)
+                remote, clock, peer = perform(link, _greet_rank_0(secret, where.job, hello), until)
             except (Refused, EOFError, OSError, ValueError) as error:
                 link.close()
                 if isinstance(error, WrongSecret) and wrong_since is None:
@@ -220,7 +192,7 @@ def join(
                     refused = f"; the process that listens there {error}"
                 continue
             if remote:
-                return AuthenticatedLink(link, key), clock
+                return greeting.link_to(link, peer), clock
             link.close()
             return None
         time.sleep(_RETRY_INTERVAL)
@@ -244,35 +216,16 @@ def _greet_caller(
     secret: bytes, job: Sequence[str], size: int, own: Hello, on_wrong_secret: Callable[[int], None]
 ) -> Handshake[tuple[Hello, Peer]]:
     """Greet a caller, as rank 0; return its greeting and identity."""
-    peer = yield from mutual_auth.admit_caller(secret, job, range(1, size), on_wrong_secret)
-    messages = Messages(peer, caller=False)
-    hello = hello_of((yield from messages.receive()))
-    if hello.rank != peer.rank:
-        raise Refused(f"claims to be rank {hello.rank}, but has authenticated as rank {peer.rank}")
-    for _ in range(_ROUNDS):
-        yield from messages.receive()
-        yield messages.pack(monotonic())
+    hello, peer, messages = yield from greeting.greet_caller(secret, job, range(1, size), on_wrong_secret)
     yield messages.pack(hello.node != own.node)
     return hello, peer
 
 
-def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, bytes]]:
-    """Greet rank 0; return True if it is on another node, the seconds to add to this clock, and the key for frames."""
-    peer = yield from mutual_auth.prove_caller(secret, job, hello.rank)
-    messages = Messages(peer, caller=True)
-    yield messages.pack(hello.as_json())
-    rounds = []
-    for _ in range(_ROUNDS):
-        began = monotonic()
-        yield messages.pack(None)
-        there = yield from messages.receive()
-        took = monotonic() - began
-        if not isinstance(there, float):
-            raise Refused(f"sent an invalid time: {there!r}")
-        # Rank 0 read its clock between sending and receiving, so the shortest round gives the smallest error.
-        rounds.append((took, there - began - took / 2))
+def _greet_rank_0(secret: bytes, job: Sequence[str], hello: Hello) -> Handshake[tuple[bool, float, Peer]]:
+    """Greet rank 0; return True if it is on another node, the seconds to add to this clock, and its identity."""
+    clock, peer, messages = yield from greeting.greet_listener(secret, job, hello)
     remote = yield from messages.receive()
-    return bool(remote), min(rounds)[1], mutual_auth.key_for(peer, "frames")
+    return bool(remote), clock, peer
 
 
 def _note_wrong(wrong: dict[int, str], address: str, rank: int) -> None:
@@ -286,14 +239,10 @@ def _wrong_text(rank: int, address: str) -> str:
     return f"rank {rank} at {address} has another secret ({shared_secret.NAMES}) than rank 0, or belongs to another job"
 
 
-def _listen(where: Rendezvous, backlog: int) -> socket.socket:
+def _listen(where: Rendezvous, expected: int) -> socket.socket:
     port = where.port if where.key is None else 0
-    backlog += PENDING
-    with contextlib.suppress(OSError):
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     try:
-        return socket.create_server(("", port), backlog=backlog)
+        return greeting.listen(port, expected + PENDING)
     except OSError as error:
         why = os.strerror(error.errno or 0)  # The library's text repeats the address.
         raise RendezvousError(f"MASTER_PORT={port}: rank 0 cannot listen there ({why})") from None
@@ -315,18 +264,11 @@ def _ask_store(where: Rendezvous, value: str, timeout: float) -> str:
 
 def _addresses(where: Rendezvous) -> list[str]:
     """Return the addresses at which others may reach this node, beginning with the one used to reach the store."""
-    entries = [one for interface in psutil.net_if_addrs().values() for one in interface]
-    found = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]
-    found = [address for address in found if not address.startswith(("127.", "fe80:")) and address != "::1"]
+    found = greeting.own_addresses()
     target = where.address, where.port
     with contextlib.suppress(OSError), socket.create_connection(target, _CALL_TIMEOUT) as probe:
-        found.insert(0, _plain(probe.getsockname()[0]))
+        found.insert(0, greeting.plain(probe.getsockname()[0]))
     return list(dict.fromkeys(found))
-
-
-def _plain(address: str) -> str:
-    """Return `address` without the prefix of IPv4 addresses on a dual-stack socket."""
-    return address.removeprefix("::ffff:")
 
 
 def layout_of(own: Hello, local: Sequence[int], remote: Sequence[RemotePeer]) -> Layout:

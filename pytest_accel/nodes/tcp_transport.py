@@ -16,8 +16,8 @@ from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget
 from pytest_accel.core.paths import agent_path, socket_path
 from pytest_accel.diagnostics.inspector import answer
 from pytest_accel.nodes.agent_messages import StartServer
+from pytest_accel.nodes.greeting import AuthenticatedLink
 from pytest_accel.nodes.tcp_mux import StreamSocket, TcpMux
-from pytest_accel.nodes.tcp_rendezvous import AuthenticatedLink
 
 _FLUSH_TIMEOUT = 2.0
 """Seconds to wait until the last message has been sent."""
@@ -53,6 +53,10 @@ class TcpClientTransport:
         if self._token is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._token)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._mux.end_after(0.0)
 
 
 def _nothing_here(target: object) -> StreamSocket:

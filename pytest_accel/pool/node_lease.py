@@ -244,6 +244,8 @@ class RemoteNodeRequest:
     node: int
     kind: str
     need: DeviceNeed
+    mask: str | None = None
+    """Mask that shows the only devices to lease, see :class:`LeaseRequest`; None: any devices."""
     unavailable = None
     number: int = 0
     """The number of the request at the node's agent, once it is submitted."""
@@ -258,7 +260,7 @@ class RemoteNodeRequest:
         def granted(lease: RemoteLease) -> None:
             on_grant(RemoteNodeLease(self.leases, self.notices, self.node, lease))
 
-        self.number = self.leases.submit(self.kind, self.need, holder, granted, on_failure)
+        self.number = self.leases.submit(self.kind, self.need, holder, granted, on_failure, self.mask)
 
     def cancel(self) -> bool:
         self.leases.cancel(self.number)

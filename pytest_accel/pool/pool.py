@@ -36,8 +36,8 @@ from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.broker import BrokerError
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lock_dir import LockFolderError
-from pytest_accel.nodes.placement import HERE, Layout
-from pytest_accel.nodes.remote_leases import RemoteDevicesError, RemoteLeases
+from pytest_accel.nodes.placement import HERE, Cluster, Layout, Place, PlaceError, Seat
+from pytest_accel.nodes.remote_leases import LostNodeError, RemoteDevicesError, RemoteLeases
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import (
     LeaseId,
@@ -48,6 +48,7 @@ from pytest_accel.pool.node_lease import (
     RemoteNodeRequest,
     SlotsRequest,
 )
+from pytest_accel.pool.place_request import PlaceRequest
 from pytest_accel.pool.pool_events import device_found, world_starting
 from pytest_accel.pool.pooled_world import PooledWorld, WorldState, surplus
 from pytest_accel.pool.summary import PoolSummary
@@ -77,11 +78,16 @@ class Nodes(Protocol):
     def remote_leases(self) -> Mapping[int, RemoteLeases]:
         """The leases on devices of all nodes but the driver's, by node number."""
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster that provides the places of worlds with devices or on several nodes; None: `layout` does."""
+
 
 class SingleNode:
     """The node of a session without a launcher."""
 
     layout = HERE
+    cluster = None
     spawns: Mapping[int, Spawn] = MappingProxyType({0: spawn_here})
     remote_leases: Mapping[int, RemoteLeases] = MappingProxyType({})
 
@@ -116,10 +122,7 @@ class Pool:
         self._allocator = Allocator(machine, slots, self._lease_wanted, self._lease_lost, waits_for_busy=waits_for_busy)
         self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
         self._nodes = nodes
-        for node, source in nodes.remote_leases.items():
-            source.on_wanted = partial(self._lease_wanted, node)
-            source.on_lost = partial(self._lease_lost, node)
-            source.on_failure = self._manager.fail
+        self._cluster = nodes.cluster
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._last_number = 0
@@ -127,17 +130,23 @@ class Pool:
         self._record = record
         self._recorded_devices: set[tuple[int, str]] = set()
         """The node and id of each device of which there is an event."""
+        self._recorded_nodes = 0
+        """The number of nodes of which there is an event."""
         self._record_opening()
 
     def _record_opening(self) -> None:
         inventory = self._machine.session
         self._record(PoolOpened(self._slots, inventory.kind if inventory.devices else None))
-        nodes = self._nodes.layout.nodes
-        if len(nodes) > 1:
-            for number, node in enumerate(nodes):
-                self._record(NodeFound(number, node.name))
+        if self._cluster is not None or len(self._nodes.layout.nodes) > 1:
+            self._record_nodes()
         for device in inventory.devices:
             self._record_device(device, 0)
+
+    def _record_nodes(self) -> None:
+        nodes = self._nodes.layout.nodes
+        for number in range(self._recorded_nodes, len(nodes)):
+            self._record(NodeFound(number, nodes[number].name))
+        self._recorded_nodes = len(nodes)
 
     def _record_device(self, device: Device, node: int) -> None:
         if (node, device.id) not in self._recorded_devices:
@@ -271,7 +280,10 @@ class Pool:
                 why = kill_reason or ("its test asks for fresh ranks" if world.spec.key.fresh else _NOT_REUSABLE)
                 self._manager.retire(world, why, quietly=kill_reason is not None)
             elif world.leases and world.wanted:
-                if not self._pass_on(world):
+                if world.place is not None or not self._pass_on(world):
+                    self._manager.retire(world, _WANTED)
+            elif world.place is not None and self._place_is_wanted():
+                if not self._pass_on_place(world):
                     self._manager.retire(world, _WANTED)
             else:
                 world.make_idle()
@@ -352,13 +364,20 @@ class Pool:
         """Answer `request` with a warm world, or queue a request for the leases that it needs."""
         key = request.key
         self._requests[request.id] = request
-        world = self._manager.find_idle(key) if key.need is not None else None
+        cluster = self._cluster_for(key)
+        world = self._manager.find_idle(key) if key.need is not None or cluster is not None else None
         if world is not None:
-            self._allocator.broker(key.kind).describe(world.leases[0].id.number, test=request.holder.test)
+            if 0 in world.leases:
+                self._allocator.broker(key.kind).describe(world.leases[0].id.number, test=request.holder.test)
             self._hand_over(world, request)
             return
         granted, failed = partial(self._granted, request), partial(self._fail, request)
-        leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
+        leases: CombinedLeaseRequest | PlaceRequest
+        if cluster is not None:
+            parts, waits = partial(self._place_requests, key), partial(self._place_waits, request)
+            leases = PlaceRequest(self._lock, cluster, key, request.holder, parts, granted, waits, failed)
+        else:
+            leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)
         if (why := leases.unavailable) is not None:
             self._answer(request, PoolError(why))
             return
@@ -376,32 +395,109 @@ class Pool:
         needs = key.needs([seat.node for seat in layout.seats(key.ranks, key.nodes)])
         for node in layout.order(needs):
             if node:
-                yield RemoteNodeRequest(self._nodes.remote_leases[node], self._notices, node, key.kind, needs[node])
+                yield RemoteNodeRequest(self._remote_leases(node), self._notices, node, key.kind, needs[node])
             else:
                 yield LocalNodeRequest(self._allocator, self._notices, self._machine, key.kind, needs[node])
 
-    def _granted(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
+    def _place_requests(self, key: WorldKey, place: Place) -> list[NodeRequest]:
+        """Return a request for the devices of each node of `place`, in the order in which they are submitted."""
+        needs = key.needs(place.nodes)
+        return [
+            RemoteNodeRequest(
+                self._remote_leases(node), self._notices, node, key.kind, needs[node], ",".join(place.devices[node])
+            )
+            for node in self._nodes.layout.order(needs)
+        ]
+
+    def _remote_leases(self, node: int) -> RemoteLeases:
+        """Return the leases of another node, which may have joined since the last call."""
+        source = self._nodes.remote_leases[node]
+        source.on_wanted = partial(self._lease_wanted, node)
+        source.on_lost = partial(self._lease_lost, node)
+        source.on_failure = self._manager.fail
+        return source
+
+    def _granted(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None = None) -> None:
         request.lease_request = None
         try:
             if not self._manager.closing:
-                self._provide_world(request, leases)
+                self._provide_world(request, leases, place)
                 return
         except Exception as error:  # This may be the broker's thread: nobody would answer the driver.
             self._fail(request, error)  # Before the return of the leases, which may raise as well.
         for lease in leases.values():
             lease.give_back()
+        self._release_place(place)
 
-    def _provide_world(self, request: WorldRequest, leases: dict[int, NodeLease]) -> None:
-        if request.key.need is not None:
-            self._start(request, leases, None)
+    def _provide_world(self, request: WorldRequest, leases: dict[int, NodeLease], place: Place | None) -> None:
+        if request.key.need is not None or place is not None:
+            self._start(request, leases, None, place)
             return
         slots = leases[0]
         world = self._manager.find_idle(request.key)
         if world is None:
-            self._start(request, {}, slots)
+            self._start(request, {}, slots, None)
         else:
             world.take_slots(slots, wanted=self._notices.take_wanted(slots.id))
             self._hand_over(world, request)
+
+    # Places on a cluster
+
+    def _cluster_for(self, key: WorldKey) -> Cluster | None:
+        """Return the cluster if it provides the places of worlds of `key`. An MPI job runs on the controller's node."""
+        return self._cluster if (key.need is not None or key.nodes > 1) and key.launcher is None else None
+
+    def _release_place(self, place: Place | None) -> None:
+        if place is not None and self._cluster is not None:
+            self._cluster.release(place)
+
+    def _placing(self) -> Iterator[tuple[WorldRequest, PlaceRequest]]:
+        """Yield the requests that wait for the cluster, the first that came first."""
+        for request in list(self._requests.values()):
+            if isinstance(request.lease_request, PlaceRequest) and request.lease_request.is_placing:
+                yield request, request.lease_request
+
+    def _place_is_wanted(self) -> bool:
+        return any(True for _ in self._placing())
+
+    def _pass_on_place(self, world: PooledWorld) -> bool:
+        """Hand a world on the cluster to the first request of its key that waits for a place; return True if done.
+
+        Keep the world if no request is known to have to wait. Return False if one is that came before.
+        """
+        for request, placing in self._placing():
+            if request.key == world.spec.key:
+                placing.cancel()
+                request.lease_request = None
+                self._hand_over(world, request)
+                return True
+            if placing.wait_reason:
+                return False
+        world.make_idle()
+        return True
+
+    def _place_waits(self, request: WorldRequest) -> None:
+        if request.lease_request is not None and (why := request.lease_request.waiting()) is not None:
+            self._record(RequestWaits(request.id, why))
+        self._make_room(request.key)
+
+    def _make_room(self, key: WorldKey) -> None:
+        """Free places, since a request for `key` waits for one: retire idle worlds, have drivers return those in use.
+
+        As many idle worlds are retired, the longest idle first, as have the number of devices (or of ranks without
+        devices) that the request needs.
+        """
+        placed = [world for world in self._manager.worlds.values() if world.place is not None]
+        missing = _size(key)
+        missing -= sum(_size(world.spec.key) for world in placed if world.ending)
+        for world in sorted(placed, key=lambda world: world.since):
+            # The state may have changed: retiring a world may have answered a request with another one.
+            if world.state is WorldState.IDLE and missing > 0:
+                missing -= _size(world.spec.key)
+                self._manager.retire(world, _WANTED)
+        for world in placed:
+            if world.state is WorldState.IN_USE and world.request is not None:
+                world.request.driver.on_wanted(world.spec.world)
 
     # Worlds
 
@@ -412,7 +508,8 @@ class Pool:
         hosts = self._hosts(world.spec)
         answer = AcquiredWorld(world.spec, world.pids, self._manager.directory, warm, request.end_wait(), hosts)
         self._answer(request, answer)
-        if world.wanted:  # The broker notifies once, and has done so before this driver had the world.
+        # The broker and the cluster notify once, and have done so before this driver had the world.
+        if world.wanted or (world.place is not None and any(placing.wait_reason for _, placing in self._placing())):
             request.driver.on_wanted(world.spec.world)
 
     def _hosts(self, spec: WorldSpec) -> tuple[str, ...]:
@@ -425,7 +522,7 @@ class Pool:
         """Hand a wanted world to the first request for the same key if no other is ahead of it; return True if done."""
         world.clear_wanted()  # The broker may report the lease as wanted by yet another request meanwhile.
         for request in self._requests.values():
-            if request.key == world.spec.key and request.lease_request is not None:
+            if request.key == world.spec.key and isinstance(request.lease_request, CombinedLeaseRequest):
                 if not request.lease_request.take_over(world.leases[0]):
                     return False
                 request.lease_request = None
@@ -440,32 +537,50 @@ class Pool:
         request.answer(answer)
 
     def _fail(self, request: WorldRequest, error: Exception) -> None:
-        expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError))
+        if isinstance(error, LostNodeError) and not request.retried and self._cluster_for(request.key) is not None:
+            request.retried = True
+            self._serve(request)
+            return
+        expected = isinstance(error, (LockFolderError, BrokerError, RemoteDevicesError, PlaceError))
         self._answer(request, PoolError(str(error) if expected else "".join(traceback.format_exception(error))))
 
-    def _start(self, request: WorldRequest, leases: Mapping[int, NodeLease], slots: NodeLease | None) -> None:
+    def _start(
+        self,
+        request: WorldRequest,
+        leases: Mapping[int, NodeLease],
+        slots: NodeLease | None,
+        place: Place | None,
+    ) -> None:
         held = [*leases.values(), *([slots] if slots is not None else [])]
         for lease in held:
             if (why := self._notices.lost(lease.id)) is not None:
                 raise LockFolderError(why)
         key = request.key
-        devices = tuple(device for node in sorted(leases) for device in leases[node].devices)
         self._last_number += 1
-        spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind), devices))
+        spec = self._placed(WorldSpec(self._last_number, key, self._machine.argument(key.kind)), place)
+        left = {node: iter(lease.devices) for node, lease in leases.items()}
+        ranks = range(spec.ranks) if leases else ()
+        devices = tuple(next(left[spec.node_of(rank)]) for rank in ranks for _ in range(key.devices_per_rank))
+        spec = replace(spec, devices=devices)
+        if place is not None:
+            self._record_nodes()
         for rank in range(spec.ranks):
             for device in spec.devices_of(rank):
                 self._record_device(device, spec.node_of(rank))
         self._record(world_starting(spec, request.id))
         request.end_wait()
         wanted = [self._notices.take_wanted(lease.id) for lease in held]
-        self._manager.start(PooledWorld(spec, request, leases, slots, wanted=any(wanted)))
+        self._manager.start(PooledWorld(spec, request, leases, slots, place, wanted=any(wanted)))
 
-    def _placed(self, spec: WorldSpec) -> WorldSpec:
-        """Return `spec` with the fork server, node and address of each rank."""
+    def _placed(self, spec: WorldSpec, place: Place | None) -> WorldSpec:
+        """Return `spec` with the fork server, node and address of each rank: those of `place`, else of the layout."""
         key, layout = spec.key, self._nodes.layout
-        if not key.grouped:
+        if place is not None:
+            seats = tuple(Seat(node, node) for node in place.nodes)
+        elif key.grouped:
+            seats = layout.seats(key.ranks, key.nodes)
+        else:
             return replace(spec, servers=(key.server,))
-        seats = layout.seats(key.ranks, key.nodes)
         nodes = tuple(seat.node for seat in seats)
         addresses = tuple(layout.nodes[node].address for node in nodes) if len(set(nodes)) > 1 else ()
         return replace(spec, servers=tuple(seat.server for seat in seats), nodes=nodes, addresses=addresses)
@@ -528,6 +643,7 @@ class Pool:
         self._release_slots(world)
         for lease in world.leases.values():
             lease.give_back(killed=killed)
+        self._release_place(world.place)
 
     def on_failure(self, why: str) -> None:
         """Answer every waiting request with `why`."""
@@ -538,7 +654,10 @@ class Pool:
                 self._answer(request, PoolError(why))
 
     def on_tick(self) -> None:
-        """Refuse requests for devices that were set aside, and retire worlds with devices after `IDLE_TIMEOUT`."""
+        """Refuse requests for devices that were set aside, and retire worlds with devices after `IDLE_TIMEOUT`.
+
+        If a request still waits for a place, though no world is ending, free more places.
+        """
         for request in list(self._requests.values()):
             why = request.lease_request.unavailable if request.lease_request is not None else None
             if why is not None:
@@ -546,5 +665,15 @@ class Pool:
                 self._answer(request, PoolError(why))
         now = monotonic()
         for world in self._in_state(WorldState.IDLE):
-            if world.leases and now - world.since > IDLE_TIMEOUT:
+            if (world.leases or world.place is not None) and now - world.since > IDLE_TIMEOUT:
                 self._manager.retire(world, f"idle for {IDLE_TIMEOUT:.0f} s")
+        if not any(world.place is not None and world.ending for world in self._manager.worlds.values()):
+            for request, placing in self._placing():
+                if placing.wait_reason:
+                    self._make_room(request.key)
+                    break
+
+
+def _size(key: WorldKey) -> int:
+    """Return the number of devices of a world, or of its ranks if it has no devices."""
+    return key.ranks if key.need is None else key.need.count

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_spec import WorldSpec
+from pytest_accel.nodes.placement import Place
 from pytest_accel.pool.node_lease import NodeLease
 from pytest_accel.pool.world_request import WorldRequest
 
@@ -52,6 +53,7 @@ class PooledWorld:
         request: WorldRequest,
         leases: Mapping[int, NodeLease] = MappingProxyType({}),
         slots: NodeLease | None = None,
+        place: Place | None = None,
         *,
         wanted: bool = False,
     ) -> None:
@@ -62,6 +64,8 @@ class PooledWorld:
         """The leases on devices, by node number; held as long as the world has processes."""
         self.slots = slots
         """The lease on CPU slots; held as long as the world runs a test."""
+        self.place = place
+        """The place on a cluster, held as long as the world has processes; None: the world was not placed by one."""
         self.wanted = wanted
         """True if another request waits for the world's devices or slots."""
         self.pids: tuple[int, ...] = ()
@@ -80,6 +84,11 @@ class PooledWorld:
     def ended(self) -> bool:
         """True if every process of the world has ended."""
         return len(self.exits) == self.spec.ranks
+
+    @property
+    def ending(self) -> bool:
+        """True if the world can run no further test, but has processes."""
+        return self.state in (WorldState.RETIRING, WorldState.KILLED)
 
     @property
     def alive(self) -> dict[int, int]:
@@ -187,9 +196,10 @@ class PooledWorld:
 def surplus(worlds: Iterable[PooledWorld], ranks: int) -> list[PooledWorld]:
     """Return the idle worlds to retire, longest idle first, so that at most `ranks` idle ranks stay.
 
-    The world that became idle last stays, however many ranks it has.
+    The world that became idle last stays, however many ranks it has. Worlds on a cluster do not count.
     """
-    idle = sorted((world for world in worlds if world.state is WorldState.IDLE), key=lambda world: world.since)
+    here = (world for world in worlds if world.state is WorldState.IDLE and world.place is None)
+    idle = sorted(here, key=lambda world: world.since)
     excess = sum(world.spec.ranks for world in idle) - ranks
     to_retire = []
     for world in idle[:-1]:

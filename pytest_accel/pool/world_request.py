@@ -11,6 +11,7 @@ from pytest_accel.core.world_key import WorldKey
 from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.leases.holder import Holder
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
+from pytest_accel.pool.place_request import PlaceRequest
 
 
 class PoolError(Exception):
@@ -48,11 +49,11 @@ class WorldRequest:
     holder: Holder
     driver: WantedObserver
     answer: Callable[[AcquiredWorld | PoolError], None]
-    lease_request: CombinedLeaseRequest | None = None
-    """The request for the leases that the world needs, while it waits for them."""
+    lease_request: CombinedLeaseRequest | PlaceRequest | None = None
+    """The request for the place and the leases that the world needs, while it waits for them."""
     cancelled: bool = False
     retried: bool = False
-    """True if the fork server has ended once while starting the world for this request."""
+    """True if a fork server has ended, or a node was lost, once while providing the world for this request."""
     since: float = field(default_factory=monotonic)
     waited: float | None = None
     """Seconds until the request had its devices or CPU slots; None while it has none."""

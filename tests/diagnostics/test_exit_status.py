@@ -72,7 +72,10 @@ def start() -> Iterator[Start]:
         (exited(-signal.SIGKILL), "killed by SIGKILL"),
         (exited(-250), "killed by signal 250"),
         (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
-        (RankExit(ExitCause.NODE_LOST, about="far: its agent ended"), "lost with its node far: its agent ended"),
+        (
+            RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
+            "lost with its node far (its agent has ended)",
+        ),
     ],
 )
 def test_the_exit_status_of_a_rank_is_described(end: RankExit, text: str) -> None:

@@ -19,9 +19,10 @@ import pytest
 from pytest_accel.core.launcher_env import LauncherEnv, find, of_a_rank, without_local_rank
 from pytest_accel.nodes import tcp_rendezvous
 from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.greeting import AuthenticatedLink
 from pytest_accel.nodes.launched_session import find_difference
 from pytest_accel.nodes.local_rendezvous import RendezvousError, gather, join, rendezvous_path
-from pytest_accel.nodes.tcp_rendezvous import AuthenticatedLink, Rendezvous, read_rendezvous
+from pytest_accel.nodes.tcp_rendezvous import Rendezvous, read_rendezvous
 from tests.faults.conftest import eventually
 
 SECRET = "nobody can guess this one"

@@ -1,0 +1,174 @@
+"""The nodes of a session on a cluster: the controller's, and those whose agents join while the session runs."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from pytest_accel.forkserver.server_client import Spawn, spawn_here
+from pytest_accel.nodes.agent_admission import AgentAdmission, Invitation
+from pytest_accel.nodes.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.nodes.greeting import RemotePeer
+from pytest_accel.nodes.placement import Cluster, ForkServer, Layout, Node
+from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.nodes.tcp_transport import TcpClientTransport
+from pytest_accel.settings.options import Settings
+
+OnJoin = Callable[[], None]
+OnFailure = Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class _ClusterNode:
+    """A node of the cluster: expected, then joined, then lost; or lost without having joined."""
+
+    client: AgentClient | None = None
+    """The client of its agent, once that has joined."""
+    transport: TcpClientTransport | None = None
+    """The client's transport."""
+    loss: str | None = None
+    """Why the node is lost; None if it is not."""
+    waiting: list[tuple[OnJoin, OnFailure]] = field(default_factory=list)
+    """The callbacks to call once the agent has joined, or will not join any more."""
+
+    def join(self, client: AgentClient, transport: TcpClientTransport) -> list[Callable[[], None]]:
+        """Record that the agent has joined; return the callbacks that are due."""
+        waiting, self.waiting = self.waiting, []
+        self.client, self.transport = client, transport
+        return [on_join for on_join, _ in waiting]
+
+    def lose(self, why: str) -> list[Callable[[], None]]:
+        """Record that the node is lost; return the callbacks that are due."""
+        waiting, self.waiting = self.waiting, []
+        self.loss = self.loss or why
+        return [partial(on_failure, self.loss) for _, on_failure in waiting]
+
+
+class ClusterNodes:
+    """The nodes of a session on a cluster. A lost node keeps its number and its place in `layout`.
+
+    Thread-safe. Callbacks are called without a lock held.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """`settings` are those by which agents lease the devices of their nodes."""
+        self.cluster: Cluster | None = None
+        """The cluster, set before the pool is made."""
+        self.on_lost: Callable[[int, str], None] = _ignore
+        """Called with the number of a node that has joined and is lost, and the reason."""
+        self.layout = Layout((Node(platform.node(), "", (ForkServer(0, None),)),))
+        """All nodes so far. The address of a node is empty until its agent has joined."""
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._nodes: dict[int, _ClusterNode] = {}
+        self._changes = EnvironmentChanges()
+        self._closing = False
+        self._admission = AgentAdmission(self._join, self._admission_failed)
+
+    @property
+    def spawns(self) -> dict[int, Spawn]:
+        """The functions that start the fork servers of the nodes that have joined, by number."""
+        with self._lock:
+            joined = {number: node.client for number, node in self._nodes.items() if node.client is not None}
+        return {0: spawn_here, **{number: client.spawn for number, client in joined.items()}}
+
+    @property
+    def remote_leases(self) -> dict[int, RemoteLeases]:
+        """The leases on devices of the nodes that have joined, by number."""
+        with self._lock:
+            return {number: node.client.leases for number, node in self._nodes.items() if node.client is not None}
+
+    def expect(self, number: int, name: str) -> Invitation:
+        """Add a node, whose agent is about to be started; return what the agent needs to join.
+
+        The numbers of nodes are 1, 2, ... in the order of the calls. `name` is for messages to the user.
+        """
+        with self._lock:
+            if number != len(self.layout.nodes):
+                raise ValueError(f"node {number}: the next node is number {len(self.layout.nodes)}")
+            self._nodes[number] = _ClusterNode()
+            self.layout = Layout((*self.layout.nodes, Node(name, "", (ForkServer(number, None),))))
+            return self._admission.expect(number)
+
+    def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
+        """Call `on_join` once the agent of a node has joined, or `on_failure` with the reason if it is lost.
+
+        That may be before this returns, and in any thread.
+        """
+        with self._lock:
+            node = self._nodes[number]
+            if node.client is None and node.loss is None:
+                node.waiting.append((on_join, on_failure))
+                return
+            loss = node.loss
+        if loss is None:
+            on_join()
+        else:
+            on_failure(loss)
+
+    def give_up(self, number: int, why: str) -> None:
+        """Record that the agent of a node cannot be started or has ended before it joined; no-op if it has joined."""
+        self._admission.forget(number)
+        with self._lock:
+            node = self._nodes[number]
+            callbacks = node.lose(why) if node.client is None else []
+        for callback in callbacks:
+            callback()
+
+    def close(self) -> None:
+        """Have all agents exit, and end the connections to them. The pool must have been closed."""
+        self._admission.close()
+        with self._lock:
+            self._closing = True
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            if node.client is not None and node.transport is not None:
+                node.client.end(0)
+                node.transport.close()
+
+    # In the threads of the admission and of the agents' clients
+
+    def _join(self, peer: RemotePeer) -> None:
+        number = peer.hello.rank
+        with self._lock:
+            node, nodes = self._nodes[number], list(self.layout.nodes)
+            name = nodes[number].name
+            nodes[number] = replace(nodes[number], address=peer.address)
+            transport = TcpClientTransport(peer.link)
+            client = AgentClient(
+                peer.hello,
+                transport,
+                name,
+                partial(self._agent_lost, number),
+                self._changes,
+                stands_for_node=True,
+            )
+            client.leases.use(self._settings)
+            self.layout = Layout(tuple(nodes))
+            callbacks = node.join(client, transport)
+        for callback in callbacks:
+            callback()
+
+    def _agent_lost(self, number: int) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            node = self._nodes[number]
+            assert node.client is not None
+            why = node.client.node_loss or "its agent has ended"
+            node.lose(why)
+        self.on_lost(number, why)
+
+    def _admission_failed(self, why: str) -> None:
+        with self._lock:
+            expected = [node for node in self._nodes.values() if node.client is None]
+            callbacks = [callback for node in expected for callback in node.lose(why)]
+        for callback in callbacks:
+            callback()
+
+
+def _ignore(number: int, why: str) -> None:
+    pass
