@@ -1,0 +1,175 @@
+"""A cluster that grants places from a table, and real agents on this machine that stand for its nodes."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.nodes.cluster_nodes import ClusterNodes
+from pytest_accel.nodes.placement import Place, PlaceError
+from pytest_accel.settings.options import Settings
+
+CROWDED = "all nodes are in use"
+
+
+@dataclass(eq=False)
+class _Request:
+    number: int
+    key: WorldKey
+    on_place: Callable[[Place], None]
+    on_wait: Callable[[str], None]
+
+
+@dataclass(eq=False)
+class _Free:
+    """The free devices and the free rank slots of a node."""
+
+    devices: list[str]
+    ranks: int = 4
+
+
+class TableCluster:
+    """A cluster of nodes with devices; the first request is served first. A node without devices has four ranks."""
+
+    def __init__(self, free: Mapping[int, list[str]]) -> None:
+        """`free` has the devices of each node."""
+        self.released: list[int] = []
+        """The numbers of the places that were given back."""
+        self.granted: list[Place] = []
+        self._free = {node: _Free(list(devices)) for node, devices in free.items()}
+        self._lock = threading.RLock()
+        self._waiting: list[_Request] = []
+        self._last_number = 0
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="table-cluster")
+        self._thread.start()
+
+    def place(
+        self,
+        key: WorldKey,
+        on_place: Callable[[Place], None],
+        on_wait: Callable[[str], None],
+        on_failure: Callable[[PlaceError], None],
+    ) -> int:
+        with self._lock:
+            self._last_number += 1
+            if key.ranks > 99:
+                self._calls.put(partial(on_failure, PlaceError(f"no node has room for {key.ranks} ranks")))
+                return self._last_number
+            self._waiting.append(_Request(self._last_number, key, on_place, on_wait))
+            self._serve()
+            if any(request.number == self._last_number for request in self._waiting):
+                self._calls.put(partial(on_wait, CROWDED))
+            return self._last_number
+
+    def cancel(self, number: int) -> None:
+        with self._lock:
+            self._waiting = [request for request in self._waiting if request.number != number]
+            self._serve()
+
+    def release(self, place: Place) -> None:
+        with self._lock:
+            self.released.append(place.number)
+            for node in place.nodes:
+                if node in self._free:
+                    self._free[node].ranks += 1
+            for node, devices in place.devices.items():
+                if node in self._free:
+                    self._free[node].devices = sorted({*self._free[node].devices, *devices})
+            self._serve()
+
+    def add(self, node: int, devices: list[str]) -> None:
+        """Add a node."""
+        with self._lock:
+            self._free[node] = _Free(devices)
+            self._serve()
+
+    def lose(self, node: int) -> None:
+        """Grant nothing more of a node."""
+        with self._lock:
+            self._free.pop(node, None)
+
+    def settle(self) -> None:
+        """Wait until all callbacks so far have run."""
+        self._calls.join()
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            self._calls.task_done()
+
+    def _serve(self) -> None:
+        while self._waiting and (place := self._find(self._waiting[0])) is not None:
+            request = self._waiting.pop(0)
+            self.granted.append(place)
+            self._calls.put(partial(request.on_place, place))
+
+    def _find(self, request: _Request) -> Place | None:
+        key = request.key
+        on_each = -(-key.ranks // key.nodes)
+        each = 0 if key.need is None else key.devices_per_rank
+        nodes: list[int] = []
+        devices: dict[int, tuple[str, ...]] = {}
+        for node, free in self._free.items():
+            count = min(on_each, key.ranks - len(nodes))
+            if count and free.ranks >= count and len(free.devices) >= count * each:
+                nodes += [node] * count
+                if each:
+                    devices[node] = tuple(free.devices[: count * each])
+        if len(nodes) < key.ranks:
+            return None
+        for node in nodes:
+            self._free[node].ranks -= 1
+        for node, taken in devices.items():
+            del self._free[node].devices[: len(taken)]
+        return Place(request.number, tuple(nodes), devices)
+
+
+@dataclass(eq=False)
+class Agents:
+    """The nodes of a session, with an agent in a process of its own for each."""
+
+    settings: Settings
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nodes = ClusterNodes(self.settings)
+
+    def start(self) -> int:
+        """Start the agent of the next node, wait until it has joined, and return its number."""
+        number = len(self.nodes.layout.nodes)
+        self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}").line())
+        joined: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.nodes.when_joined(number, lambda: joined.put(""), joined.put)
+        assert joined.get(timeout=60) == ""
+        return number
+
+    def close(self) -> dict[int, int]:
+        """End all agents; return the exit status of each."""
+        self.nodes.close()
+        statuses = {}
+        for number, process in self.processes.items():
+            statuses[number] = process.wait(60)
+            assert process.stdin is not None
+            process.stdin.close()
+        return statuses
+
+
+def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
+    """Start an agent with the line `invitation` on its standard input, which stays open."""
+    command = [sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None
+    process.stdin.write(invitation)
+    process.stdin.flush()
+    return process

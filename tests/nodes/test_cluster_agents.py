@@ -1,0 +1,121 @@
+"""Agents that join a session on a cluster, and the port at which they do."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_accel.core.clock import monotonic
+from pytest_accel.core.handshakes import Refused, perform
+from pytest_accel.nodes import greeting
+from pytest_accel.nodes.agent_admission import JOB, AgentAdmission, Invitation, read_invitation
+from pytest_accel.nodes.agent_messages import Hello
+from pytest_accel.nodes.cluster_nodes import ClusterNodes
+from pytest_accel.nodes.greeting import RemotePeer
+from pytest_accel.settings.options import Settings
+from tests.nodes.table_cluster import Agents, start_agent
+
+
+@pytest.fixture
+def joined() -> queue.SimpleQueue[RemotePeer]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def admission(joined: queue.SimpleQueue[RemotePeer]) -> Iterator[AgentAdmission]:
+    failures: list[str] = []
+    made = AgentAdmission(joined.put, failures.append)
+    yield made
+    made.close()
+    while not joined.empty():
+        joined.get().link.socket.close()
+    assert failures == []
+
+
+def greet(invitation: Invitation) -> None:
+    """Join as the agent of the invitation's node, and end the connection."""
+    hello = Hello(invitation.node, 1, (), "/", "", {}, "there", "")
+    with socket.create_connection(("127.0.0.1", invitation.port)) as link:
+        secret = bytes.fromhex(invitation.secret)
+        clock, _, _ = perform(link, greeting.greet_listener(secret, JOB, hello), monotonic() + 60)
+        assert abs(clock) < 60
+        link.settimeout(60)
+        assert link.recv(1) == b""
+
+
+def test_an_invitation_is_a_line_of_json() -> None:
+    invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff")
+    assert read_invitation(invitation.line()) == invitation
+    for wrong in (b"", b"{}", b'{"node": "3", "addresses": [], "port": 1, "secret": ""}'):
+        with pytest.raises(ValueError, match=r"Expecting value|an invitation must have"):
+            read_invitation(wrong)
+
+
+def test_only_expected_agents_with_the_secret_are_admitted(
+    admission: AgentAdmission, joined: queue.SimpleQueue[RemotePeer]
+) -> None:
+    invitation = admission.expect(1)
+    with pytest.raises(Refused):
+        greet(replace(invitation, secret="00" * 32))
+    for stranger in (2, 0):
+        with pytest.raises((EOFError, OSError)):
+            greet(replace(invitation, node=stranger))
+    assert joined.empty()
+
+    hello = Hello(1, 1, (), "/", "", {}, "there", "")
+    with socket.create_connection(("127.0.0.1", invitation.port)) as link:
+        perform(link, greeting.greet_listener(bytes.fromhex(invitation.secret), JOB, hello), monotonic() + 60)
+        peer = joined.get(timeout=60)
+    assert (peer.hello, peer.address) == (hello, "127.0.0.1")
+    peer.link.socket.close()
+    with pytest.raises((EOFError, OSError)):
+        greet(invitation)  # Once only.
+
+
+def test_a_caller_that_sends_nothing_does_not_delay_the_others(
+    admission: AgentAdmission, joined: queue.SimpleQueue[RemotePeer]
+) -> None:
+    invitation = admission.expect(1)
+    with socket.create_connection(("127.0.0.1", invitation.port)):
+        agent = start_agent(invitation.line())
+        joined.get(timeout=60).link.socket.close()
+    assert agent.wait(60) == 1
+    assert agent.stdin is not None
+    agent.stdin.close()
+
+
+def test_an_agent_ends_with_its_starter() -> None:
+    agents = Agents(Settings())
+    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    agents.nodes.on_lost = lambda number, why: lost.put((number, why))
+    first, second = agents.start(), agents.start()
+    assert agents.nodes.layout.nodes[second].address
+    stdin = agents.processes[first].stdin
+    assert stdin is not None
+    stdin.close()
+    assert lost.get(timeout=60) == (first, "its agent has ended")
+    assert agents.close() == {first: 1, second: 0}
+    assert lost.empty()
+    # The number of a lost node stays in use.
+    assert [node.name for node in agents.nodes.layout.nodes[1:]] == ["node-1", "node-2"]
+
+
+def test_who_waits_for_an_agent_learns_that_it_will_not_join() -> None:
+    nodes = ClusterNodes(Settings())
+    answers: list[str] = []
+    with pytest.raises(ValueError, match="node 2: the next node is number 1"):
+        nodes.expect(2, "far")
+    invitation = nodes.expect(1, "far")
+    nodes.when_joined(1, lambda: answers.append("joined"), answers.append)
+    assert answers == []
+    nodes.give_up(1, "its host is down")
+    nodes.when_joined(1, lambda: answers.append("joined"), answers.append)
+    assert answers == ["its host is down"] * 2
+    with pytest.raises((EOFError, OSError)):
+        greet(invitation)
+    assert set(nodes.spawns) == {0}
+    nodes.close()

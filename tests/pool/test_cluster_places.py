@@ -1,0 +1,260 @@
+"""Places on a cluster, for worlds whose processes are not started: who gets one, and what happens to it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from pytest_accel.core.rank_exit import ExitCause
+from pytest_accel.core.record_events import Recorders
+from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.leases.holder import Holder
+from pytest_accel.nodes.placement import ForkServer, Layout, Node
+from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.pool.pool import Pool
+from pytest_accel.pool.pooled_world import PooledWorld, WorldState
+from pytest_accel.pool.world_request import AcquiredWorld, PoolError
+from pytest_accel.settings.machine import machine_for
+from pytest_accel.settings.options import Settings
+from tests.nodes.table_cluster import CROWDED, TableCluster
+
+EIGHT = WorldKey("cpu", None, 8, grouped=True, nodes=2)
+"""A world that needs both nodes, which have room for four ranks each."""
+FOUR = WorldKey("cpu", None, 4, grouped=True, nodes=2)
+TWO = WorldKey("cpu", None, 2, grouped=True, nodes=2)
+HERE = WorldKey("cpu", None, 2, grouped=True)
+
+
+class Nodes:
+    """Two nodes of a cluster, besides the controller's."""
+
+    layout = Layout(tuple(Node(f"node-{n}", f"10.0.0.{n}", (ForkServer(n, None),)) for n in range(3)))
+
+    def __init__(self) -> None:
+        self.spawns: dict[int, object] = {}
+        self.remote_leases: dict[int, RemoteLeases] = {}
+        self.cluster = TableCluster({1: [], 2: []})
+
+
+@dataclass(eq=False)
+class Driver:
+    """A driver: the answers that it has got, and its worlds that are wanted."""
+
+    pool: Pool
+    answers: queue.SimpleQueue[AcquiredWorld | PoolError] = field(default_factory=queue.SimpleQueue)
+    wanted: list[int] = field(default_factory=list)
+    has: AcquiredWorld | None = None
+
+    def on_wanted(self, world: int) -> None:
+        self.wanted.append(world)
+
+    def ask(self, key: WorldKey) -> int:
+        return self.pool.acquire(key, Holder.here("a test"), self, self.answers.put)
+
+    def get(self, key: WorldKey | None = None) -> AcquiredWorld:
+        if key is not None:
+            self.ask(key)
+        answer = self.answers.get(timeout=60)
+        assert isinstance(answer, AcquiredWorld)
+        self.has = answer
+        return answer
+
+    def release(self, kill_reason: str | None = None) -> None:
+        assert self.has is not None
+        self.pool.release(self.has.spec.world, kill_reason, frozenset())
+
+
+@dataclass(eq=False)
+class Cluster:
+    pool: Pool
+    nodes: Nodes
+
+    @property
+    def table(self) -> TableCluster:
+        return self.nodes.cluster
+
+    def states(self) -> list[WorldState]:
+        self.table.settle()
+        return [world.state for world in self.pool._manager.worlds.values()]
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A pool whose worlds start at once, and are gone as soon as they are retired or killed."""
+    folder = str(tmp_path_factory.mktemp("session"))
+    spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
+    nodes = Nodes()
+    pool = Pool(machine_for(Settings(accel="none")), spec, 2, nodes=nodes, record=Recorders())  # type: ignore[arg-type]
+    manager = pool._manager
+
+    def start(world: PooledWorld) -> None:
+        manager.worlds[world.spec.world] = world
+        world.started(tuple(range(1, world.spec.ranks + 1)))
+        pool.on_started(world)
+
+    monkeypatch.setattr(manager, "start", start)
+    monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: manager._forget(world))
+    yield Cluster(pool, nodes)
+    pool.close(gracefully=False)
+    nodes.cluster.settle()
+    nodes.cluster.close()
+    assert sorted(nodes.cluster.released) == sorted(place.number for place in nodes.cluster.granted)
+
+
+def test_a_world_has_the_nodes_of_its_place(cluster: Cluster) -> None:
+    driver = Driver(cluster.pool)
+    spec = driver.get(TWO).spec
+    assert (spec.nodes, spec.servers, spec.addresses) == ((1, 2), (1, 2), ("10.0.0.1", "10.0.0.2"))
+    assert driver.has is not None
+    assert driver.has.hosts == ("node-1", "node-2")
+    assert driver.get(HERE).spec.nodes == (0, 0)
+    assert len(cluster.table.granted) == 1
+
+
+def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: Cluster) -> None:
+    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    world = first.get(TWO).spec.world
+    first.release()
+    assert cluster.table.released == []
+    assert (second.get(TWO).spec.world, second.has and second.has.warm) == (world, True)
+    second.release("a rank hangs")
+    assert cluster.table.released == [1]
+
+
+def test_idle_worlds_make_room_the_longest_idle_first_and_no_more_than_are_needed(cluster: Cluster) -> None:
+    drivers = [Driver(cluster.pool) for _ in range(4)]
+    worlds = [driver.get(TWO).spec.world for driver in drivers]
+    for driver in (drivers[1], drivers[0], drivers[2], drivers[3]):
+        driver.release()
+    last = Driver(cluster.pool)
+    assert last.get(FOUR).spec.ranks == 4
+    assert set(cluster.pool._manager.worlds) == {worlds[2], worlds[3], last.has and last.has.spec.world}
+
+
+def test_a_world_in_use_is_returned_for_a_request_that_waits(cluster: Cluster) -> None:
+    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    first.get(EIGHT)
+    number = second.ask(TWO)
+    assert cluster.states() == [WorldState.IN_USE]
+    assert first.wanted == [first.has and first.has.spec.world]
+    assert cluster.pool.waiting(number) == f"a test waits for a place on the cluster: {CROWDED}"
+    first.release()
+    assert second.get().spec.ranks == 2
+    assert cluster.states() == [WorldState.IN_USE]
+
+
+def test_a_request_of_the_same_key_takes_a_returned_world_over(cluster: Cluster) -> None:
+    first, second, third = (Driver(cluster.pool) for _ in range(3))
+    world = first.get(EIGHT).spec.world
+    second.ask(EIGHT)
+    third.ask(EIGHT)
+    cluster.table.settle()
+    first.release()
+    assert second.get().spec.world == world
+    assert second.wanted == [world]  # The third waits.
+    second.release()
+    assert third.get().spec.world == world
+    assert third.wanted == []
+    assert len(cluster.table.granted) == 1
+
+
+def test_a_returned_world_is_not_handed_to_a_request_that_came_later(cluster: Cluster) -> None:
+    first, second, third = (Driver(cluster.pool) for _ in range(3))
+    world = first.get(EIGHT).spec.world
+    second.ask(FOUR)
+    third.ask(EIGHT)
+    cluster.table.settle()
+    first.release()
+    assert second.get().spec.ranks == 4
+    cluster.table.settle()
+    assert third.answers.empty()
+    second.release()
+    assert third.get().spec.world != world
+
+
+def test_a_request_that_waits_is_cancelled_or_fails_with_the_clusters_reason(cluster: Cluster) -> None:
+    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    first.get(EIGHT)
+    cluster.pool.cancel(second.ask(TWO))
+    number = second.ask(TWO)
+    cluster.table.settle()
+    cluster.pool.fail_if_waiting(number, "no devices came free")
+    assert str(second.answers.get(timeout=60)) == f"no devices came free\n{CROWDED}"
+    cluster.pool.driver_lost(first)
+    assert len(cluster.table.released) == 1
+    second.ask(WorldKey("cpu", None, 200, grouped=True, nodes=2))
+    assert str(second.answers.get(timeout=60)) == "no node has room for 200 ranks"
+    assert cluster.states() == []
+
+
+def test_a_place_that_comes_after_the_cancellation_is_given_back(cluster: Cluster) -> None:
+    driver = Driver(cluster.pool)
+    with cluster.pool._lock:  # The cluster cannot answer before the cancellation.
+        cluster.pool.cancel(driver.ask(TWO))
+    cluster.table.settle()
+    assert (len(cluster.table.granted), cluster.table.released) == (1, [1])
+    assert driver.answers.empty()
+
+
+def test_a_place_on_an_unknown_node_is_an_error_and_given_back(cluster: Cluster) -> None:
+    """The error is the cluster's; the driver must not wait forever."""
+    cluster.table.lose(2)
+    cluster.table.add(7, [])
+    driver = Driver(cluster.pool)
+    driver.ask(TWO)
+    assert "IndexError" in str(driver.answers.get(timeout=60))
+    cluster.table.settle()
+    assert cluster.table.released == [1]
+
+
+def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world that ends when the second request comes makes room for the first."""
+    manager = cluster.pool._manager
+    monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: None)
+    drivers = [Driver(cluster.pool) for _ in range(2)]
+    for driver in drivers:
+        driver.get(FOUR)
+    for driver in drivers:
+        driver.release()
+    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    first.ask(replace(FOUR, init=False))
+    second.ask(replace(FOUR, backend="gloo"))
+    assert cluster.states() == [WorldState.RETIRING, WorldState.IDLE]
+    cluster.pool.on_tick()
+    assert cluster.states() == [WorldState.RETIRING, WorldState.IDLE]
+    with cluster.pool._lock:
+        manager._forget(next(iter(manager.worlds.values())))
+    first.get()
+    assert cluster.states() == [WorldState.IDLE, WorldState.IN_USE]
+    with cluster.pool._lock:
+        cluster.pool.on_tick()
+        manager._forget(next(iter(manager.worlds.values())))
+    second.get()
+
+
+@pytest.mark.parametrize("loss", [None, "node-2 (its agent has ended)"])
+def test_a_server_that_ends_takes_only_its_own_worlds_with_it(cluster: Cluster, loss: str | None) -> None:
+    manager = cluster.pool._manager
+    first, second, third = (Driver(cluster.pool) for _ in range(3))
+    first.get(TWO)
+    second.get(FOUR)
+    second.release()
+    third.get(HERE)
+    with cluster.pool._lock:
+        manager._server_ended(2, loss)
+    assert first.has is not None
+    world = manager.worlds[first.has.spec.world]
+    (end,) = world.exits.values()
+    assert list(world.exits) == [1]
+    assert (end.cause, end.about) == (
+        (ExitCause.SERVER_ENDED, "") if loss is None else (ExitCause.NODE_LOST, "node-2 (its agent has ended)")
+    )
+    assert cluster.states() == [WorldState.IN_USE, WorldState.IN_USE]
+    first.release()
+    assert cluster.states() == [WorldState.IN_USE]
+    third.release()
+    assert cluster.states() == [WorldState.IDLE]
