@@ -48,7 +48,7 @@ def main() -> int:
 
 def _restore_defaults() -> None:
     """Undo, as far as possible, what the starter of this process may have set for itself and its children."""
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
+    for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

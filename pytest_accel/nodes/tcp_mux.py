@@ -152,8 +152,9 @@ class TcpMux:
     def run(self, handle: Callable[[object], None]) -> str | None:
         """Carry data until the connection ends, and call `handle` with each message.
 
-        Return the reason for the end, or None if the other end has closed the connection normally. The reason may be an
-        error at this end, with its traceback: other threads depend on this one, so it must not end without a report.
+        Return the reason for the end, or None if the process at the other end has closed the connection or has ended.
+        The reason may be an error at this end, with its traceback: other threads depend on this one, so it must not end
+        without a report.
         """
         self._handle = handle
         try:
@@ -165,7 +166,7 @@ class TcpMux:
                     if current is not None and current.fileobj is key.fileobj:
                         key.data(mask)
             return None
-        except EOFError:
+        except (EOFError, ConnectionResetError, BrokenPipeError):
             return None
         except ForgedFrame as error:
             self.broken = True
