@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -114,8 +113,12 @@ class AgentAdmission:
         if not expected:  # Another connection of the same agent was faster.
             call.close()
             return
-        with contextlib.suppress(OSError):  # The agent has disconnected. Its starter reports the end of the process.
-            self._on_join(greeting.remote_peer(call, hello, peer))
+        try:
+            agent = greeting.remote_peer(call, hello, peer)
+        except OSError:  # The agent has disconnected. Its starter reports the end of the process.
+            call.close()
+        else:
+            self._on_join(agent)
 
 
 def _ignore(node: int) -> None:

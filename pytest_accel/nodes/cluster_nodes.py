@@ -66,6 +66,8 @@ class ClusterNodes:
         self._nodes: dict[int, _ClusterNode] = {}
         self._changes = EnvironmentChanges()
         self._closing = False
+        self._failure: str | None = None
+        """The error after which no agent can join any more; None if there was none."""
         self._admission = AgentAdmission(self._join, self._admission_failed)
 
     @property
@@ -89,7 +91,7 @@ class ClusterNodes:
         with self._lock:
             if number != len(self.layout.nodes):
                 raise ValueError(f"node {number}: the next node is number {len(self.layout.nodes)}")
-            self._nodes[number] = _ClusterNode()
+            self._nodes[number] = _ClusterNode(loss=self._failure)
             self.layout = Layout((*self.layout.nodes, Node(name, "", (ForkServer(number, None),))))
             return self._admission.expect(number)
 
@@ -164,6 +166,7 @@ class ClusterNodes:
 
     def _admission_failed(self, why: str) -> None:
         with self._lock:
+            self._failure = why
             expected = [node for node in self._nodes.values() if node.client is None]
             callbacks = [callback for node in expected for callback in node.lose(why)]
         for callback in callbacks:

@@ -11,11 +11,11 @@ import pytest
 
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.handshakes import Refused, perform
-from pytest_accel.nodes import greeting
+from pytest_accel.nodes import cluster_nodes, greeting
 from pytest_accel.nodes.agent_admission import JOB, AgentAdmission, Invitation, read_invitation
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
-from pytest_accel.nodes.greeting import RemotePeer
+from pytest_accel.nodes.greeting import AuthenticatedLink, RemotePeer
 from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import Agents, start_agent
 
@@ -102,6 +102,27 @@ def test_an_agent_ends_with_its_starter() -> None:
     assert lost.empty()
     # The number of a lost node stays in use.
     assert [node.name for node in agents.nodes.layout.nodes[1:]] == ["node-1", "node-2"]
+
+
+def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(link: AuthenticatedLink) -> None:
+        link.socket.close()
+        raise IndexError("met in the thread")
+
+    monkeypatch.setattr(cluster_nodes, "TcpClientTransport", fail)
+    nodes = ClusterNodes(Settings())
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    invitation = nodes.expect(1, "far")
+    nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
+    agent = start_agent(invitation.line())
+    assert "IndexError: met in the thread" in answers.get(timeout=60)
+    nodes.expect(2, "farther")
+    nodes.when_joined(2, lambda: answers.put("joined"), answers.put)
+    assert "IndexError: met in the thread" in answers.get(timeout=60)
+    nodes.close()
+    assert agent.wait(60) == 1
+    assert agent.stdin is not None
+    agent.stdin.close()
 
 
 def test_who_waits_for_an_agent_learns_that_it_will_not_join() -> None:
