@@ -128,7 +128,7 @@ def test_pytest_finds_the_plugin() -> None:
 
 
 def test_importing_the_plugin_does_not_import_torch() -> None:
-    code = "import sys, pytest_accel.plugin; print(sorted({'torch', 'numpy', 'pynvml'} & sys.modules.keys()))"
+    code = "import sys, pytest_accel.plugin; print(sorted({'torch', 'numpy', 'pynvml', 'ray'} & sys.modules.keys()))"
     assert run_python(code) == "[]"
 
 

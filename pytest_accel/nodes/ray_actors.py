@@ -1,0 +1,81 @@
+"""Code that runs in processes of Ray, on the nodes of a cluster: the actor of a node, and a task that names devices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from pytest_accel import __version__
+
+_TAIL = 4_000
+"""Maximum number of bytes of an agent's output that are shown."""
+
+
+class NodeActor:
+    """An actor that represents one node: it starts the node's agent, which ends with it."""
+
+    def __init__(self, version: str) -> None:
+        """`version` is that of the controller's pytest-accel."""
+        if version != __version__:
+            raise RuntimeError(f"pytest-accel {__version__} is installed there, and {version} in the session")
+
+    async def run_agent(self, invitation: bytes) -> str:
+        """Run the agent, and return how it ended, with the end of its output."""
+        source = f"from pytest_accel.nodes.ray_agent import run; run({os.getpid()}, {os.getppid()})"
+        with tempfile.TemporaryFile() as output:
+            # The thread of the actor's event loop starts the agent, and lives as long as the actor.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-c", source),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=_node_environment(),
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            # The pipe stays open until the actor ends.
+            process.stdin.write(invitation)
+            status = await process.wait()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+            text = output.read().decode(errors="replace").strip()
+        return f"exited with status {status}" + (f":\n{text}" if text else "")
+
+    async def name_devices(self, group: Any, bundle: int, resource: str, amount: float) -> list[str]:
+        """Return the ids of the devices in a bundle on this node.
+
+        Only a task in the bundle can ask Ray for them. It is submitted here, since this node knows the bundle at once,
+        and the driver's only after 0.1 s. The process that runs it is used again for later bundles.
+        """
+        resources = {"num_gpus": amount} if resource == "GPU" else {"resources": {resource: amount}}
+        strategy = PlacementGroupSchedulingStrategy(group, bundle)
+        ids: list[str] = await _device_ids.options(scheduling_strategy=strategy, **resources).remote(resource)
+        return ids
+
+
+# Without `max_calls`, a process of Ray exits after a task that uses GPUs.
+@ray.remote(num_cpus=0, max_calls=0, max_retries=0)  # type: ignore[untyped-decorator]
+def _device_ids(resource: str) -> list[str]:
+    """Return the ids of this task's devices: values of the mask, as a process without it numbers them."""
+    ids: list[str] = ray.get_runtime_context().get_accelerator_ids()[resource]
+    return ids
+
+
+def _node_environment() -> dict[str, str]:
+    """Return the environment in which the node was started (``ray start``).
+
+    The actor's own has additional variables, among them ``OMP_NUM_THREADS=1``, masks that hide devices, and
+    ``PYTHONBREAKPOINT``. Ray's allocator is only for the parent process, Ray's own.
+    """
+    environment = psutil.Process(os.getppid()).environ()
+    environment.pop("RAY_LD_PRELOAD_ON_WORKERS", None)
+    if environment.get("LD_PRELOAD", "").startswith(os.path.dirname(ray.__file__)):
+        del environment["LD_PRELOAD"]
+    return environment

@@ -1,0 +1,390 @@
+"""The controller's side of a Ray cluster: starts the helper process, and reserves places through it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from traceback import format_exc
+from typing import Protocol
+
+from pytest_accel.core.kill import MARK, kill_tree
+from pytest_accel.core.paths import ray_log_path
+from pytest_accel.core.rank_exit import exited
+from pytest_accel.core.units import is_count
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.diagnostics.exit_status import describe_exit, tail
+from pytest_accel.nodes.agent_admission import Invitation
+from pytest_accel.nodes.placement import Place, PlaceError
+from pytest_accel.nodes.ray_messages import (
+    AgentEnded,
+    Connect,
+    Connected,
+    NodeJoined,
+    NodeLost,
+    NodeNeeded,
+    NotConnected,
+    PlaceFailed,
+    PlaceReserved,
+    PlaceWaits,
+    ReleasePlace,
+    RequestPlace,
+    StartAgent,
+    StopAgent,
+)
+from pytest_accel.nodes.ray_resources import RayDemand, RayNode, choose_bundles, demand_of
+from pytest_accel.rank.coverage import unmeasured
+
+_CLOSE_TIMEOUT = 10.0
+"""Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
+_SHOWN_LOG = 2_000
+"""Maximum number of bytes of the helper's log that a message shows."""
+
+
+class AgentNodes(Protocol):
+    """The nodes of the session, which the agents join (`pytest_accel.nodes.cluster_nodes`)."""
+
+    def expect(self, number: int, name: str) -> Invitation:
+        """Add a node, whose agent is about to be started."""
+
+    def when_joined(self, number: int, on_join: Callable[[], None], on_failure: Callable[[str], None]) -> None:
+        """Call `on_join` once the agent of a node has joined, or `on_failure` if it never will, in any thread."""
+
+    def give_up(self, number: int, why: str) -> None:
+        """Record that the agent of a node will not join; no-op if it has."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request for a place that has not been answered."""
+
+    demand: RayDemand
+    on_place: Callable[[Place], None]
+    on_wait: Callable[[str], None]
+    on_failure: Callable[[PlaceError], None]
+    reserved: PlaceReserved | None = None
+    """The place in the cluster, while the agents of its nodes are awaited."""
+
+
+class RayCluster:
+    """A Ray cluster, with the interface of a :class:`~pytest_accel.nodes.placement.Cluster`.
+
+    Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `nodes`.
+    """
+
+    def __init__(self, address: str, directory: str, nodes: AgentNodes) -> None:
+        """Start to connect to the cluster at `address`: ``HOST:PORT``, or ``auto`` for that of this machine.
+
+        `directory` is the session's folder. Raise PlaceError if the form of the address is not allowed.
+        """
+        check_address(address)
+        self._nodes = nodes
+        self._log = ray_log_path(directory)
+        self._lock = threading.RLock()
+        self._sending = threading.Lock()
+        self._requests: dict[int, _Request] = {}
+        self._last_request = 0
+        self._cluster: dict[str, RayNode] = {}
+        """The nodes of the cluster, by Ray's id."""
+        self._can_scale = False
+        self._numbers: dict[str, int] = {}
+        """The numbers of the nodes whose agents run or are being started, by Ray's id."""
+        self._joined: set[int] = set()
+        """The numbers of nodes whose agents have joined, lost ones included."""
+        self._last_node = 0
+        self._connected = threading.Event()
+        """Set once the helper is connected, or has ended."""
+        self._failure: str | None = None
+        """Why no request can be met any more; None as long as the helper runs."""
+        self._closing = False
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs, directory, self._log)
+        ours.setblocking(True)
+        self._connection = Connection(ours.detach())
+        self._send(Connect(address, f"pytest-accel-{uuid.uuid4().hex}"))
+        self._thread = threading.Thread(target=self._listen, name="accel-ray", daemon=True)
+        self._thread.start()
+
+    def connect(self, timeout: float) -> None:
+        """Wait until the cluster is connected; raise PlaceError with the reason if it is not in `timeout` seconds."""
+        self._connected.wait(timeout)
+        with self._lock:
+            if self._failure is None and not self._connected.is_set():
+                self._failure = f"the Ray cluster did not answer within {timeout:g} s" + self._log_text()
+                self._process.kill()
+            if self._failure is not None:
+                raise PlaceError(self._failure)
+
+    @property
+    def nodes(self) -> tuple[RayNode, ...]:
+        """The nodes of the cluster that are alive; empty before it is connected."""
+        with self._lock:
+            return tuple(self._cluster.values())
+
+    def shortage(self, key: WorldKey) -> str | None:
+        """Return why the cluster can never hold a world of `key`; None if it can, or an autoscaler may add nodes."""
+        try:
+            demand = demand_of(key)
+        except PlaceError as error:
+            return str(error)
+        nodes = self.nodes
+        bundles = choose_bundles(demand, nodes)
+        with self._lock:
+            return None if self._can_scale or bundles.fits(nodes) else bundles.shortage(nodes)
+
+    # Cluster
+
+    def place(
+        self,
+        key: WorldKey,
+        on_place: Callable[[Place], None],
+        on_wait: Callable[[str], None],
+        on_failure: Callable[[PlaceError], None],
+    ) -> int:
+        with self._lock:
+            self._last_request += 1
+            number = self._last_request
+            try:
+                demand = demand_of(key)
+            except PlaceError as error:
+                self._fail_later(on_failure, error)
+                return number
+            if self._failure is not None:
+                self._fail_later(on_failure, PlaceError(self._failure))
+                return number
+            self._requests[number] = _Request(demand, on_place, on_wait, on_failure)
+        self._send(RequestPlace(number, demand))
+        return number
+
+    def cancel(self, number: int) -> None:
+        with self._lock:
+            if self._requests.pop(number, None) is None:
+                return
+        self._send(ReleasePlace(number))
+
+    def release(self, place: Place) -> None:
+        self._send(ReleasePlace(place.number))
+
+    def drop_node(self, number: int) -> None:
+        """Have the next place on a node use a new agent: the connection to this one is lost. No-op if it has ended."""
+        with self._lock:
+            found = [name for name, current in self._numbers.items() if current == number]
+            for name in found:
+                del self._numbers[name]
+        for name in found:
+            self._send(StopAgent(name))
+
+    def close(self) -> None:
+        """Give everything back to Ray, end the helper, and wait for that. Requests fail."""
+        with self._lock:
+            self._closing = True
+        # Not close(): the thread may be waiting on the descriptor.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            self._connection.close()
+
+    def _send(self, message: object) -> None:
+        with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
+            self._connection.send(message)
+
+    def _fail_later(self, on_failure: Callable[[PlaceError], None], error: PlaceError) -> None:
+        """Call `on_failure` in a thread, since :meth:`place` must not call it."""
+        threading.Thread(target=on_failure, args=(error,), name="accel-ray-failure", daemon=True).start()
+
+    # In the thread
+
+    def _listen(self) -> None:
+        try:
+            self._receive_messages()
+            failure = self._end_text()
+        except BaseException:
+            failure = f"the thread that listens to Ray's helper has ended with an error:\n{format_exc()}"
+        with self._lock:
+            self._failure = self._failure or failure
+            requests, self._requests = list(self._requests.values()), {}
+        self._connected.set()
+        for request in requests:
+            request.on_failure(PlaceError(self._failure))
+
+    def _receive_messages(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            self._handle(message)
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Connected(nodes, can_scale):
+                with self._lock:
+                    self._cluster = {node.id: node for node in nodes}
+                    self._can_scale = can_scale
+                self._connected.set()
+            case NotConnected(reason):
+                with self._lock:
+                    self._failure = reason
+            case NodeJoined(node):
+                with self._lock:
+                    self._cluster[node.id] = node
+            case NodeLost(name):
+                self._node_lost(name)
+            case NodeNeeded(name):
+                self._start_agent(name)
+            case AgentEnded(name, reason):
+                self._agent_ended(name, f"the agent on {self._cluster[name].name} {reason}")
+            case PlaceReserved(number):
+                self._await_agents(number, message)
+            case PlaceWaits(number, reason):
+                with self._lock:
+                    request = self._requests.get(number)
+                if request is not None:
+                    request.on_wait(reason)
+            case PlaceFailed(number, reason):
+                self._fail(number, reason)
+
+    def _node_lost(self, name: str) -> None:
+        with self._lock:
+            node = self._cluster.pop(name)
+            awaited = [
+                number
+                for number, request in self._requests.items()
+                if request.reserved is not None and any(bundle.node == name for bundle in request.reserved.bundles)
+            ]
+        for number in awaited:
+            self._place_again(number)
+        self._agent_ended(name, f"{node.name} has left the Ray cluster")
+
+    def _agent_ended(self, name: str, reason: str) -> None:
+        with self._lock:
+            number = self._numbers.pop(name, None)
+        if number is not None:
+            self._nodes.give_up(number, reason)
+
+    def _start_agent(self, name: str) -> None:
+        with self._lock:
+            self._last_node += 1
+            self._numbers[name] = number = self._last_node
+            invitation = self._nodes.expect(number, self._cluster[name].name)
+        self._send(StartAgent(name, invitation.line()))
+
+    def _await_agents(self, number: int, message: PlaceReserved) -> None:
+        """Answer a request as soon as the agents of all nodes of its place have joined."""
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None:  # It was cancelled, and the helper gets to know that.
+                return
+            request.reserved = message
+            numbers = [self._numbers.get(bundle.node) for bundle in message.bundles]
+        known = [one for one in numbers if one is not None]
+        if len(known) < len(numbers):  # An agent has just ended, and the place was made before.
+            self._place_again(number)
+            return
+        self._await_next(number, message, known, 0)
+
+    def _await_next(self, number: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
+        """Wait for the agents of `nodes`, the nodes of the bundles, beginning with the one at `position`."""
+        with self._lock:
+            self._joined.update(nodes[:position])
+        if position < len(nodes):
+            on_join = partial(self._await_next, number, message, nodes, position + 1)
+            on_failure = partial(self._not_joined, number, message, nodes[position])
+            self._nodes.when_joined(nodes[position], on_join, on_failure)
+            return
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None or request.reserved is not message:
+                return
+            del self._requests[number]
+        ranks = tuple(node for node, bundle in zip(nodes, message.bundles, strict=True) for _ in range(bundle.ranks))
+        devices = {node: bundle.devices for node, bundle in zip(nodes, message.bundles, strict=True) if bundle.devices}
+        request.on_place(Place(number, ranks, devices))
+
+    def _not_joined(self, number: int, message: PlaceReserved, node: int, reason: str) -> None:
+        """Handle that an agent has not joined: fail. If it had joined before and is lost, use a new one."""
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None or request.reserved is not message:
+                return
+            lost = node in self._joined
+        if lost:
+            self.drop_node(node)
+            self._place_again(number)
+        else:
+            self._send(ReleasePlace(number))
+            self._fail(number, reason)
+
+    def _place_again(self, number: int) -> None:
+        """Give the place of a request back, and request another."""
+        with self._lock:
+            request = self._requests.get(number)
+            if request is None:
+                return
+            request.reserved = None
+        self._send(ReleasePlace(number))
+        self._send(RequestPlace(number, request.demand))
+
+    def _fail(self, number: int, reason: str) -> None:
+        with self._lock:
+            request = self._requests.pop(number, None)
+        if request is not None:
+            request.on_failure(PlaceError(reason))
+
+    def _end_text(self) -> str:
+        """Return why the helper has ended; wait for its exit."""
+        status = self._process.wait()
+        if self._closing:
+            return "the session has left the Ray cluster"
+        end = describe_exit(exited(status), "was")
+        return f"the connection to the Ray cluster is lost: the process that held it {end}{self._log_text()}"
+
+    def _log_text(self) -> str:
+        text = tail(self._log, _SHOWN_LOG)
+        return f"\n{text}" if text else ""
+
+
+def check_address(address: str) -> None:
+    """Raise PlaceError unless `address` is ``auto`` or ``HOST:PORT``."""
+    if address.startswith("ray://"):
+        raise PlaceError(
+            f"the address {address} is that of a Ray client, which cannot be used: pytest's machine must be a node of "
+            "the cluster (ray start --address=HOST:PORT)"
+        )
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and is_count(port)):
+        raise PlaceError(f"the address of a Ray cluster is {address!r}; allowed are 'auto' and HOST:PORT")
+
+
+def _start(end: socket.socket, directory: str, log: str) -> subprocess.Popen[bytes]:
+    """Start the helper, which serves on the socket `end`."""
+    source = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from pytest_accel.nodes.ray_process import main; main({end.fileno()}, {os.getpid()})"
+    )
+    with open(log, "wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", source],
+            pass_fds=[end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**unmeasured(os.environ), MARK: directory},
+            cwd=directory,  # Ray adds the working directory to sys.path on the nodes.
+            start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
+        )

@@ -1,0 +1,326 @@
+"""The places of a session in a Ray cluster: their placement groups, and the actors of the nodes that they use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util import accelerators
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pytest_accel import __version__
+from pytest_accel.core.clock import monotonic
+from pytest_accel.nodes.ray_actors import NodeActor
+from pytest_accel.nodes.ray_messages import (
+    AgentEnded,
+    NodeJoined,
+    NodeLost,
+    NodeNeeded,
+    PlaceFailed,
+    PlaceReserved,
+    PlaceWaits,
+    ReservedBundle,
+)
+from pytest_accel.nodes.ray_resources import TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
+
+_MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
+"""The models of accelerators that Ray knows."""
+_UNREPORTED_WAIT = 0.2
+"""Seconds that a request may wait without a report of it."""
+_LOOK_INTERVAL = 0.5
+"""Seconds between two looks at the nodes of the cluster, and at what a request waits for."""
+_USUAL_TIME = 0.05
+"""Seconds in which Ray places a group if there is room. For a request that waits longer, kept places are given up."""
+_KEEP_TIME = 30.0
+"""Seconds that a place without a world is kept, since a world with equal bundles may follow."""
+_SETTLE_TIME = 0.12
+"""Seconds until the cluster's head knows of released resources (it is told each 0.1 s). A group that is requested
+earlier may fail to be placed, and Ray tries again only after 0.7 s."""
+_BUSY_INTERVAL = 0.004
+"""Seconds between two looks at a request that is about to be met."""
+
+
+@dataclass(slots=True, eq=False)
+class _UsedNode:
+    """A node that the session uses."""
+
+    actor: Any
+    agent: Any = None
+    """The reference to the result of the agent, once it is started."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A place: its group is pending, then created (`nodes`), and then its devices are known (`reserved`)."""
+
+    bundles: Bundles
+    group: Any
+    nodes: tuple[str, ...] = ()
+    """The node of each bundle, once the group is created."""
+    answers: list[Any] = field(default_factory=list)
+    """A reference to the ids of the devices of each bundle, once the group is created."""
+    reserved: tuple[ReservedBundle, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request that waits for its place."""
+
+    demand: RayDemand
+    bundles: Bundles
+    began: float
+    looked: float
+    """The time of the last look at what it waits for."""
+    place: _Place | None = None
+    """The place that is being reserved; None: nothing is reserved until the cluster knows of released resources."""
+    reason: str = ""
+    """The reason to wait that was reported last."""
+
+    @property
+    def is_placed(self) -> bool:
+        """True if the group is created."""
+        return self.place is not None and bool(self.place.nodes)
+
+
+class Places:
+    """The places of a session, and the actors on their nodes; makes progress in :meth:`poll`.
+
+    A request waits, then holds its place until it is released. The place is then kept for a while, for another request.
+    """
+
+    def __init__(self, send: Callable[[object], None], can_scale: Callable[[], bool]) -> None:
+        """`send` sends a message to the controller. `can_scale` returns whether an autoscaler can add nodes."""
+        self._send = send
+        self._can_scale = can_scale
+        self._cluster = _alive_nodes()
+        self._looked = monotonic()
+        self._used: dict[str, _UsedNode] = {}
+        self._waiting: dict[int, _Request] = {}
+        self._held: dict[int, _Place] = {}
+        self._kept: dict[_Place, float] = {}
+        """The kept places, with the times when they are given up."""
+        self._settled = 0.0
+        """The time when the cluster's head knows of all resources that were released."""
+
+    @property
+    def nodes(self) -> tuple[RayNode, ...]:
+        """The nodes of the cluster."""
+        return tuple(self._cluster.values())
+
+    @property
+    def poll_interval(self) -> float:
+        """Seconds until the next call of :meth:`poll` is due."""
+        now = monotonic()
+        if any(request.is_placed or now - request.began < _LOOK_INTERVAL for request in self._waiting.values()):
+            return _BUSY_INTERVAL
+        return _LOOK_INTERVAL / 10 if self._waiting else _LOOK_INTERVAL
+
+    def request(self, number: int, demand: RayDemand) -> None:
+        """Reserve a place; a message answers the request."""
+        bundles = choose_bundles(demand, self.nodes, _MODELS)
+        for place in self._kept:
+            if place.bundles == bundles:
+                del self._kept[place]
+                self._hold(number, place)
+                return
+        if not bundles.fits(self.nodes) and not self._can_scale():
+            reason = bundles.shortage(self.nodes)
+            self._send(PlaceFailed(number, f"{reason}, and no autoscaler adds nodes"))
+            return
+        now = monotonic()
+        self._waiting[number] = _Request(demand, bundles, now, now - _LOOK_INTERVAL)
+
+    def release(self, number: int) -> None:
+        """Give a place back, or cancel the request for it; no-op if it has failed."""
+        if number in self._waiting:
+            self._drop(self._waiting.pop(number))
+        elif number in self._held:
+            place = self._held.pop(number)
+            if all(name in self._cluster for name in place.nodes):
+                self._kept[place] = monotonic() + _KEEP_TIME
+
+    def start_agent(self, node: str, invitation: bytes) -> None:
+        """Start the agent of a node; no-op if the node is not used any more."""
+        if node in self._used:
+            self._used[node].agent = self._used[node].actor.run_agent.remote(invitation)
+
+    def stop_agent(self, node: str) -> None:
+        """Kill the agent of a node; no-op if the node is not used any more."""
+        if node in self._used:
+            ray.kill(self._used.pop(node).actor)
+
+    def close(self) -> None:
+        """Give everything back to Ray."""
+        for request in self._waiting.values():
+            self._drop(request)
+        for place in (*self._held.values(), *self._kept):
+            self._remove(place)
+        for node in self._used.values():
+            ray.kill(node.actor)
+
+    def poll(self) -> None:
+        """Handle everything that has happened since the last call."""
+        if monotonic() - self._looked > _LOOK_INTERVAL:
+            self._look_at_cluster()
+        for name, node in list(self._used.items()):
+            if node.agent is not None and _is_ready(node.agent):
+                self._agent_ended(name, node)
+        for number, request in list(self._waiting.items()):
+            self._poll_request(number, request)
+        now = monotonic()
+        self._give_up([place for place, expiry in self._kept.items() if expiry < now])
+        blocked = [one for one in self._waiting.values() if not one.is_placed and now - one.began > _USUAL_TIME]
+        if blocked and self._kept:
+            self._give_up(list(self._kept))
+            for request in blocked:
+                self._drop(request)
+
+    def _look_at_cluster(self) -> None:
+        """Note and report which nodes have joined and which are lost."""
+        self._looked = monotonic()
+        before, self._cluster = self._cluster, _alive_nodes()
+        for name in self._cluster.keys() - before.keys():
+            self._send(NodeJoined(self._cluster[name]))
+        for name in before.keys() - self._cluster.keys():
+            self._used.pop(name, None)
+            # Ray would move the bundles of that node to another one, where nobody expects them.
+            for place in self._held.values():
+                if name in place.nodes:
+                    self._remove(place)
+            self._give_up([place for place in self._kept if name in place.nodes])
+            self._send(NodeLost(name))
+
+    def _poll_request(self, number: int, request: _Request) -> None:
+        if request.place is None:
+            if monotonic() < self._settled:
+                return
+            request.place = self._reserve(request.bundles)
+        place = request.place
+        if not place.nodes:
+            table = placement_group_table(place.group)
+            if table["state"] != "CREATED":
+                self._report_wait(number, request)
+                return
+            place.nodes = tuple(table["bundles_to_node_id"][index] for index in range(len(place.bundles.ranks)))
+            self._ask_for_devices(place)
+        if not all(map(_is_ready, place.answers)):
+            return
+        try:
+            devices = [tuple(sorted(ids, key=lambda one: (len(one), one))) for ids in ray.get(place.answers)]
+        except ray.exceptions.RayError as error:
+            self._place_lost(number, request, place.nodes, error)
+            return
+        bundles = zip(place.nodes, place.bundles.ranks, devices, strict=True)
+        place.reserved = tuple(ReservedBundle(*bundle) for bundle in bundles)
+        del self._waiting[number]
+        self._hold(number, place)
+
+    def _place_lost(self, number: int, request: _Request, nodes: tuple[str, ...], error: Exception) -> None:
+        """Handle that an actor or a task has failed: the request fails, unless a node is lost."""
+        self._look_at_cluster()
+        self._drop(request)
+        del self._waiting[number]
+        if all(name in self._cluster for name in nodes):
+            self._send(PlaceFailed(number, f"Ray cannot name the devices of a place: {error}"))
+        else:
+            self.request(number, request.demand)
+
+    def _hold(self, number: int, place: _Place) -> None:
+        self._held[number] = place
+        for name in place.nodes:
+            self._use(name)  # The agent of a kept place's node may have ended.
+        self._send(PlaceReserved(number, place.reserved))
+
+    def _report_wait(self, number: int, request: _Request) -> None:
+        now = monotonic()
+        if now - request.began < _UNREPORTED_WAIT or now - request.looked < _LOOK_INTERVAL:
+            return
+        request.looked = now
+        bundles = request.bundles
+        if choose_bundles(request.demand, self.nodes, _MODELS) != bundles:  # Nodes have joined or are lost.
+            self._drop(request)
+            del self._waiting[number]
+            self.request(number, request.demand)
+            return
+        if bundles.fits(self.nodes):
+            free = ray.available_resources().get(bundles.resource, 0)
+            total = sum(node.resources[bundles.resource] for node in bundles.usable(self.nodes))
+            state = f"{free:g} of {total:g} are free"
+        else:
+            state = "none of its nodes has as many, and its autoscaler may add one"
+        reason = f"waits for {bundles.text} of the Ray cluster; {state}"
+        if reason != request.reason:
+            request.reason = reason
+            self._send(PlaceWaits(number, reason))
+
+    def _reserve(self, bundles: Bundles) -> _Place:
+        labels = {TYPE_LABEL: f"in({','.join(bundles.models)})"} if bundles.models else {}
+        group = placement_group(
+            [{bundles.resource: amount} for amount in bundles.amounts],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[labels] * len(bundles.amounts),
+        )
+        return _Place(bundles, group)
+
+    def _ask_for_devices(self, place: _Place) -> None:
+        """Have the nodes of a place name its devices; those of the CPU have no names."""
+        resource = place.bundles.resource
+        if resource == "CPU":
+            place.answers = [ray.put([]) for _ in place.nodes]
+            return
+        for index, (name, amount) in enumerate(zip(place.nodes, place.bundles.amounts, strict=True)):
+            actor = self._use(name).actor
+            place.answers.append(actor.name_devices.remote(place.group, index, resource, amount))
+
+    def _use(self, name: str) -> _UsedNode:
+        """Return a used node; start its actor and request its agent if it has none."""
+        if name not in self._used:
+            strategy = NodeAffinitySchedulingStrategy(name, soft=False)
+            actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy)
+            self._used[name] = _UsedNode(actor.remote(__version__))
+            self._send(NodeNeeded(name))
+        return self._used[name]
+
+    def _agent_ended(self, name: str, node: _UsedNode) -> None:
+        try:
+            reason = ray.get(node.agent)
+        except ray.exceptions.RayError as error:
+            reason = f"could not be run by Ray: {error}"
+        del self._used[name]
+        ray.kill(node.actor)
+        self._send(AgentEnded(name, reason))
+
+    def _give_up(self, places: list[_Place]) -> None:
+        """Give kept places back to Ray."""
+        for place in places:
+            del self._kept[place]
+            self._remove(place)
+
+    def _drop(self, request: _Request) -> None:
+        """Give back what is reserved for a request."""
+        if request.place is not None:
+            self._remove(request.place)
+            request.place = None
+
+    def _remove(self, place: _Place) -> None:
+        remove_placement_group(place.group)
+        if place.nodes:
+            self._settled = monotonic() + _SETTLE_TIME
+
+
+def _is_ready(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0)[0])
+
+
+def _alive_nodes() -> dict[str, RayNode]:
+    """Return the nodes of the cluster that are alive, by id."""
+    return {
+        node["NodeID"]: RayNode(
+            node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"], node["Resources"], node["Labels"]
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    }

@@ -1,0 +1,135 @@
+"""The program of the helper process that talks to Ray for the controller, which never imports ray.
+
+The helper is a driver of the cluster: placement groups and actors end with it. It ends with its connection to the
+controller, and with the controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from pytest_accel.core import prctl
+from pytest_accel.nodes.ray_messages import (
+    Connect,
+    Connected,
+    NotConnected,
+    ReleasePlace,
+    RequestPlace,
+    StartAgent,
+    StopAgent,
+)
+
+if TYPE_CHECKING:
+    from pytest_accel.nodes.ray_places import Places
+
+_REACH_TIMEOUT = 5.0
+"""Seconds in which the cluster's address must accept a connection; Ray would try for minutes."""
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Seconds after which the process is ended if the cluster's head is lost; Ray's default is a minute.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the controller, the process `parent`, over the connection with this `descriptor`."""
+    prctl.die_with_parent(parent)
+    with Connection(descriptor) as connection:
+        request = connection.recv()
+        assert isinstance(request, Connect)
+        try:
+            ray = _connect(request)
+        except _Unreachable as error:
+            connection.send(NotConnected(str(error)))
+            return
+        _serve(connection, ray)
+        ray.shutdown()
+
+
+class _Unreachable(Exception):
+    """The cluster cannot be reached; the message says why."""
+
+
+def _connect(request: Connect) -> Any:
+    """Return the module ray, connected to the cluster."""
+    if find_spec("ray") is None:
+        raise _Unreachable("ray is not installed: pip install 'pytest-accel[ray]'")
+    if request.address != "auto":
+        _ensure_reachable(request.address)
+    os.environ.update(_SETTINGS)
+    ray = import_module("ray")
+    try:
+        ray.init(
+            address=request.address,
+            namespace=request.namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level="ERROR",
+        )
+    except ConnectionError as error:
+        if request.address == "auto":
+            raise _Unreachable(
+                f"no Ray cluster runs on {platform.node()}; start one (ray start --head), or join one "
+                "(ray start --address=HOST:PORT)"
+            ) from error
+        raise _Unreachable(f"the Ray cluster at {request.address} cannot be used: {error}") from error
+    except Exception as error:  # Ray raises RuntimeError and others, as for a mismatch of versions.
+        where = "of this machine" if request.address == "auto" else f"at {request.address}"
+        raise _Unreachable(f"the Ray cluster {where} cannot be used: {error}") from error
+    return ray
+
+
+def _ensure_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _REACH_TIMEOUT).close()
+    except OSError as error:
+        raise _Unreachable(f"no Ray cluster at {address}: {error}") from error
+
+
+def _serve(connection: Connection, ray: Any) -> None:
+    """Handle messages until the controller closes the connection."""
+    from pytest_accel.nodes.ray_places import Places
+
+    places = Places(connection.send, lambda: _can_scale(ray))
+    connection.send(Connected(places.nodes, _can_scale(ray)))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            while connection.poll(places.poll_interval):
+                _handle(connection.recv(), places)
+            places.poll()
+    places.close()
+
+
+def _handle(message: object, places: Places) -> None:
+    match message:
+        case RequestPlace(number, demand):
+            places.request(number, demand)
+        case ReleasePlace(number):
+            places.release(number)
+        case StartAgent(node, invitation):
+            places.start_agent(node, invitation)
+        case StopAgent(node):
+            places.stop_agent(node)
+
+
+def _can_scale(ray: Any) -> bool:
+    """Return whether an autoscaler can add nodes to the cluster.
+
+    Ray's monitor of a cluster without an autoscaler calls the type of each node ``node_ID``. Without any monitor, no
+    status has been written. (There is no public function for this; ``ray status`` reads the same.)
+    """
+    status = import_module("ray.experimental.internal_kv")._internal_kv_get(b"__autoscaling_status")
+    sdk = import_module("ray.autoscaler.v2.sdk")
+    state = sdk.get_cluster_status(ray.get_runtime_context().gcs_address)
+    if status is None and state.stats.autoscaler_version in (None, "0"):
+        return False
+    nodes = [*state.active_nodes, *state.idle_nodes]
+    return any(node.ray_node_type_name != f"node_{node.node_id}" for node in nodes)

@@ -1,0 +1,193 @@
+"""The resources of a world in Ray's terms: resource names, amounts, bundles of a placement group. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.nodes.placement import PlaceError
+
+RESOURCES = {
+    "cuda": "GPU",
+    "rocm": "GPU",
+    "xpu": "GPU",
+    "mps": "GPU",
+    "sim": "GPU",
+    "tpu": "TPU",
+    "npu": "NPU",
+    "hpu": "HPU",
+    "neuron": "neuron_cores",
+}
+"""Ray's names (`ray._private.accelerators`) of the resources whose devices it assigns, by kind.
+
+``sim`` counts as GPU, so that nodes can declare simulated devices (``ray start --num-gpus=4``).
+"""
+TYPE_LABEL = "ray.io/accelerator-type"
+"""Label of a node with the model of its accelerators, as ``H100``; Ray sets it on nodes with accelerators."""
+_STEPS = 10_000
+"""Ray counts resources in steps of 1/10000."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """One node of a Ray cluster."""
+
+    id: str
+    """The id that Ray has given to the node."""
+    name: str
+    """The host name."""
+    address: str
+    resources: Mapping[str, float]
+    """Total amounts by name, whatever is in use."""
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RayDemand:
+    """The resources that a world needs, wherever its ranks are."""
+
+    resource: str
+    ranks: int
+    per_rank: int
+    """Devices of each rank; for ranks on the CPU, 1."""
+    nodes: int
+    """Minimum number of nodes."""
+    divisible: bool
+    """True if the ranks may be on more nodes than the minimum."""
+    share: float | None = None
+    """Fraction of each device; None: whole devices."""
+    name: str | None = None
+    """Glob for the name of the devices."""
+
+    def amount(self, ranks: int) -> float:
+        """Return the amount of the resource for `ranks` ranks on one node.
+
+        Ray divides single devices only: an amount above 1 is a whole number. Ranks that share devices get one device
+        as long as their shares fit on it.
+        """
+        if self.share is None:
+            return ranks * self.per_rank
+        if self.per_rank == 1 and ranks * self.share <= 1:
+            return math.ceil(round(ranks * self.share * _STEPS, 6)) / _STEPS
+        ranks_per_device = max(1, math.floor(round(1 / self.share, 6)))
+        return self.per_rank * math.ceil(ranks / ranks_per_device)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """The bundles of a placement group, each on a node of its own. Worlds with equal bundles can use the same place."""
+
+    resource: str
+    ranks: tuple[int, ...]
+    """Number of ranks in each bundle."""
+    amounts: tuple[float, ...]
+    """Amount of the resource in each bundle."""
+    models: tuple[str, ...] = ()
+    """Values of `TYPE_LABEL` that are allowed; empty: any."""
+
+    @property
+    def text(self) -> str:
+        """The bundles in words: ``4 GPU on one node``, ``2 GPU on each of 3 nodes``."""
+        model = f" ({' or '.join(self.models)})" if self.models else ""
+        amounts = [f"{amount:g}" for amount in self.amounts]
+        if len(amounts) == 1:
+            return f"{amounts[0]} {self.resource}{model} on one node"
+        if len(set(amounts)) == 1:
+            return f"{amounts[0]} {self.resource}{model} on each of {len(amounts)} nodes"
+        return f"{' and '.join(amounts)} {self.resource}{model} on {len(amounts)} nodes"
+
+    def usable(self, nodes: Iterable[RayNode]) -> list[RayNode]:
+        """Return those of `nodes` that have the resource and an allowed model, the largest first."""
+        found = [
+            node
+            for node in nodes
+            if node.resources.get(self.resource) and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
+        ]
+        return sorted(found, key=lambda node: -node.resources[self.resource])
+
+    def fits(self, nodes: Iterable[RayNode]) -> bool:
+        """Return whether `nodes`, if nothing else used them, can hold the bundles."""
+        sizes = [node.resources[self.resource] for node in self.usable(nodes)]
+        amounts = sorted(self.amounts, reverse=True)
+        return len(sizes) >= len(amounts) and all(amount <= size for amount, size in zip(amounts, sizes, strict=False))
+
+    def shortage(self, nodes: Sequence[RayNode]) -> str:
+        """Return why `nodes` cannot hold the bundles, which do not fit."""
+        usable = self.usable(nodes)
+        if not usable:
+            there = f"no node of the Ray cluster has {self.resource}" + (" of that model" if self.models else "")
+        elif usable[0].resources[self.resource] < max(self.amounts):
+            size = usable[0].resources[self.resource]
+            there = f"the largest node of the Ray cluster ({usable[0].name}) has {size:g}"
+        else:
+            large = sum(node.resources[self.resource] >= min(self.amounts) for node in usable)
+            there = f"the Ray cluster has {large} such {'node' if large == 1 else 'nodes'}"
+        return f"needs {self.text}; {there}"
+
+
+def demand_of(key: WorldKey) -> RayDemand:
+    """Return the demand of a world of `key`; raise PlaceError if Ray does not assign devices of its kind."""
+    if key.need is None:
+        return RayDemand("CPU", key.ranks, 1, key.nodes, divisible=key.grouped)
+    if key.kind not in RESOURCES:
+        raise PlaceError(f"Ray does not assign devices of kind {key.kind!r}; it assigns {', '.join(RESOURCES)}")
+    # Ray does not know the memory of devices, so a share in bytes takes the whole device. Ranks that cannot use one
+    # device together (`sets` is 1) need a device each, whatever their share.
+    shared = key.need.share is not None and (key.need.sets > 1 or key.need.count == 1)
+    return RayDemand(
+        RESOURCES[key.kind],
+        key.ranks,
+        key.devices_per_rank,
+        key.nodes,
+        divisible=key.grouped,
+        share=key.need.share.fraction if key.need.share is not None and shared else None,
+        name=key.need.name,
+    )
+
+
+def choose_bundles(demand: RayDemand, nodes: Sequence[RayNode], models: Iterable[str] = ()) -> Bundles:
+    """Return the bundles for `demand` on a cluster with `nodes`.
+
+    There are as few bundles as possible: more than `demand.nodes` only if no node is large enough. If no number of
+    bundles fits, `demand.nodes` bundles are returned. `models` has the values of `TYPE_LABEL` that Ray knows, since an
+    autoscaler may add nodes with them.
+    """
+    allowed = _models(demand, nodes, models)
+    most = min(demand.ranks, len(nodes)) if demand.divisible else demand.nodes
+    for count in range(demand.nodes, most + 1):
+        bundles = _divide(demand, count, allowed)
+        if bundles.fits(nodes):
+            return bundles
+    return _divide(demand, demand.nodes, allowed)
+
+
+def _divide(demand: RayDemand, count: int, models: tuple[str, ...]) -> Bundles:
+    """Return `count` bundles, with the ranks distributed as `Layout.seats` does."""
+    each, rest = divmod(demand.ranks, count)
+    ranks = tuple(each + (number < rest) for number in range(count))
+    return Bundles(demand.resource, ranks, tuple(map(demand.amount, ranks)), models)
+
+
+def _models(demand: RayDemand, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:
+    """Return the models that match the requested name; none if the name or the nodes do not say.
+
+    The name is a glob for the name in full, of which Ray's model is a part: ``*H100*``, ``NVIDIA H100 80GB HBM3``.
+    A name that matches no model restricts nothing here: the lease of the devices compares the names in full.
+    """
+    if demand.name is None:
+        return ()
+    known = set(models)
+    for node in nodes:
+        if node.resources.get(demand.resource):
+            if TYPE_LABEL not in node.labels:
+                return ()
+            known.add(node.labels[TYPE_LABEL])
+    pattern = demand.name.casefold()
+    words = set(re.split(r"[^a-z0-9]+", pattern))
+    return tuple(
+        sorted(model for model in known if model.casefold() in words or fnmatchcase(model.casefold(), pattern))
+    )
