@@ -36,6 +36,8 @@ class Invitation:
     port: int
     secret: str
     """The session's secret, in hexadecimal digits."""
+    rootdir: str
+    """The suite's root directory, of whose files the agent tells the digests."""
 
     def line(self) -> bytes:
         """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
@@ -45,9 +47,15 @@ class Invitation:
 def read_invitation(line: bytes) -> Invitation:
     """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
     match json.loads(line):
-        case {"node": int(node), "addresses": list(addresses), "port": int(port), "secret": str(secret)}:
-            return Invitation(node, tuple(map(str, addresses)), port, secret)
-    raise ValueError("an invitation must have the keys node, addresses, port and secret")
+        case {
+            "node": int(node),
+            "addresses": list(addresses),
+            "port": int(port),
+            "secret": str(secret),
+            "rootdir": str(rootdir),
+        }:
+            return Invitation(node, tuple(map(str, addresses)), port, secret, rootdir)
+    raise ValueError("an invitation must have the keys node, addresses, port, secret and rootdir")
 
 
 class AgentAdmission:
@@ -56,11 +64,14 @@ class AgentAdmission:
     The handshakes do not delay each other. :meth:`close` ends it.
     """
 
-    def __init__(self, on_join: Callable[[RemotePeer], None], on_failure: Callable[[str], None]) -> None:
-        """`on_join` is called, in a thread of this object, with each agent; the rank in its greeting is its node.
+    def __init__(self, rootdir: str, on_join: Callable[[RemotePeer], None], on_failure: Callable[[str], None]) -> None:
+        """`rootdir` is the suite's root directory.
+
+        `on_join` is called, in a thread of this object, with each agent; the rank in its greeting is its node.
 
         `on_failure` is called with the traceback if that thread ends with an error.
         """
+        self._rootdir = rootdir
         self._on_join = on_join
         self._on_failure = on_failure
         self._secret = secrets.token_bytes(32)
@@ -77,7 +88,7 @@ class AgentAdmission:
         with self._lock:
             self._expected.add(node)
         # Loopback is last: it reaches the controller only from the same machine, which may have no other address.
-        return Invitation(node, (*greeting.own_addresses(), _LOOPBACK), self._port, self._secret.hex())
+        return Invitation(node, (*greeting.own_addresses(), _LOOPBACK), self._port, self._secret.hex(), self._rootdir)
 
     def forget(self, node: int) -> None:
         """Admit the agent of `node` no more."""

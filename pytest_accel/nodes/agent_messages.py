@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from pytest_accel.core.handshakes import Handshake, Refused
 from pytest_accel.core.session_spec import SessionSpec
+from pytest_accel.nodes.suite_code import SuiteCode
 
 _LENGTH = struct.Struct("<I")
 _LONGEST_HELLO = 1 << 24
@@ -34,6 +35,8 @@ class Hello:
     """The node's host name."""
     node: str = ""
     """The result of `tcp_rendezvous.node_identity`, equal for processes that can pass each other files and signals."""
+    code: SuiteCode | None = None
+    """The code of the suite on the node of a cluster; None for a process that a launcher has started."""
 
     def as_json(self) -> dict[str, object]:
         """Return a value for JSON, the inverse of :func:`hello_of`."""
@@ -65,10 +68,25 @@ def hello_of(value: object) -> Hello:
             "masks": dict(masks),
             "host": str(host),
             "node": str(node),
+            "code": code,
         }:
-            shown = {str(name): str(mask) for name, mask in masks.items()}
-            return Hello(rank, pid, tuple(map(str, args)), directory, rootdir, shown, host, node)
+            return Hello(
+                rank, pid, tuple(map(str, args)), directory, rootdir, _texts(masks), host, node, _code_of(code)
+            )
     raise Refused("sent an invalid greeting")
+
+
+def _code_of(value: object) -> SuiteCode | None:
+    match value:
+        case None:
+            return None
+        case {"files": dict(files), "versions": dict(versions)}:
+            return SuiteCode(_texts(files), _texts(versions))
+    raise Refused("sent an invalid greeting")
+
+
+def _texts(value: Mapping[object, object]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items()}
 
 
 @dataclass(frozen=True, slots=True)

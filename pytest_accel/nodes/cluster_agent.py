@@ -22,6 +22,7 @@ from pytest_accel.nodes.agent import serve_driver
 from pytest_accel.nodes.agent_admission import JOB, Invitation, read_invitation
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.greeting import AuthenticatedLink
+from pytest_accel.nodes.suite_code import suite_code
 from pytest_accel.nodes.tcp_transport import TcpAgentTransport
 
 _JOIN_TIMEOUT = 60.0
@@ -68,7 +69,8 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
 
     Raise ConnectionError if the controller cannot be reached.
     """
-    hello = Hello(invitation.node, os.getpid(), (), os.getcwd(), "", {}, platform.node(), "")
+    code, rootdir = suite_code(invitation.rootdir), invitation.rootdir
+    hello = Hello(invitation.node, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code)
     secret = bytes.fromhex(invitation.secret)
     deadline = monotonic() + _JOIN_TIMEOUT
     errors: dict[str, str] = {}

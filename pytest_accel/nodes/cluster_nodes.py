@@ -11,9 +11,11 @@ from functools import partial
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
 from pytest_accel.nodes.agent_admission import AgentAdmission, Invitation
 from pytest_accel.nodes.agent_client import AgentClient, EnvironmentChanges
+from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.greeting import RemotePeer
 from pytest_accel.nodes.placement import Cluster, ForkServer, Layout, Node
 from pytest_accel.nodes.remote_leases import RemoteLeases
+from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
 from pytest_accel.nodes.tcp_transport import TcpClientTransport
 from pytest_accel.settings.options import Settings
 
@@ -53,8 +55,11 @@ class ClusterNodes:
     Thread-safe. Callbacks are called without a lock held.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """`settings` are those by which agents lease the devices of their nodes."""
+    def __init__(self, settings: Settings, rootdir: str) -> None:
+        """`settings` are those by which agents lease the devices of their nodes.
+
+        `rootdir` is the suite's root directory: a node whose files differ is not used.
+        """
         self.cluster: Cluster | None = None
         """The cluster, set before the pool is made."""
         self.on_lost: Callable[[int, str], None] = _ignore
@@ -62,13 +67,16 @@ class ClusterNodes:
         self.layout = Layout((Node(platform.node(), "", (ForkServer(0, None),)),))
         """All nodes so far. The address of a node is empty until its agent has joined."""
         self._settings = settings
+        self._rootdir = rootdir
+        self._code: SuiteCode | None = None
+        """The code of the suite in the controller; None before the first agent joins."""
         self._lock = threading.RLock()
         self._nodes: dict[int, _ClusterNode] = {}
         self._changes = EnvironmentChanges()
         self._closing = False
         self._failure: str | None = None
         """The error after which no agent can join any more; None if there was none."""
-        self._admission = AgentAdmission(self._join, self._admission_failed)
+        self._admission = AgentAdmission(rootdir, self._join, self._admission_failed)
 
     @property
     def spawns(self) -> dict[int, Spawn]:
@@ -135,6 +143,10 @@ class ClusterNodes:
 
     def _join(self, peer: RemotePeer) -> None:
         number = peer.hello.rank
+        if (why := self._difference(peer.hello)) is not None:
+            peer.link.socket.close()
+            self.give_up(number, why)
+            return
         with self._lock:
             node, nodes = self._nodes[number], list(self.layout.nodes)
             name = nodes[number].name
@@ -153,6 +165,13 @@ class ClusterNodes:
             callbacks = node.join(client, transport)
         for callback in callbacks:
             callback()
+
+    def _difference(self, hello: Hello) -> str | None:
+        """Return how the code on the node of an agent differs from that of the controller; None if it does not."""
+        if self._code is None:
+            self._code = suite_code(self._rootdir)
+        found = "its agent has not told its code" if hello.code is None else difference(self._code, hello.code)
+        return None if found is None else f"the node {hello.host} cannot run the tests in {self._rootdir}: {found}"
 
     def _agent_lost(self, number: int) -> None:
         with self._lock:

@@ -143,7 +143,7 @@ class Agents:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nodes = ClusterNodes(self.settings)
+        self.nodes = ClusterNodes(self.settings, "")
 
     def start(self) -> int:
         """Start the agent of the next node, wait until it has joined, and return its number."""

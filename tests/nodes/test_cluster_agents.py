@@ -28,7 +28,7 @@ def joined() -> queue.SimpleQueue[RemotePeer]:
 @pytest.fixture
 def admission(joined: queue.SimpleQueue[RemotePeer]) -> Iterator[AgentAdmission]:
     failures: list[str] = []
-    made = AgentAdmission(joined.put, failures.append)
+    made = AgentAdmission("", joined.put, failures.append)
     yield made
     made.close()
     while not joined.empty():
@@ -48,7 +48,7 @@ def greet(invitation: Invitation) -> None:
 
 
 def test_an_invitation_is_a_line_of_json() -> None:
-    invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff")
+    invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff", "/suite")
     assert read_invitation(invitation.line()) == invitation
     for wrong in (b"", b"{}", b'{"node": "3", "addresses": [], "port": 1, "secret": ""}'):
         with pytest.raises(ValueError, match=r"Expecting value|an invitation must have"):
@@ -110,7 +110,7 @@ def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monke
         raise IndexError("met in the thread")
 
     monkeypatch.setattr(cluster_nodes, "TcpClientTransport", fail)
-    nodes = ClusterNodes(Settings())
+    nodes = ClusterNodes(Settings(), "")
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     invitation = nodes.expect(1, "far")
     nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
@@ -126,7 +126,7 @@ def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monke
 
 
 def test_who_waits_for_an_agent_learns_that_it_will_not_join() -> None:
-    nodes = ClusterNodes(Settings())
+    nodes = ClusterNodes(Settings(), "")
     answers: list[str] = []
     with pytest.raises(ValueError, match="node 2: the next node is number 1"):
         nodes.expect(2, "far")
