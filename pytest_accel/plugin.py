@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ __all__ = [
     "world_store",
 ]
 
+_MOST_WORKERS = 64
+"""Maximum number of workers that ``-n auto`` starts for the devices of a cluster: each is a process of this machine."""
 _IMPORTED_BEFORE = frozenset(sys.modules)
 """Names of the modules that were imported before any conftest."""
 
@@ -107,6 +110,28 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.collectonly = True
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return the number of workers for ``-n auto`` on a cluster: that of its devices.
+
+    xdist calls this before the plugins are configured.
+    """
+    session = _session(config)
+    if session.settings.cluster is None or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return min(len(session.machine.session.devices), _MOST_WORKERS) or None
+
+
+def _session(config: pytest.Config) -> AccelSession:
+    """Return the session of `config`; make it if there is none yet."""
+    session: AccelSession | None = config.stash.get(SESSION, None)
+    if session is None:
+        session = config.stash[SESSION] = AccelSession(config, options.settings(config))
+        # The session may have connected to a cluster and then not have been configured, because of a usage error.
+        config.add_cleanup(partial(session.close, gracefully=False))
+    return session
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKER_LINES:
         config.addinivalue_line("markers", line)
@@ -122,7 +147,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(adoption, "accel-adoption")
         config.pluginmanager.register(RankHooks(), "accel-bridges")
         return
-    session = config.stash[SESSION] = AccelSession(config, options.settings(config))
+    session = _session(config)
     adoption = _adoption(config, lambda: len(session.machine.session.devices))
     if adoption is not None:
         config.pluginmanager.register(adoption, "accel-adoption")

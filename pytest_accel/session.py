@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_accel.driver.driver import Driver
     from pytest_accel.hardware.inventory import Machine
     from pytest_accel.nodes.launched_session import LaunchedSession
+    from pytest_accel.nodes.ray_session import RaySession
     from pytest_accel.pool.pool import Pool
     from pytest_accel.pool.pool_client import PoolClient
     from pytest_accel.record.live_state import LiveEvents
@@ -35,6 +36,7 @@ class AccelSession:
         self._pid = getpid()
         self._pool_lock = threading.Lock()
         self._session_pool: SessionPool | None = None
+        self._cluster: RaySession | None = None
         self._driver: Driver | None = None
         self.held: set[pytest.Item] = set()
         """Tests on hold: xdist has sent them to this worker, which skips them until the controller orders their run."""
@@ -56,7 +58,9 @@ class AccelSession:
 
     @cached_property
     def machine(self) -> Machine:
-        """The devices of this machine, or of the one that ``--accel-plan`` assumes; a worker uses the controller's.
+        """The devices of this machine, of the cluster, or of the machine that ``--accel-plan`` assumes.
+
+        A worker uses the controller's.
 
         Access raises :class:`pytest.UsageError` if the settings do not fit the machine.
         """
@@ -69,6 +73,11 @@ class AccelSession:
             from pytest_accel.hardware.hypothetical_machine import PretendedMachine
 
             return PretendedMachine(*planned)
+        return self.own_machine if self.cluster is None else self.cluster.machine
+
+    @cached_property
+    def own_machine(self) -> Machine:
+        """The devices of this machine, in the controller. Access raises an error as that of :attr:`machine` does."""
         from pytest_accel.settings.machine import machine_for
 
         try:
@@ -77,6 +86,22 @@ class AccelSession:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         return machine
+
+    @property
+    def cluster(self) -> RaySession | None:
+        """The Ray cluster of the session, in the controller; None without ``--accel-cluster``.
+
+        The first access connects to the cluster, and raises :class:`pytest.UsageError` if that is not possible.
+        """
+        if self._cluster is None and self.settings.cluster is not None:
+            from pytest_accel.nodes.placement import PlaceError
+            from pytest_accel.nodes.ray_session import RaySession
+
+            try:
+                self._cluster = RaySession(self.settings, self.own_machine, str(self.config.rootpath))
+            except PlaceError as error:
+                raise pytest.UsageError(f"--accel-cluster {self.settings.cluster}: {error}") from None
+        return self._cluster
 
     @property
     def pool(self) -> Pool:
@@ -95,7 +120,9 @@ class AccelSession:
             if self._session_pool is None:
                 from pytest_accel.session_pool import SessionPool
 
-                self._session_pool = SessionPool(self.config, self.settings, self.machine, self.show)
+                self._session_pool = SessionPool(
+                    self.config, self.settings, self.machine, self.own_machine, self.cluster, self.show
+                )
             return self._session_pool
 
     @property
@@ -141,8 +168,13 @@ class AccelSession:
             return  # The world and the pool belong to the original process.
         if self._driver is not None:
             self._driver.close()
-        if self._session_pool is not None:
-            self._session_pool.close(gracefully=gracefully)
+        try:
+            if self._session_pool is not None:
+                self._session_pool.close(gracefully=gracefully)
+        finally:
+            cluster, self._cluster = self._cluster, None
+            if cluster is not None:
+                cluster.close()
 
     def show(self, line: str) -> None:
         """Write a line to the terminal of the controller; any thread may call this method."""

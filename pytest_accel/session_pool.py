@@ -28,19 +28,29 @@ from pytest_accel.settings.options import Settings, is_distributed
 
 if TYPE_CHECKING:
     from pytest_accel.nodes.launched_session import LaunchedSession
+    from pytest_accel.nodes.ray_session import RaySession
 
 
 class SessionPool:
     """The pool of a session and the coverage of its ranks. The `AccelSession` of the controller owns it."""
 
     def __init__(
-        self, config: pytest.Config, settings: Settings, machine: Machine, show: Callable[[str], None]
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        machine: Machine,
+        own_machine: Machine,
+        cluster: RaySession | None,
+        show: Callable[[str], None],
     ) -> None:
-        """`show` writes a line to the terminal."""
+        """`own_machine` is this machine, also if the devices of the session are those of a `cluster`.
+
+        `show` writes a line to the terminal.
+        """
         self._show = show
         self.events = LiveEvents()
         self._coverage: coverage.DriverCoverage | None = None
-        spec = _session_spec(config, settings, machine)
+        spec = _session_spec(config, settings, own_machine)
         measuring = coverage.of_this_process(config)
         if measuring is not None and (why := coverage.shortcoming(measuring)) is not None:
             show(f"accel: {why}")
@@ -55,7 +65,7 @@ class SessionPool:
             spec,
             cpu_slots(),
             waits_for_busy=waits,
-            nodes=launched or SingleNode(),
+            nodes=launched or (SingleNode() if cluster is None else cluster.nodes),
             record=Recorders((*config.stash.get(RECORDERS, ()), self.events)),
         )
 

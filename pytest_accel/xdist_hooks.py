@@ -49,7 +49,7 @@ class XdistHooks:
         from pytest_accel.hardware.masks import partition, rotate
 
         self._workers = len(specs)
-        machine = self._session.machine
+        machine = self._session.own_machine  # Unmarked tests run here, also if marked ones run on a cluster.
         devices = machine.session.devices
         if not devices:
             return

@@ -38,6 +38,14 @@ class WorldKey:
         """Short description of the world, for display."""
         return f"{self.ranks} on {self.kind}" if self.grouped else self.kind
 
+    @property
+    def in_cluster(self) -> bool:
+        """True if a session on a cluster runs the world there, and False if it does so on the controller's machine.
+
+        An MPI job always runs on the controller's machine, and slots of the kind ``cpu`` are leased there.
+        """
+        return self.launcher is None and (self.nodes > 1 or (self.need is not None and self.kind != "cpu"))
+
     def needs(self, nodes: Sequence[int]) -> dict[int, DeviceNeed]:
         """Return the devices to lease on each node; `nodes` has the node of each rank. Empty if no lease is needed."""
         counts = Counter(nodes)

@@ -15,6 +15,7 @@ from pytest_accel.hardware.inventory import Inventory, Machine
 from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import fraction
 from pytest_accel.nodes.placement import HERE, Layout
+from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.settings.options import Settings
 
 _SHARING_BACKENDS = {"gloo", "mpi"}
@@ -158,6 +159,8 @@ def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) 
 def _missing(key: WorldKey, resources: Resources) -> str | None:
     """Return why the session can never run a world of `key`; None if it can."""
     layout = resources.layout
+    if isinstance(resources.machine, RayMachine) and key.in_cluster:
+        return resources.machine.shortage(key)
     if key.grouped:
         shortage = layout.shortage(key.ranks, key.nodes, resources.launcher)
         if shortage is None and key.launcher is not None:

@@ -16,7 +16,7 @@ from pytest_accel.core.world_spec import WorldSpec
 from pytest_accel.settings.options import given
 
 _TITLE = "rerun"
-_REPEATED_OPTIONS = ("accel", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
+_REPEATED_OPTIONS = ("accel", "accel_cluster", "accel_order", "accel_share", "accel_timeout", "accel_fresh")
 """Options of this plugin that change how a test runs. Values from the ini file need not be repeated."""
 
 _COLLECTING = {
@@ -36,14 +36,14 @@ def command(item: pytest.Item, node: NodeRef, spec: WorldSpec, session_kind: str
     """Return the command line, to be run in the folder from which the session was started.
 
     The world size needs no option: it is in the mark, or part of the test's name. Devices are named only if they are of
-    the session's kind, because ``--accel-devices`` selects devices of that kind.
+    the session's kind and of this machine, because ``--accel-devices`` selects such devices.
     """
     config = item.config
     path = os.path.relpath(node.path, config.invocation_params.dir)
     words = ["pytest", "::".join((path, *node.names)), *_pytest_options(config), *given(config, _REPEATED_OPTIONS)]
     if not isinstance(item, pytest.Function):
         words += _collecting_options(config)
-    if spec.devices and spec.key.kind == session_kind:
+    if spec.devices and spec.key.kind == session_kind and not spec.is_remote(0):
         words += ["--accel-devices", ",".join(dict.fromkeys(device.id for device in spec.devices))]
     return " ".join(shlex.quote(word) for word in words)
 

@@ -40,7 +40,7 @@ from pytest_accel.nodes.ray_messages import (
     StartAgent,
     StopAgent,
 )
-from pytest_accel.nodes.ray_resources import RayDemand, RayNode, choose_bundles, demand_of
+from pytest_accel.nodes.ray_resources import RayDemand, RayNode, demand_of
 from pytest_accel.rank.coverage import unmeasured
 
 _CLOSE_TIMEOUT = 10.0
@@ -130,16 +130,11 @@ class RayCluster:
         with self._lock:
             return tuple(self._cluster.values())
 
-    def shortage(self, key: WorldKey) -> str | None:
-        """Return why the cluster can never hold a world of `key`; None if it can, or an autoscaler may add nodes."""
-        try:
-            demand = demand_of(key)
-        except PlaceError as error:
-            return str(error)
-        nodes = self.nodes
-        bundles = choose_bundles(demand, nodes)
+    @property
+    def can_scale(self) -> bool:
+        """True if an autoscaler can add nodes to the cluster."""
         with self._lock:
-            return None if self._can_scale or bundles.fits(nodes) else bundles.shortage(nodes)
+            return self._can_scale
 
     # Cluster
 

@@ -139,8 +139,9 @@ class Pool:
         self._record(PoolOpened(self._slots, inventory.kind if inventory.devices else None))
         if self._cluster is not None or len(self._nodes.layout.nodes) > 1:
             self._record_nodes()
-        for device in inventory.devices:
-            self._record_device(device, 0)
+        if self._cluster is None:  # The devices of a cluster are known once they are leased.
+            for device in inventory.devices:
+                self._record_device(device, 0)
 
     def _record_nodes(self) -> None:
         nodes = self._nodes.layout.nodes
@@ -444,8 +445,8 @@ class Pool:
     # Places on a cluster
 
     def _cluster_for(self, key: WorldKey) -> Cluster | None:
-        """Return the cluster if it provides the places of worlds of `key`. An MPI job runs on the controller's node."""
-        return self._cluster if (key.need is not None or key.nodes > 1) and key.launcher is None else None
+        """Return the cluster if it provides the places of worlds of `key`."""
+        return self._cluster if key.in_cluster else None
 
     def _release_place(self, place: Place | None) -> None:
         if place is not None and self._cluster is not None:

@@ -42,6 +42,7 @@ LOGS = "accel_logs"
 PDB_RANK = "accel_pdb_rank"
 LAUNCHER = "accel_launcher"
 SPREAD = "accel_spread"
+CLUSTER = "accel_cluster"
 INFO = "accel_info"
 PLAN = "accel_plan"
 CENSUS = "accel_census"
@@ -108,6 +109,8 @@ class Settings(NamedTuple):
     """Path of a file with the times of tests, as given; None: pytest's cache has them."""
     spread: bool = False
     """True if launched processes take turns at tests that only need devices; False: all of these run in rank 0."""
+    cluster: str | None = None
+    """Cluster whose nodes run the tests that need devices: ``ray`` or ``ray:HOST:PORT``; None: this machine."""
     info: bool = False
     """True to show the devices and stop."""
     preload: tuple[str, ...] = ("auto",)
@@ -330,6 +333,15 @@ _OPTIONS: dict[str, _Option] = {
         "one of 1, true, yes, on, 0, false, no, off",
         option_types.boolean,
         "under a launcher, distribute tests that need only devices over the launched processes",
+    ),
+    CLUSTER: _Option(
+        "cluster",
+        "string",
+        "ray or ray:HOST:PORT",
+        option_types.cluster,
+        "run the tests that need devices or several nodes on a Ray cluster: the one of this machine (ray), or the one "
+        "whose head listens at HOST:PORT (needs Ray: pytest-accel[ray])",
+        "CLUSTER",
     ),
     CI: _Option(
         "ci",
@@ -563,9 +575,15 @@ def settings(config: pytest.Config) -> Settings:
 
 
 def sees_launchers(early_config: pytest.Config) -> bool:
-    """Return True if :data:`LAUNCHER` is ``auto``. Works before pytest has fully parsed the command line."""
-    value = getattr(early_config.known_args_namespace, LAUNCHER, None)
-    return bool((value or _find(early_config, LAUNCHER, _OPTIONS[LAUNCHER])) != "none")
+    """Return True if the processes of a launcher form one session. Works before the command line is fully parsed.
+
+    They do not on a cluster: a launcher such as srun may have started the cluster, and pytest in only one process.
+    """
+    launcher, cluster = (
+        getattr(early_config.known_args_namespace, option, None) or _find(early_config, option, _OPTIONS[option])
+        for option in (LAUNCHER, CLUSTER)
+    )
+    return launcher != "none" and cluster is None
 
 
 def given(config: pytest.Config, options: Sequence[str]) -> list[str]:

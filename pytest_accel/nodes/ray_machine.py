@@ -1,0 +1,69 @@
+"""The devices of a Ray cluster, as a session plans with them: Ray knows their number on each node, and their model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_accel.core.device import Device
+from pytest_accel.core.kinds import kinds
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.nodes.placement import PlaceError
+from pytest_accel.nodes.ray_resources import RESOURCES, TYPE_LABEL, RayNode, choose_bundles, demand_of
+
+
+class RayMachine(Machine):
+    """The devices of all nodes of a Ray cluster, in place of those of one machine.
+
+    Ray does not know the memory and the capability of devices: an agent compares these when it leases them. Slots of
+    the kind ``cpu`` are those of this machine, since no cluster places them.
+    """
+
+    def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, scales: bool) -> None:
+        """`own` is this machine. `scales` is True if the cluster may add nodes that tests need."""
+        super().__init__(spec)
+        self.nodes = tuple(nodes)
+        self._own = own
+        self._scales = scales
+        self.session = self._inventory(spec)
+
+    def of(self, kind: str) -> Inventory:
+        """Return the devices of `kind`."""
+        if kind == self.session.kind:
+            return self.session
+        return self._own.of(kind) if kind == "cpu" else Inventory(kind)
+
+    def shortage(self, key: WorldKey) -> str | None:
+        """Return why the cluster can never run a world of `key`; None if it can, or may once it has more nodes."""
+        try:
+            bundles = choose_bundles(demand_of(key), self.nodes)
+        except PlaceError as error:
+            return str(error)
+        return None if self._scales or bundles.fits(self.nodes) else bundles.shortage(self.nodes)
+
+    def _inventory(self, spec: KindSpec) -> Inventory:
+        """Return the devices of the kind of `spec`; with ``auto``, of the first that torch can use."""
+        if spec.name == "none":
+            return self._own.session
+        if spec.name != "auto":
+            return self._devices(spec.name)
+        notes: list[str] = []
+        for kind in kinds():
+            resource = RESOURCES.get(kind, "")
+            if not self.vendor(kind).hardware or not any(node.resources.get(resource) for node in self.nodes):
+                continue
+            if (lacking := self.vendor(kind).lacking()) is None:
+                return self._devices(kind)
+            notes.append(f"{resource} cannot be {kind} devices, since {lacking}")
+        return Inventory("none", notes=("no node of the Ray cluster has an accelerator for this session", *notes))
+
+    def _devices(self, kind: str) -> Inventory:
+        devices = tuple(
+            Device(kind, f"{node.id}/{number}", number, node.labels.get(TYPE_LABEL, kind))
+            for node in self.nodes
+            for number in range(int(node.resources.get(RESOURCES.get(kind, ""), 0)))
+        )
+        count = f"{len(self.nodes)} node{'' if len(self.nodes) == 1 else 's'}"
+        return Inventory(
+            kind, devices, present=len(devices), visible=len(devices), notes=(f"on {count} of a Ray cluster",)
+        )

@@ -1,0 +1,47 @@
+"""A session's connection to a Ray cluster: its devices for planning, and its nodes for the pool."""
+
+from __future__ import annotations
+
+import shutil
+
+from pytest_accel.core.paths import private_directory
+from pytest_accel.hardware.inventory import Machine, parse_kind
+from pytest_accel.nodes.cluster_nodes import ClusterNodes
+from pytest_accel.nodes.ray_client import RayCluster
+from pytest_accel.nodes.ray_machine import RayMachine
+from pytest_accel.settings.options import Settings
+
+_CONNECT_TIMEOUT = 60.0
+"""Seconds in which the cluster must answer. Ray itself tries for half a minute to reach a head that does not answer."""
+
+
+class RaySession:
+    """The Ray cluster on which a session runs its tests. The `AccelSession` of the controller owns it."""
+
+    def __init__(self, settings: Settings, own: Machine, rootdir: str) -> None:
+        """Connect to the cluster of ``--accel-cluster``; raise :class:`PlaceError` if that is not possible.
+
+        `own` is this machine. `rootdir` is the suite's root directory, with the same files on all nodes.
+        """
+        self._directory = private_directory()
+        self.nodes = ClusterNodes(settings, rootdir)
+        self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self._directory, self.nodes)
+        self.nodes.cluster = self._cluster
+        self.nodes.on_lost = self._on_lost
+        try:
+            self._cluster.connect(_CONNECT_TIMEOUT)
+            self.machine = RayMachine(
+                parse_kind(settings.accel), self._cluster.nodes, own, scales=self._cluster.can_scale
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the agents, give back all places, and disconnect. The pool must have been closed."""
+        self.nodes.close()
+        self._cluster.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _on_lost(self, number: int, why: str) -> None:
+        self._cluster.drop_node(number)
