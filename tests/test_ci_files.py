@@ -36,6 +36,7 @@ SHELL_VARIABLES = {
         "SLURM_GPUS_ON_NODE": "4",
         "SLURM_JOB_ID": "71",
         "SLURM_JOB_NODELIST": "node-[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
     },
 }
 """The variables that each system sets for a job."""
@@ -75,6 +76,8 @@ def jobs_of(name: str) -> list[str]:
             return [text.replace("$$", "$") for text in commands]
         case ["slurm", _]:
             return [text]
+        case ["kubernetes", "rayjob.yaml"]:
+            return [load(name)["spec"]["entrypoint"]]
         case ["kubernetes", _]:
             return [shlex.join(words) for words in _commands_of_containers(load(name))]
         case ["modal", _]:
@@ -122,7 +125,7 @@ def program(name: str) -> str:
 def calls(name: str, folder: Path) -> list[list[str]]:
     """Return the words of each call of python, srun or torchrun when bash runs the jobs of the file `name`."""
     for called in ("python", "torchrun", "srun", "scontrol", "buildkite-agent"):
-        (folder / called).write_text(RECORDER)
+        (folder / called).write_text(RECORDER + ("echo node-1\n" if called == "scontrol" else ""))
         (folder / called).chmod(0o755)
     recorded = folder / "recorded"
     recorded.touch()
@@ -233,6 +236,14 @@ def test_kubernetes_knows_every_field(name: str, kind: str) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     described = load(name)["template"] if name.startswith("github") else load(name)
     assert getattr(models, kind).from_dict(described).to_dict() == described
+
+
+def test_kubernetes_knows_every_field_of_the_pods_of_ray() -> None:
+    """KubeRay's own fields have no model in a package."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    cluster = load("kubernetes/rayjob.yaml")["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert models.IoK8sApiCoreV1PodTemplateSpec.from_dict(group["template"]).to_dict() == group["template"]
 
 
 def test_each_shared_memory_volume_is_mounted_in_its_place() -> None:
