@@ -37,6 +37,8 @@ class Hello:
     """The result of `tcp_rendezvous.node_identity`, equal for processes that can pass each other files and signals."""
     code: SuiteCode | None = None
     """The code of the suite on the node of a cluster; None for a process that a launcher has started."""
+    variables: tuple[str, ...] = ()
+    """The names of the environment variables that the node of a cluster sets."""
 
     def as_json(self) -> dict[str, object]:
         """Return a value for JSON, the inverse of :func:`hello_of`."""

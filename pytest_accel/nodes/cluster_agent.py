@@ -70,7 +70,9 @@ def _join(invitation: Invitation) -> tuple[AuthenticatedLink, float]:
     Raise ConnectionError if the controller cannot be reached.
     """
     code, rootdir = suite_code(invitation.rootdir), invitation.rootdir
-    hello = Hello(invitation.node, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code)
+    hello = Hello(
+        invitation.node, os.getpid(), (), os.getcwd(), rootdir, {}, platform.node(), "", code, tuple(os.environ)
+    )
     secret = bytes.fromhex(invitation.secret)
     deadline = monotonic() + _JOIN_TIMEOUT
     errors: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pytest_accel.nodes.agent_admission import AgentAdmission, Invitation
 from pytest_accel.nodes.agent_client import AgentClient, EnvironmentChanges
 from pytest_accel.nodes.agent_messages import Hello
 from pytest_accel.nodes.greeting import RemotePeer
+from pytest_accel.nodes.node_environment import additions
 from pytest_accel.nodes.placement import Cluster, ForkServer, Layout, Node
 from pytest_accel.nodes.remote_leases import RemoteLeases
 from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
@@ -157,7 +159,7 @@ class ClusterNodes:
                 transport,
                 name,
                 partial(self._agent_lost, number),
-                self._changes,
+                lambda: {**additions(os.environ, peer.hello.variables), **self._changes()},
                 stands_for_node=True,
             )
             client.leases.use(self._settings)

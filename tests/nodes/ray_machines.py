@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from pytest_accel.nodes.ray_resources import TYPE_LABEL
 from tests.faults.conftest import eventually
 
 _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
@@ -19,53 +23,75 @@ _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()"
 _STARTED = "Ray runtime started"
 
 
-@dataclass
-class Started:
+_DETECTION = {
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "300",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Settings with which the head notices within seconds that a node is gone."""
+
+
+@dataclass(frozen=True)
+class StartedNode:
     """A running ``ray start --block``, with which all processes of its node end."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_ready(self) -> None:
+        """Wait until the node has joined the cluster."""
+
         def is_ready() -> bool:
             assert self.process.poll() is None, self.log.read_text()
             return _STARTED in self.log.read_text()
 
-        eventually(f"node of {self.log}", is_ready)
+        eventually(f"{_STARTED!r} in {self.log}", is_ready)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """End the node as a crash of its machine would."""
-        group = [self.process_of_node(), *self.process_of_node().children(recursive=True)]
-        for process in group:
-            process.kill()
-        psutil.wait_procs(group)
+        above = psutil.Process(self.process.pid)
+        processes = [above, *above.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # Some end with their parents.
+                process.kill()
         self.process.wait()
-
-    def process_of_node(self) -> psutil.Process:
-        return psutil.Process(self.process.pid)
+        psutil.wait_procs(processes)
 
 
 class RayMachines:
     """A cluster, whose head declares no GPUs. Nothing is written outside `folder`, whose path must be short."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment` is added to that of all processes of the cluster."""
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-        self.environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.folder)}
+        self.environment = {
+            **os.environ,
+            **environment,
+            **_DETECTION,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(self.folder),
+        }
         self.environment.pop("RAY_ADDRESS", None)
-        self._nodes: list[Started] = []
+        self._nodes: list[StartedNode] = []
         self._hosts = 1
         self.head = self._start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}/ray")
-        self.head.wait_ready()
 
     @property
     def address(self) -> str:
         return (self.folder / "ray" / "ray_current_cluster").read_text()
 
-    def add(self, *options: str) -> Started:
-        """Start a node; do not wait."""
-        return self._start(f"--address={self.address}", "--include-log-monitor=false", *options)
+    def add(self, gpus: int, model: str | None = None) -> StartedNode:
+        """Start a node, and wait until it has joined.
 
-    def _start(self, *options: str) -> Started:
+        Nodes of one machine that start at the same time may choose the same names for their files.
+        """
+        # A label of Ray's own cannot be given as an option.
+        labels = {} if model is None else {"RAY_OVERRIDE_LABELS": json.dumps({TYPE_LABEL: model})}
+        options = (f"--address={self.address}", "--include-log-monitor=false", f"--num-gpus={gpus}")
+        return self._start(*options, **labels)
+
+    def _start(self, *options: str, **variables: str) -> StartedNode:
         self._hosts += 1
         log = self.folder / f"node-{self._hosts}.log"
         host = f"127.0.0.{self._hosts}"  # Ray replaces 127.0.0.1 by the address of an interface.
@@ -76,15 +102,17 @@ class RayMachines:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self.environment,
+                env={**self.environment, **variables},
                 cwd=self.folder,
                 start_new_session=True,
             )
-        self._nodes.append(Started(process, log))
-        return self._nodes[-1]
+        node = StartedNode(process, log)
+        self._nodes.append(node)
+        node.wait_ready()
+        return node
 
     def close(self) -> None:
         for node in reversed(self._nodes):
             if node.process.poll() is None:
-                node.end()
+                node.kill()
         shutil.rmtree(self.folder)

@@ -1,0 +1,29 @@
+"""The environment of ranks on a node of a cluster: the node's own, and what the controller has in addition."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from pytest_accel.core.kinds import OWN_KINDS
+from pytest_accel.core.launcher_env import of_a_rank
+from pytest_accel.hardware.registry import make_vendor
+
+_OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
+_PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
+"""Names and prefixes of variables that describe a machine, or a process there."""
+
+
+def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, str]:
+    """Return the variables of the controller's `environ` for the ranks on a node that sets those in `present`.
+
+    The node's own value counts, but not for pytest's variables. Masks are left out: they name the devices of a machine.
+    """
+    masks = {name for kind in OWN_KINDS for name in make_vendor(kind).mask_variables}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST"}
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name not in present or name.startswith("PYTEST_"))
+        and name not in left_out
+        and not name.startswith(_PREFIXES_OF_ONE_MACHINE)
+    }

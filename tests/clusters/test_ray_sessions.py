@@ -1,0 +1,335 @@
+"""Sessions whose tests run on a real Ray cluster, whose nodes are on this machine and declare GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from tests.conftest import Surroundings
+from tests.faults.conftest import Run, Session, Suite, eventually
+from tests.launchers.under import suites
+from tests.nodes.ray_machines import RayMachines
+
+pytest.importorskip("ray", reason="sessions on a Ray cluster need Ray")
+
+MIXED = """
+    import os
+    import signal
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    distributed, devices = pytest.mark.distributed, pytest.mark.devices
+
+
+    @devices(2)
+    def test_two_devices(devices, accel):
+        assert len(devices) == 2
+
+
+    @pytest.mark.parametrize("value", [1, 2])
+    @distributed(2)
+    def test_sum(value, rank, device):
+        total = torch.ones(1, device=device) * value
+        dist.all_reduce(total)
+        assert total.item() == 2 * value
+
+
+    @distributed(2, backend="gloo")
+    @devices(share=0.5)
+    def test_shares(accel, gather):
+        assert len({accel.ids for accel in [accel]}) == 1
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_fails_on_one_rank(rank):
+        assert rank == 0
+
+
+    @distributed(2)
+    def test_exits_on_one_rank(rank):
+        if rank == 1:
+            os._exit(0)
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_killed_on_one_rank(rank):
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+    @distributed(2, timeout=3)
+    def test_hangs_on_one_rank(rank):
+        if rank == 1:
+            time.sleep(1000)
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_skipped_by_one_rank(rank):
+        if rank == 1:
+            pytest.skip("by hand")
+
+
+    @distributed(2)
+    def test_skipped():
+        pytest.skip("by hand")
+
+
+    @pytest.mark.xfail(strict=True)
+    @distributed(2)
+    def test_expected_to_fail(rank):
+        assert rank == 0
+
+
+    @devices(9)
+    def test_too_large():
+        pass
+
+
+    def test_unmarked():
+        pass
+    """
+VERDICTS = {
+    "test_two_devices": "PASSED",
+    "test_sum[1]": "PASSED",
+    "test_sum[2]": "PASSED",
+    "test_shares": "PASSED",
+    "test_fails_on_one_rank": "FAILED",
+    "test_exits_on_one_rank": "FAILED",
+    "test_killed_on_one_rank": "FAILED",
+    "test_hangs_on_one_rank": "FAILED",
+    "test_skipped_by_one_rank": "FAILED",
+    "test_skipped": "SKIPPED",
+    "test_expected_to_fail": "XFAIL",
+    "test_too_large": "SKIPPED",
+    "test_unmarked": "PASSED",
+}
+ENDLESS = """
+    import time
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_endless(rank):
+        Path(f"rank-{rank}").write_text(f"{rank}\\n")
+        time.sleep(1000)
+
+
+    @pytest.mark.distributed(2)
+    def test_next():
+        pass
+    """
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        yield made
+
+
+@contextmanager
+def cluster(surroundings: Surroundings, *gpus: int) -> Iterator[RayMachines]:
+    """A cluster with a node for each of `gpus`, which declares so many."""
+    made = RayMachines(surroundings.environment)
+    try:
+        for node in [made.add(number) for number in gpus]:
+            node.wait_ready()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
+    """A cluster with two nodes of two GPUs, which no test changes."""
+    with cluster(surroundings, 2, 2) as made:
+        yield made
+
+
+def start(suite: Suite, on: RayMachines, *args: str) -> Session:
+    suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+    return suite.start("--accel-cluster", f"ray:{on.address}", *args)
+
+
+def run(suite: Suite, on: RayMachines, *args: str) -> Run:
+    return start(suite, on, *args).finish()
+
+
+def ours(surroundings: Surroundings) -> list[psutil.Process]:
+    """The agents, fork servers and ranks on the nodes."""
+    found = []
+    for process in surroundings.processes():
+        with contextlib.suppress(psutil.Error):
+            if "pytest_accel" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def expect_free_nodes(surroundings: Surroundings) -> None:
+    eventually("all processes on the nodes to end", lambda: not ours(surroundings), patience=30)
+
+
+def test_the_verdicts_are_those_of_one_machine(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+    suite.write("test_it.py", MIXED)
+    found = run(suite, machines)
+    found.expect(VERDICTS)
+    assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in found.text
+    assert "needs 9 GPU on one node; the largest node of the Ray cluster" in found.text
+    assert "rank 1 exited with status 0" in found.failure("test_exits_on_one_rank")
+    assert "rank 0 was killed by SIGKILL" in found.failure("test_killed_on_one_rank")
+    assert f"--accel-cluster ray:{machines.address}" in found.failure("test_fails_on_one_rank")
+    expect_free_nodes(surroundings)
+    suite.run("--accel", "sim:4").expect(VERDICTS)
+
+
+@pytest.mark.long
+def test_worlds_over_nodes_and_workers(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+        import torch.distributed as dist
+
+
+        @pytest.mark.parametrize("number", range(3))
+        @pytest.mark.distributed(2, nodes=2)
+        def test_one_rank_a_node(node_rank, rank, number):
+            assert node_rank == rank
+            dist.barrier()
+
+
+        @pytest.mark.distributed(4)
+        def test_more_than_one_node_has(node_rank, gather):
+            assert gather(node_rank) == [0, 0, 1, 1]
+
+
+        @pytest.mark.parametrize("number", range(8))
+        @pytest.mark.devices(1)
+        def test_single(number, devices):
+            assert len(devices) == 1
+
+
+        @pytest.mark.distributed(4, nodes=4)
+        def test_too_many_nodes():
+            pass
+        """,
+    )
+    found = run(suite, machines, "-n", "auto")
+    assert "created: 4/4 workers" in found.text
+    assert set(found.words.values()) == {"PASSED", "SKIPPED"}
+    assert found.words["test_too_many_nodes"] == "SKIPPED"
+    assert len(found.words) == 13
+    expect_free_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_two_sessions_never_share_a_device(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import os
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.parametrize("number", range(6))
+        @pytest.mark.devices(2)
+        def test_alone(number, accel):
+            # Two nodes have devices with the same ids: at most two tests may have them at a time.
+            used = [Path(f"in-use-{place}") for place in range(2)]
+            for path in used:
+                try:
+                    path.touch(exist_ok=False)
+                    break
+                except FileExistsError:
+                    continue
+            else:
+                pytest.fail("more tests run than the cluster has devices for")
+            try:
+                time.sleep(0.05)
+            finally:
+                path.unlink()
+        """,
+    )
+    sessions = [start(suite, machines, "-n", "2") for _ in range(2)]
+    for session in sessions:
+        found = session.finish()
+        assert set(found.words.values()) == {"PASSED"}, found.text
+        assert len(found.words) == 6
+    expect_free_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_a_killed_controller_leaves_nothing_on_the_nodes(
+    suite: Suite, machines: RayMachines, surroundings: Surroundings
+) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = start(suite, machines)
+    suite.read("rank-1")
+    assert ours(surroundings)
+    os.kill(session.process.pid, signal.SIGKILL)
+    session.process.communicate()
+    expect_free_nodes(surroundings)
+    # Ray has got its devices back.
+    suite.write("test_it.py", MIXED)
+    assert run(suite, machines, "-k", "test_two_devices or test_sum").words["test_sum[1]"] == "PASSED"
+
+
+@pytest.mark.long
+def test_a_lost_node_fails_the_test_that_ran_there_and_a_new_one_is_used(
+    suite: Suite, surroundings: Surroundings
+) -> None:
+    suite.write("test_it.py", ENDLESS)
+    with cluster(surroundings) as made:
+        node = made.add(2)
+        node.wait_ready()
+        session = start(suite, made)
+        suite.read("rank-1")
+        made.add(2).wait_ready()
+        node.kill()
+        found = session.finish()
+        found.expect({"test_endless": "FAILED", "test_next": "PASSED"})
+        assert "ranks 0-1 were lost with its node" in found.failure("test_endless")
+        expect_free_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroundings: Surroundings) -> None:
+    suite.write("test_it.py", ENDLESS + "\n\n    def test_unmarked():\n        pass\n")
+    with cluster(surroundings, 2) as made:
+        session = start(suite, made)
+        suite.read("rank-1")
+        made.head.kill()
+        found = session.finish()
+        assert found.code == 1
+        assert found.words["test_unmarked"] == "PASSED"
+        assert found.words["test_endless"] in ("FAILED", "ERROR")
+        assert found.words["test_next"] in ("FAILED", "ERROR")
+        expect_free_nodes(surroundings)
+
+
+def test_a_cluster_that_is_not_there_is_a_usage_error(suite: Suite) -> None:
+    suite.write("test_it.py", MIXED)
+    for value, text in (
+        ("ray://127.0.0.1:10001", "ray:// is the address of Ray's client server"),
+        ("slurm", "must be ray or ray:HOST:PORT, got 'slurm'"),
+    ):
+        found = suite.run("--accel-cluster", value)
+        assert (found.code, found.words) == (4, {})
+        assert text in found.text
