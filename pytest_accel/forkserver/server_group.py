@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -56,8 +56,11 @@ class ForkServerGroup:
         """The numbers of the servers that run."""
         return self._clients.keys()
 
-    def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn]) -> None:
-        """Start those of the servers in `spawns` that do not run; raise OSError if that is impossible."""
+    def run(self, spec: SessionSpec, spawns: Mapping[int, Spawn], messages: Sequence[object] = ()) -> None:
+        """Start those of the servers in `spawns` that do not run, and send them `messages`.
+
+        Raise OSError if that is impossible.
+        """
         for number, spawn in spawns.items():
             if number not in self._clients:
                 of_server = replace(
@@ -66,7 +69,9 @@ class ForkServerGroup:
                     on_end=self._server_ended,
                     on_tick=partial(self._tick, number),
                 )
-                self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
+                client = self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
+                for message in messages:
+                    client.send(message)
 
     def send(self, message: object) -> None:
         """Send `message` to all servers. Never raise: if a server has exited, `on_end` is called.

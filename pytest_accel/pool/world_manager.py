@@ -128,6 +128,8 @@ class WorldManager:
         """The fork servers: the starter of all worlds that have none of their own."""
         self._preloads = True
         """True if the fork servers preload modules; False once one has ended."""
+        self._earlier: list[Preload | KeepOut] = []
+        """The messages about preloading so far, for the servers of nodes that join later."""
         self._own_starters: dict[int, WorldStarter] = {}
         """The starters that serve one world each, by its number."""
         self._next_server = _FIRST_JOB_SERVER
@@ -136,7 +138,7 @@ class WorldManager:
     def warm(self) -> None:
         """Start all present fork servers that do not run."""
         if not self.closing:
-            self._servers.run(self._spec, self._spawns())
+            self._servers.run(self._spec, self._spawns(), self._earlier)
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Have the fork servers import `modules`, except those that have worlds or would become unsafe to fork.
@@ -144,7 +146,7 @@ class WorldManager:
         Once a server has ended, none imports them: the import may have ended it.
         """
         if self._preloads and not self._spec.bare:
-            self._servers.send(Preload(modules))
+            self._send_about_preloading(Preload(modules))
 
     def import_nothing_ahead(self, why: str) -> None:
         """Have ranks forked from a server that has imported only torch and pytest, from now on.
@@ -160,7 +162,12 @@ class WorldManager:
     def keep_out(self, modules: tuple[str, ...]) -> None:
         """Have ranks forked from a server that has not preloaded any of `modules`."""
         if not self._spec.bare and modules:
-            self._servers.send(KeepOut(modules))
+            self._send_about_preloading(KeepOut(modules))
+
+    def _send_about_preloading(self, message: Preload | KeepOut) -> None:
+        self._servers.send(message)
+        if self._preloads:
+            self._earlier.append(message)
 
     def _import_little(self, why: str) -> None:
         """Have later fork servers import only torch and pytest."""
@@ -175,7 +182,8 @@ class WorldManager:
                 self._own_starters[world.spec.world] = self._start_job(world, world.spec.key.launcher)
             else:
                 spawns = self._spawns()
-                self._servers.run(self._spec, {number: spawns[number] for number in world.spec.server_numbers})
+                needed = {number: spawns[number] for number in world.spec.server_numbers}
+                self._servers.run(self._spec, needed, self._earlier)
                 self._servers.send(StartWorld(world.spec))
         except Exception:  # For example no memory for a process. Without an answer, the driver would wait forever.
             self._start_failed(StartFailed(world.spec.world, traceback.format_exc()))
@@ -359,7 +367,9 @@ class WorldManager:
         The drivers return the worlds in use. All others with such ranks are killed, and those that were being started
         are reported to the observer. `loss` says why the server's node counts as lost, with its name.
         """
-        self._preloads = False
+        if loss is None:
+            self._preloads = False
+            self._earlier.clear()
         ended = [world for world in self._forked_worlds() if number in world.spec.server_numbers]
         end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
         for world in ended:

@@ -232,6 +232,8 @@ def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, mo
     assert cluster.states() == [WorldState.IDLE, WorldState.IN_USE]
     with cluster.pool._lock:
         cluster.pool.on_tick()
+    assert cluster.states() == [WorldState.RETIRING, WorldState.IN_USE]
+    with cluster.pool._lock:
         manager._forget(next(iter(manager.worlds.values())))
     second.get()
 

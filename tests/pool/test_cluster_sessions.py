@@ -90,7 +90,7 @@ def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: S
             (HERE / "other").write_text("here\\n")
             while not (HERE / "go").exists():
                 time.sleep(0.01)
-            assert accel.ids == ("sim-1",)
+            assert accel.ids in (("sim-0",), ("sim-1",))
 
 
         @pytest.mark.devices(1)

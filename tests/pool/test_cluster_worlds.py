@@ -67,6 +67,12 @@ TESTS = """
 
     def test_passes():
         pass
+
+
+    def test_preloaded():
+        import sys
+
+        assert "colorsys" in sys.modules
 """
 
 
@@ -201,6 +207,18 @@ def test_a_place_whose_device_another_session_has_waits_for_its_lock(one: Sessio
     world = one.get(answers)
     assert ids(world) == ["sim-3"]
     world.close()
+
+
+def test_a_node_that_joins_later_preloads_what_the_others_have(one: Session) -> None:
+    one.pool.warm()
+    one.pool.preload(("colorsys",))
+    node = one.agents.start()
+    one.table.add(node, ["0", "2"])
+    first, second = one.acquire(PAIR), one.acquire(PAIR)
+    assert second.grant.spec.nodes == (node, node)
+    one.run(second, "test_preloaded")
+    for world in (first, second):
+        world.close()
 
 
 @pytest.mark.long
