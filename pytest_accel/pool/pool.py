@@ -462,9 +462,9 @@ class Pool:
         return any(True for _ in self._placing())
 
     def _pass_on_place(self, world: PooledWorld) -> bool:
-        """Hand a world on the cluster to the first request of its key that waits for a place; return True if done.
+        """Hand a returned world to the first request of its key that waits for a place, or keep it; True if done.
 
-        Keep the world if no request is known to have to wait. Return False if one is that came before.
+        Return False if the world must make room, since an earlier request is known to have to wait.
         """
         for request, placing in self._placing():
             if request.key == world.spec.key:

@@ -373,8 +373,7 @@ class WorldManager:
         ended = [world for world in self._forked_worlds() if number in world.spec.server_numbers]
         end = RankExit(ExitCause.SERVER_ENDED) if loss is None else RankExit(ExitCause.NODE_LOST, about=loss)
         for world in ended:
-            if world.state is WorldState.IN_USE:
-                _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
+            _mark_dead(world, number, end)  # Before the slow cleanup, since the drivers wait for it.
         kill_marked(self.directory, number)
         shared_memory.remove(shared_memory_path(self.directory, number))
         starting = [world for world in ended if world.state is WorldState.STARTING]
@@ -383,8 +382,10 @@ class WorldManager:
                 continue
             if world.state is WorldState.RETIRING and self.closing:
                 self._summary.add_unknown_teardown(world)
-            _mark_dead(world, number, end)
-            self.kill(world, "its fork server has ended" if loss is None else f"its node is lost: {loss}")
+            if world.state is WorldState.KILLED:
+                self._kill_after(world, 0.0)
+            else:
+                self.kill(world, "its fork server has ended" if loss is None else f"its node is lost: {loss}")
         for world in starting:
             why = f"the fork server ended twice while starting a world\n{self.server_log((number,))}"
             self._observer.on_lost(world, why if loss is None else f"a node of this session is lost: {loss}")

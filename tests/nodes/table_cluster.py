@@ -166,8 +166,11 @@ class Agents:
 
 
 def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
-    """Start an agent with the line `invitation` on its standard input, which stays open."""
-    command = [sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
+    """Start an agent with the line `invitation` on its standard input, which stays open.
+
+    Its starter ignores the ends of its children, as the workers of some clusters do, and ``exec`` passes that on.
+    """
+    command = ["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     process.stdin.write(invitation)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +95,10 @@ def test_an_agent_ends_with_its_starter() -> None:
     agents.nodes.on_lost = lambda number, why: lost.put((number, why))
     first, second = agents.start(), agents.start()
     assert agents.nodes.layout.nodes[second].address
+    status = Path(f"/proc/{agents.processes[second].pid}/status")
+    if status.exists():
+        ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
+        assert not int(ignored.split()[1], 16) & 1 << signal.SIGCHLD - 1
     stdin = agents.processes[first].stdin
     assert stdin is not None
     stdin.close()

@@ -238,6 +238,27 @@ def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, mo
     second.get()
 
 
+def test_a_world_that_has_ended_with_its_server_is_not_handed_over(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request gets the CPU slots of a world that ends with the same server."""
+    manager = cluster.pool._manager
+    first, second = Driver(cluster.pool), Driver(cluster.pool)
+    world = first.get(HERE).spec.world
+    first.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "start", lambda world: manager.worlds.update({world.spec.world: world}))
+        first.ask(replace(HERE, init=False))
+    assert cluster.states() == [WorldState.IDLE, WorldState.STARTING]
+    second.ask(HERE)
+    with cluster.pool._lock:
+        manager.worlds = dict(reversed(manager.worlds.items()))
+        manager._server_ended(0, None)
+    assert second.get().spec.world != world
+    second.release()
+    assert first.get().spec.ranks == 2  # In the second attempt.
+
+
 @pytest.mark.parametrize("loss", [None, "node-2 (its agent has ended)"])
 def test_a_server_that_ends_takes_only_its_own_worlds_with_it(cluster: Cluster, loss: str | None) -> None:
     manager = cluster.pool._manager
