@@ -170,7 +170,11 @@ def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
 
     Its starter ignores the ends of its children, as the workers of some clusters do, and ``exec`` passes that on.
     """
-    command = ["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
+    source = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    program = [sys.executable, "-m", "pytest_accel.nodes.cluster_agent"]
+    command = [sys.executable, "-c", source, *program]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     process.stdin.write(invitation)
