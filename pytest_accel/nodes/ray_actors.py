@@ -16,6 +16,8 @@ from pytest_accel import __version__
 
 _TAIL = 4_000
 """Maximum number of bytes of an agent's output that are shown."""
+_OF_RAY = ("RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS")
+"""Variables that Ray adds to the environment of a node."""
 
 
 class NodeActor:
@@ -75,7 +77,8 @@ def _node_environment() -> dict[str, str]:
     ``PYTHONBREAKPOINT``. Ray's allocator is only for the parent process, Ray's own.
     """
     environment = psutil.Process(os.getppid()).environ()
-    environment.pop("RAY_LD_PRELOAD_ON_WORKERS", None)
+    for name in _OF_RAY:
+        environment.pop(name, None)
     if environment.get("LD_PRELOAD", "").startswith(os.path.dirname(ray.__file__)):
         del environment["LD_PRELOAD"]
     return environment

@@ -28,10 +28,10 @@ from pytest_accel.nodes.ray_messages import (
     AgentEnded,
     Connect,
     Connected,
+    HelperFailed,
     NodeJoined,
     NodeLost,
     NodeNeeded,
-    NotConnected,
     PlaceFailed,
     PlaceReserved,
     PlaceWaits,
@@ -45,8 +45,6 @@ from pytest_accel.rank.coverage import unmeasured
 
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
-_SHOWN_LOG = 2_000
-"""Maximum number of bytes of the helper's log that a message shows."""
 
 
 class AgentNodes(Protocol):
@@ -232,7 +230,7 @@ class RayCluster:
                     self._cluster = {node.id: node for node in nodes}
                     self._can_scale = can_scale
                 self._connected.set()
-            case NotConnected(reason):
+            case HelperFailed(reason):
                 with self._lock:
                     self._failure = reason
             case NodeJoined(node):
@@ -350,8 +348,9 @@ class RayCluster:
         return f"the connection to the Ray cluster is lost: the process that held it {end}{self._log_text()}"
 
     def _log_text(self) -> str:
-        text = tail(self._log, _SHOWN_LOG)
-        return f"\n{text}" if text else ""
+        """Return the last line of the helper's output: the error with which Ray's native code ends a process."""
+        lines = tail(self._log).splitlines()
+        return f": {lines[-1]}" if lines else ""
 
 
 def check_address(address: str) -> None:

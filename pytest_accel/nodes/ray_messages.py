@@ -63,8 +63,8 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class NotConnected:
-    """The helper cannot connect to a cluster, and exits."""
+class HelperFailed:
+    """The helper exits, since it cannot connect to the cluster, or after an error."""
 
     reason: str
 

@@ -13,13 +13,14 @@ import socket
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from traceback import format_exc
 from typing import TYPE_CHECKING, Any
 
 from pytest_accel.core import prctl
 from pytest_accel.nodes.ray_messages import (
     Connect,
     Connected,
-    NotConnected,
+    HelperFailed,
     ReleasePlace,
     RequestPlace,
     StartAgent,
@@ -46,11 +47,12 @@ def main(descriptor: int, parent: int) -> None:
         assert isinstance(request, Connect)
         try:
             ray = _connect(request)
+            _serve(connection, ray)
+            ray.shutdown()
         except _Unreachable as error:
-            connection.send(NotConnected(str(error)))
-            return
-        _serve(connection, ray)
-        ray.shutdown()
+            connection.send(HelperFailed(str(error)))
+        except Exception:
+            connection.send(HelperFailed(f"the process that talks to Ray has ended with an error:\n{format_exc()}"))
 
 
 class _Unreachable(Exception):
