@@ -135,11 +135,12 @@ def demand_of(key: WorldKey) -> RayDemand:
         return RayDemand("CPU", key.ranks, 1, key.nodes, divisible=key.grouped)
     if key.kind not in RESOURCES:
         raise PlaceError(f"Ray does not assign devices of kind {key.kind!r}; it assigns {', '.join(RESOURCES)}")
-    # Ray does not know the memory of devices, so a share in bytes takes the whole device. Ranks that cannot use one
-    # device together (`sets` is 1) need a device each, whatever their share.
-    shared = key.need.share is not None and (key.need.sets > 1 or key.need.count == 1)
+    # Ray divides only GPUs, and does not know their memory, so a share in bytes takes the whole device. Ranks that
+    # cannot use one device together (`sets` is 1) need a device each, whatever their share.
+    resource = RESOURCES[key.kind]
+    shared = key.need.share is not None and (key.need.sets > 1 or key.need.count == 1) and resource == "GPU"
     return RayDemand(
-        RESOURCES[key.kind],
+        resource,
         key.ranks,
         key.devices_per_rank,
         key.nodes,

@@ -1,0 +1,287 @@
+"""Places in a real Ray cluster, whose nodes are on this machine and declare GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.nodes import ray_process
+from pytest_accel.nodes.cluster_nodes import ClusterNodes
+from pytest_accel.nodes.placement import Place, PlaceError
+from pytest_accel.nodes.ray_client import RayCluster
+from pytest_accel.nodes.ray_messages import Connect
+from pytest_accel.settings.options import Settings
+from tests.conftest import Surroundings
+from tests.faults.conftest import PATIENCE, eventually
+from tests.nodes.ray_machines import RayMachines
+
+pytest.importorskip("ray", reason="places in a Ray cluster need Ray")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
+    """A cluster of a head without GPUs, and nodes with 4 and 2 GPUs."""
+    made = RayMachines(surroundings.environment)
+    try:
+        made.add(4, "A100")
+        made.add(2, "H100")
+        yield made
+    finally:
+        made.close()
+
+
+class Session:
+    """The part of a session that uses a cluster."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.nodes = ClusterNodes(Settings(accel="sim:4"))
+        self.cluster = RayCluster(address, str(folder), self.nodes)
+        self.waits: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def request(self, key: WorldKey) -> tuple[int, queue.SimpleQueue[Place | PlaceError]]:
+        answers: queue.SimpleQueue[Place | PlaceError] = queue.SimpleQueue()
+        return self.cluster.place(key, answers.put, self.waits.put, answers.put), answers
+
+    def place(self, key: WorldKey) -> Place:
+        answer = self.request(key)[1].get(timeout=PATIENCE)
+        assert isinstance(answer, Place), answer
+        return answer
+
+    def failure(self, key: WorldKey) -> str:
+        answer = self.request(key)[1].get(timeout=PATIENCE)
+        assert isinstance(answer, PlaceError), answer
+        return str(answer)
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.nodes.close()
+
+
+@contextmanager
+def connected(address: str, folder: Path) -> Iterator[Session]:
+    folder.mkdir(exist_ok=True)
+    made = Session(address, folder)
+    try:
+        made.cluster.connect(PATIENCE)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def session(machines: RayMachines, tmp_path: Path) -> Iterator[Session]:
+    with connected(machines.address, tmp_path) as made:
+        yield made
+
+
+def gpus(ranks: int, *, nodes: int = 1, name: str | None = None, kind: str = "sim") -> WorldKey:
+    return WorldKey(kind, DeviceNeed(ranks, kind, name=name), ranks, True, devices_per_rank=1, nodes=nodes)
+
+
+def named(surroundings: Surroundings, part: str) -> list[psutil.Process]:
+    """Return the processes that tests have started with `part` in their command line."""
+    found = []
+    for process in surroundings.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if part in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def agents(surroundings: Surroundings) -> list[psutil.Process]:
+    return named(surroundings, "ray_agent")
+
+
+def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: Session) -> None:
+    pair = session.place(gpus(2))
+    (node,) = set(pair.nodes)
+    assert pair.nodes == (node, node)
+    assert len(pair.devices[node]) == 2
+    assert session.nodes.layout.nodes[node].address
+    spread = session.place(gpus(3, nodes=2))
+    first, second = dict.fromkeys(spread.nodes)
+    assert spread.nodes == (first, first, second)
+    assert [len(spread.devices[one]) for one in (first, second)] == [2, 1]
+    used = [(one, device) for place in (pair, spread) for one, ids in place.devices.items() for device in ids]
+    assert len(used) == len(set(used)) == 5
+    assert set(session.nodes.spawns) == {0, first, second}
+
+
+def test_a_world_of_the_same_shape_gets_the_place_of_the_one_before(session: Session) -> None:
+    before = session.place(gpus(2))
+    session.cluster.release(before)
+    other = session.place(gpus(1))
+    (node,) = set(before.nodes)
+    assert not set(other.devices.get(node, ())) & set(before.devices[node])
+    again = session.place(gpus(2))
+    assert (again.nodes, again.devices) == (before.nodes, before.devices)
+    assert again.number != before.number
+
+
+def test_a_name_chooses_the_node(session: Session) -> None:
+    small = session.place(gpus(1, name="*H100*"))
+    assert session.place(gpus(4, name="*A100*")).nodes[0] != small.nodes[0]
+    assert session.failure(gpus(4, name="*H100*")).startswith("needs 4 GPU (H100) on one node; the largest node")
+
+
+def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: Session) -> None:
+    place = session.place(WorldKey("cpu", None, 4, True, nodes=3))
+    assert sorted(place.nodes.count(node) for node in set(place.nodes)) == [1, 1, 2]
+    assert place.devices == {}
+
+
+def test_a_request_waits_until_there_is_room(session: Session) -> None:
+    places = [session.place(gpus(4)), session.place(gpus(2))]
+    number, cancelled = session.request(gpus(1))
+    text = "waits for {} GPU on one node of the Ray cluster; 0 of 6 are free"
+    assert session.waits.get(timeout=PATIENCE) == text.format(1)
+    session.cluster.cancel(number)
+    _, answers = session.request(gpus(3))
+    assert session.waits.get(timeout=PATIENCE) == text.format(3)
+    session.cluster.release(places[0])  # Kept for a world with 4 devices, but given up for this request.
+    found = answers.get(timeout=PATIENCE)
+    assert isinstance(found, Place)
+    assert set(found.nodes) == set(places[0].nodes)
+    assert cancelled.empty()
+
+
+def test_a_world_that_is_too_large_is_refused(session: Session) -> None:
+    (name, *_) = {node.name for node in session.cluster.nodes}
+    reason = f"needs 8 GPU on one node; the largest node of the Ray cluster ({name}) has 4"
+    assert session.failure(gpus(8)) == f"{reason}, and no autoscaler adds nodes"
+    assert session.cluster.shortage(gpus(8)) == reason
+    assert session.cluster.shortage(gpus(4)) is None
+    assert session.failure(gpus(1, kind="mlu")).startswith("Ray does not assign devices of kind 'mlu'")
+
+
+def test_an_agent_has_the_environment_of_its_node(session: Session, surroundings: Surroundings) -> None:
+    session.place(gpus(4))
+    (agent,) = agents(surroundings)
+    environment = agent.environ()
+    assert "OMP_NUM_THREADS" not in environment
+    assert not {name for name in environment if name.startswith(("RAY_JOB", "RAY_RAYLET", "RAY_LD", "LD_PRELOAD"))}
+    assert environment.get("PYTHONBREAKPOINT") == os.environ.get("PYTHONBREAKPOINT")
+    if os.geteuid() == 0:
+        assert agent.nice() == 0
+        assert Path(f"/proc/{agent.pid}/oom_score_adj").read_text() == Path("/proc/self/oom_score_adj").read_text()
+
+
+def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Surroundings) -> None:
+    lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    session.nodes.on_lost = lambda number, why: lost.put((number, why))
+    place = session.place(gpus(4))
+    (agent,) = agents(surroundings)
+    agent.kill()
+    assert lost.get(timeout=PATIENCE)[0] == place.nodes[0]
+    session.cluster.release(place)
+    again = session.place(gpus(4))
+    assert again.devices[again.nodes[0]] == place.devices[place.nodes[0]]
+    assert again.nodes[0] == place.nodes[0] + 1
+
+
+def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
+    assert session.failure(gpus(7))
+    node = machines.add(8)
+    eventually("the new node", lambda: session.cluster.shortage(gpus(7)) is None)
+    place = session.place(gpus(7))
+    lost: queue.SimpleQueue[int] = queue.SimpleQueue()
+    session.nodes.on_lost = lambda number, _: lost.put(number)
+    node.kill()
+    assert lost.get(timeout=PATIENCE) == place.nodes[0]
+    eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
+    session.cluster.release(place)
+    assert session.failure(gpus(7)).startswith("needs 7 GPU on one node")
+    assert session.place(gpus(4)).nodes[0] != place.nodes[0]
+
+
+def test_requests_fail_if_the_helper_dies(session: Session, surroundings: Surroundings) -> None:
+    session.place(gpus(4))
+    session.place(gpus(2))
+    _, waiting = session.request(gpus(1))
+    session.waits.get(timeout=PATIENCE)
+    (helper,) = named(surroundings, "ray_process")
+    helper.kill()
+    reason = "the connection to the Ray cluster is lost: the process that held it was killed by SIGKILL"
+    assert str(waiting.get(timeout=PATIENCE)).startswith(reason)
+    assert session.failure(gpus(1)).startswith(reason)
+    eventually("the end of the agents", lambda: not agents(surroundings))
+
+
+def test_nothing_is_left_of_a_session_that_ends(
+    machines: RayMachines, tmp_path: Path, surroundings: Surroundings
+) -> None:
+    with connected(machines.address, tmp_path) as session:
+        session.place(gpus(4))
+        _, waiting = session.request(gpus(4))
+    assert str(waiting.get(timeout=PATIENCE)) == "the session has left the Ray cluster"
+    eventually("the end of the agents", lambda: not agents(surroundings))
+    with connected(machines.address, tmp_path) as session:
+        session.place(gpus(4))
+
+
+def test_nothing_is_left_of_a_controller_that_is_killed(
+    machines: RayMachines, tmp_path: Path, surroundings: Surroundings
+) -> None:
+    source = f"""
+from pathlib import Path
+from tests.nodes.test_ray_cluster import connected, gpus
+with connected({machines.address!r}, Path({str(tmp_path / "killed")!r})) as session:
+    print(session.place(gpus(4)).number, flush=True)
+    input()
+"""
+    command = [sys.executable, "-c", source]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == b"1\n"
+        assert len(agents(surroundings)) == 1
+        controller.send_signal(signal.SIGKILL)
+    eventually("the end of the agents", lambda: not agents(surroundings))
+    with connected(machines.address, tmp_path / "next") as session:
+        session.place(gpus(4))
+
+
+@pytest.mark.long
+def test_requests_fail_if_the_head_dies(tmp_path: Path, surroundings: Surroundings) -> None:
+    machines = RayMachines(surroundings.environment)
+    try:
+        with connected(machines.address, tmp_path) as session:
+            machines.head.kill()
+            _, answers = session.request(gpus(1))
+            assert "the connection to the Ray cluster is lost" in str(answers.get(timeout=PATIENCE))
+    finally:
+        machines.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("ray://head:10001", "pytest's machine must be a node of the cluster"),
+        ("head", "the address of a Ray cluster is 'head'; allowed are 'auto' and HOST:PORT"),
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: "),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused(address: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(PlaceError) as error, connected(address, tmp_path):
+        pass
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_ray_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_process, "find_spec", lambda name: None)
+    with pytest.raises(Exception, match=r"ray is not installed: pip install 'pytest-accel\[ray\]'"):
+        ray_process._connect(Connect("auto", "pytest-accel"))
