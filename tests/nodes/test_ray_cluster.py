@@ -17,10 +17,12 @@ import pytest
 
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.inventory import KindSpec, Machine
 from pytest_accel.nodes import ray_process
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
 from pytest_accel.nodes.placement import Place, PlaceError
 from pytest_accel.nodes.ray_client import RayCluster
+from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_messages import Connect
 from pytest_accel.settings.options import Settings
 from tests.conftest import Surroundings
@@ -48,7 +50,7 @@ class Session:
     """The part of a session that uses a cluster."""
 
     def __init__(self, address: str, folder: Path) -> None:
-        self.nodes = ClusterNodes(Settings(accel="sim:4"))
+        self.nodes = ClusterNodes(Settings(accel="sim:4"), "")
         self.cluster = RayCluster(address, str(folder), self.nodes)
         self.waits: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -65,6 +67,10 @@ class Session:
         answer = self.request(key)[1].get(timeout=PATIENCE)
         assert isinstance(answer, PlaceError), answer
         return str(answer)
+
+    def shortage(self, key: WorldKey) -> str | None:
+        spec = KindSpec("sim", "4")
+        return RayMachine(spec, self.cluster.nodes, Machine(spec), scales=self.cluster.can_scale).shortage(key)
 
     def close(self) -> None:
         self.cluster.close()
@@ -163,8 +169,8 @@ def test_a_world_that_is_too_large_is_refused(session: Session) -> None:
     (name, *_) = {node.name for node in session.cluster.nodes}
     reason = f"needs 8 GPU on one node; the largest node of the Ray cluster ({name}) has 4"
     assert session.failure(gpus(8)) == f"{reason}, and no autoscaler adds nodes"
-    assert session.cluster.shortage(gpus(8)) == reason
-    assert session.cluster.shortage(gpus(4)) is None
+    assert session.shortage(gpus(8)) == reason
+    assert session.shortage(gpus(4)) is None
     assert session.failure(gpus(1, kind="mlu")).startswith("Ray does not assign devices of kind 'mlu'")
 
 
@@ -196,7 +202,7 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
 def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
     assert session.failure(gpus(7))
     node = machines.add(8)
-    eventually("the new node", lambda: session.cluster.shortage(gpus(7)) is None)
+    eventually("the new node", lambda: session.shortage(gpus(7)) is None)
     place = session.place(gpus(7))
     lost: queue.SimpleQueue[int] = queue.SimpleQueue()
     session.nodes.on_lost = lambda number, _: lost.put(number)
