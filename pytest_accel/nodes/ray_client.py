@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -45,6 +46,9 @@ from pytest_accel.rank.coverage import unmeasured
 
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
+
+_NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
+"""The beginning of a line that Ray's native code logs: time, severity, process, thread."""
 
 
 class AgentNodes(Protocol):
@@ -341,15 +345,19 @@ class RayCluster:
 
     def _end_text(self) -> str:
         """Return why the helper has ended; wait for its exit."""
-        status = self._process.wait()
+        end = describe_exit(exited(self._process.wait()), "was")
         if self._closing:
             return "the session has left the Ray cluster"
-        end = describe_exit(exited(status), "was")
+        if not self._connected.is_set():
+            return (
+                f"the process that connects to the Ray cluster {end}{self._log_text()}; pytest's machine must be a "
+                "node of the cluster (ray start --address=HOST:PORT)"
+            )
         return f"the connection to the Ray cluster is lost: the process that held it {end}{self._log_text()}"
 
     def _log_text(self) -> str:
-        """Return the last line of the helper's output: the error with which Ray's native code ends a process."""
-        lines = tail(self._log).splitlines()
+        """Return the helper's last error, as Ray's native code logs it before it ends a process."""
+        lines = [line for line in tail(self._log).splitlines() if _NATIVE_ERROR.match(line)]
         return f": {lines[-1]}" if lines else ""
 
 

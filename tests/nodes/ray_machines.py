@@ -75,7 +75,11 @@ class RayMachines:
         self.environment.pop("RAY_ADDRESS", None)
         self._nodes: list[StartedNode] = []
         self._hosts = 1
-        self.head = self._start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}/ray")
+        try:
+            self.head = self._start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}/ray")
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:

@@ -199,6 +199,7 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     assert again.nodes[0] == place.nodes[0] + 1
 
 
+@pytest.mark.long
 def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
     assert session.failure(gpus(7))
     node = machines.add(8)
@@ -239,6 +240,7 @@ def test_nothing_is_left_of_a_session_that_ends(
         session.place(gpus(4))
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_controller_that_is_killed(
     machines: RayMachines, tmp_path: Path, surroundings: Surroundings
 ) -> None:
