@@ -7,6 +7,7 @@ controller, and with the controller.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import socket
@@ -125,13 +126,15 @@ def _handle(message: object, places: Places) -> None:
 def _can_scale(ray: Any) -> bool:
     """Return whether an autoscaler can add nodes to the cluster.
 
-    Ray's monitor of a cluster without an autoscaler calls the type of each node ``node_ID``. Without any monitor, no
-    status has been written. (There is no public function for this; ``ray status`` reads the same.)
+    Ray's monitor of a cluster without an autoscaler calls the type of each node ``node_ID``. There is no public
+    function for this; ``ray status`` reads the same: the report of the first version of the autoscaler, and that of the
+    second, whose counter is 0 if there is none.
     """
     status = import_module("ray.experimental.internal_kv")._internal_kv_get(b"__autoscaling_status")
+    report = json.loads(status).get("autoscaler_report") if status is not None else None
+    types = (report.get("node_type_mapping") if report is not None else None) or {}
     sdk = import_module("ray.autoscaler.v2.sdk")
     state = sdk.get_cluster_status(ray.get_runtime_context().gcs_address)
-    if status is None and state.stats.autoscaler_version in (None, "0"):
-        return False
-    nodes = [*state.active_nodes, *state.idle_nodes]
-    return any(node.ray_node_type_name != f"node_{node.node_id}" for node in nodes)
+    if state.stats.autoscaler_version not in (None, "0"):
+        types |= {node.node_id: node.ray_node_type_name for node in (*state.active_nodes, *state.idle_nodes)}
+    return any(kind != f"node_{node}" for node, kind in types.items())

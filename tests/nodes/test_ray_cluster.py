@@ -127,15 +127,17 @@ def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(sess
     assert set(session.nodes.spawns) == {0, first, second}
 
 
-def test_a_world_of_the_same_shape_gets_the_place_of_the_one_before(session: Session) -> None:
-    before = session.place(gpus(2))
-    session.cluster.release(before)
-    other = session.place(gpus(1))
-    (node,) = set(before.nodes)
-    assert not set(other.devices.get(node, ())) & set(before.devices[node])
-    again = session.place(gpus(2))
-    assert (again.nodes, again.devices) == (before.nodes, before.devices)
-    assert again.number != before.number
+def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMachines, tmp_path: Path) -> None:
+    with connected(machines.address, tmp_path / "other") as other:
+        with connected(machines.address, tmp_path / "own") as session:
+            before = session.place(gpus(4))
+            session.cluster.release(before)
+            _, answers = other.request(gpus(4))
+            assert other.waits.get(timeout=PATIENCE).startswith("waits for 4 GPU on one node of the Ray cluster")
+            again = session.place(gpus(4))
+            assert (again.nodes, again.devices) == (before.nodes, before.devices)
+            assert again.number != before.number
+        assert isinstance(answers.get(timeout=PATIENCE), Place)
 
 
 def test_a_name_chooses_the_node(session: Session) -> None:
