@@ -22,11 +22,6 @@ def server_log_path(directory: str, server: int) -> str:
     return os.path.join(directory, f"server-{server}.log" if server else "server.log")
 
 
-def ray_log_path(directory: str) -> str:
-    """Return the path of the output of the process that talks to Ray."""
-    return os.path.join(directory, "ray.log")
-
-
 def shared_memory_path(directory: str, server: int | str) -> str:
     """Return the path of a fork server's record of the files that its ranks create in shared memory.
 

@@ -115,7 +115,7 @@ class Place:
     number: int
     """The number of the request."""
     nodes: tuple[int, ...]
-    """The node of each rank, as a number in `Layout.nodes`. The fork server of a cluster's node has the same number."""
+    """The node of each rank in ascending order, as a number in `Layout.nodes` and of the node's fork server."""
     devices: Mapping[int, tuple[str, ...]]
     """By node: the values of the kind's mask variable for the reserved devices, as a process without that mask numbers
     them (``0``, ``3``, ``GPU-...``). Empty for a world without devices."""

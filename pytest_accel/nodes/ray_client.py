@@ -8,21 +8,21 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from traceback import format_exc
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from pytest_accel.core.kill import MARK, kill_tree
-from pytest_accel.core.paths import ray_log_path
+from pytest_accel.core.kill import kill_tree
 from pytest_accel.core.rank_exit import exited
-from pytest_accel.core.units import is_count
 from pytest_accel.core.world_key import WorldKey
-from pytest_accel.diagnostics.exit_status import describe_exit, tail
+from pytest_accel.diagnostics.exit_status import describe_exit
 from pytest_accel.nodes.agent_admission import Invitation
 from pytest_accel.nodes.placement import Place, PlaceError
 from pytest_accel.nodes.ray_messages import (
@@ -47,6 +47,8 @@ from pytest_accel.rank.coverage import unmeasured
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
 
+_TAIL = 10_000
+"""Bytes of the helper's output in which its last error is looked for."""
 _NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
 """The beginning of a line that Ray's native code logs: time, severity, process, thread."""
 
@@ -82,14 +84,10 @@ class RayCluster:
     Thread-safe. Callbacks are called without a lock held, in a thread of this object or of its `nodes`.
     """
 
-    def __init__(self, address: str, directory: str, nodes: AgentNodes) -> None:
-        """Start to connect to the cluster at `address`: ``HOST:PORT``, or ``auto`` for that of this machine.
-
-        `directory` is the session's folder. Raise PlaceError if the form of the address is not allowed.
-        """
-        check_address(address)
+    def __init__(self, address: str, nodes: AgentNodes) -> None:
+        """Start to connect to the cluster at `address`: ``HOST:PORT``, or ``auto`` for that of this machine."""
         self._nodes = nodes
-        self._log = ray_log_path(directory)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
         self._lock = threading.RLock()
         self._sending = threading.Lock()
         self._requests: dict[int, _Request] = {}
@@ -109,7 +107,7 @@ class RayCluster:
         self._closing = False
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _start(theirs, directory, self._log)
+            self._process = _start(theirs, self._log)
         ours.setblocking(True)
         self._connection = Connection(ours.detach())
         self._send(Connect(address, f"pytest-accel-{uuid.uuid4().hex}"))
@@ -195,6 +193,7 @@ class RayCluster:
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._connection.close()
+            self._log.close()
 
     def _send(self, message: object) -> None:
         with self._sending, contextlib.suppress(OSError):  # If the helper has ended, the thread reports that.
@@ -309,8 +308,9 @@ class RayCluster:
             if request is None or request.reserved is not message:
                 return
             del self._requests[number]
-        ranks = tuple(node for node, bundle in zip(nodes, message.bundles, strict=True) for _ in range(bundle.ranks))
-        devices = {node: bundle.devices for node, bundle in zip(nodes, message.bundles, strict=True) if bundle.devices}
+        bundles = dict(sorted(zip(nodes, message.bundles, strict=True), key=itemgetter(0)))
+        ranks = tuple(node for node, bundle in bundles.items() for _ in range(bundle.ranks))
+        devices = {node: bundle.devices for node, bundle in bundles.items() if bundle.devices}
         request.on_place(Place(number, ranks, devices))
 
     def _not_joined(self, number: int, message: PlaceReserved, node: int, reason: str) -> None:
@@ -357,36 +357,25 @@ class RayCluster:
 
     def _log_text(self) -> str:
         """Return the helper's last error, as Ray's native code logs it before it ends a process."""
-        lines = [line for line in tail(self._log).splitlines() if _NATIVE_ERROR.match(line)]
+        size = os.fstat(self._log.fileno()).st_size
+        end = os.pread(self._log.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
+        lines = [line for line in end.splitlines() if _NATIVE_ERROR.match(line)]
         return f": {lines[-1]}" if lines else ""
 
 
-def check_address(address: str) -> None:
-    """Raise PlaceError unless `address` is ``auto`` or ``HOST:PORT``."""
-    if address.startswith("ray://"):
-        raise PlaceError(
-            f"the address {address} is that of a Ray client, which cannot be used: pytest's machine must be a node of "
-            "the cluster (ray start --address=HOST:PORT)"
-        )
-    host, _, port = address.rpartition(":")
-    if address != "auto" and not (host and is_count(port)):
-        raise PlaceError(f"the address of a Ray cluster is {address!r}; allowed are 'auto' and HOST:PORT")
-
-
-def _start(end: socket.socket, directory: str, log: str) -> subprocess.Popen[bytes]:
-    """Start the helper, which serves on the socket `end`."""
+def _start(end: socket.socket, log: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start the helper, which serves on the socket `end` and writes to `log`."""
     source = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         f"from pytest_accel.nodes.ray_process import main; main({end.fileno()}, {os.getpid()})"
     )
-    with open(log, "wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-c", source],
-            pass_fds=[end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**unmeasured(os.environ), MARK: directory},
-            cwd=directory,  # Ray adds the working directory to sys.path on the nodes.
-            start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
-        )
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        pass_fds=[end.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=unmeasured(os.environ),
+        cwd="/",  # Ray adds the working directory to sys.path on the nodes.
+        start_new_session=True,  # Ctrl-C at the terminal must interrupt the driver only.
+    )

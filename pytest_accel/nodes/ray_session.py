@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
-from pytest_accel.core.paths import private_directory
 from pytest_accel.hardware.inventory import Machine, parse_kind
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
 from pytest_accel.nodes.ray_client import RayCluster
@@ -23,9 +20,8 @@ class RaySession:
 
         `own` is this machine. `rootdir` is the suite's root directory, with the same files on all nodes.
         """
-        self._directory = private_directory()
         self.nodes = ClusterNodes(settings, rootdir)
-        self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self._directory, self.nodes)
+        self._cluster = RayCluster((settings.cluster or "").partition(":")[2] or "auto", self.nodes)
         self.nodes.cluster = self._cluster
         self.nodes.on_lost = self._on_lost
         try:
@@ -41,7 +37,6 @@ class RaySession:
         """End the agents, give back all places, and disconnect. The pool must have been closed."""
         self.nodes.close()
         self._cluster.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _on_lost(self, number: int, why: str) -> None:
         self._cluster.drop_node(number)

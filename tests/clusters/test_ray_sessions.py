@@ -230,7 +230,7 @@ def test_worlds_over_nodes_and_workers(suite: Suite, machines: RayMachines, surr
     )
     found = run(suite, machines, "-n", "auto")
     assert "created: 4/4 workers" in found.text
-    assert set(found.words.values()) == {"PASSED", "SKIPPED"}
+    assert set(found.words.values()) == {"PASSED", "SKIPPED"}, found.text
     assert found.words["test_too_many_nodes"] == "SKIPPED"
     assert len(found.words) == 13
     expect_free_nodes(surroundings)
