@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks import (
     adoption,
     broker,
+    cluster,
     discovery,
     fairness,
     first,
@@ -69,6 +70,7 @@ def main() -> int:
     groups: dict[str, Measure] = {
         "warm": warm.figures,
         "launcher": launcher.figures,
+        "cluster": cluster.figures,
         "fresh": fresh.figures,
         "first": first.figures,
         "adoption": adoption.figures,

@@ -141,8 +141,8 @@ def cluster(value: object) -> str:
     given = text(value)
     if given.startswith("ray://"):
         raise ExplainedError(
-            f"must be ray or ray:HOST:PORT, got {given!r}: ray:// is the address of Ray's client server, but this machine "
-            "must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
+            f"must be ray or ray:HOST:PORT, got {given!r}: ray:// is the address of Ray's client server, but this "
+            "machine must be a node of the cluster; give the address of the cluster's head (--port of `ray start`)"
         )
     if given != "ray" and not re.fullmatch(r"ray:(\[[0-9A-Fa-f:.]+\]|[\w.-]+):[0-9]{1,5}", given, re.ASCII):
         raise ValueError(value)

@@ -28,8 +28,9 @@ _DETECTION = {
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
-"""Settings with which the head notices within seconds that a node is gone."""
+"""Settings with which head and nodes notice within seconds that the other is gone."""
 
 
 @dataclass(frozen=True)
