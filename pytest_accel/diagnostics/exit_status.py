@@ -14,7 +14,7 @@ LAST_OUTPUT = 8_000
 OUT_OF_MEMORY = "out of memory (the oom_kill counter of the control group went up)"
 _TEXTS = {
     ExitCause.SERVER_ENDED: "ended with the fork server, which is gone",
-    ExitCause.NODE_LOST: "lost with its node",
+    ExitCause.NODE_LOST: "lost with the node",
     ExitCause.JOB_ENDED: "ended with its MPI job, since a rank has called MPI_Abort or has died",
     ExitCause.LOCK_LOST: "killed by this session: the lock of its devices was lost, and another session may use them",
 }

@@ -305,7 +305,7 @@ def test_a_lost_node_fails_the_test_that_ran_there_and_a_new_one_is_used(
         node.kill()
         found = session.finish()
         found.expect({"test_endless": "FAILED", "test_next": "PASSED"})
-        assert "ranks 0-1 were lost with its node" in found.failure("test_endless")
+        assert "ranks 0-1 were lost with the node" in found.failure("test_endless")
         expect_free_nodes(surroundings)
         for folder in surroundings.temporary.glob("accel-*"):  # Nothing on a crashed machine can remove its files.
             shutil.rmtree(folder)

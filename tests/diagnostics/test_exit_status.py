@@ -74,7 +74,7 @@ def start() -> Iterator[Start]:
         (RankExit(ExitCause.OUT_OF_MEMORY, -signal.SIGKILL), f"killed by SIGKILL: {OUT_OF_MEMORY}"),
         (
             RankExit(ExitCause.NODE_LOST, about="far (its agent has ended)"),
-            "lost with its node far (its agent has ended)",
+            "lost with the node far (its agent has ended)",
         ),
     ],
 )

@@ -480,7 +480,7 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two:
 
     # What the far rank had passed before, nobody may have asked it in time.
     assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
-    assert "rank 1 was lost with its node far-node (it did not answer for 10 s)" in run.failure("test_endless")
+    assert "rank 1 was lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: it did not answer for 10 s" in run.text
     assert run.code == 1
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +23,17 @@ _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()"
 _STARTED = "Ray runtime started"
 
 
-_DETECTION = {
+_SMALL = ("--object-store-memory=80000000", "--num-cpus=4")
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "300",
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
-"""Settings with which head and nodes notice within seconds that the other is gone."""
+"""Nothing is sent to Ray's makers. The others are settings with which head and nodes notice within
+seconds that the other is gone."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,24 @@ class StartedNode:
         psutil.wait_procs(processes)
 
 
+def start_node(
+    folder: Path, host: str, number: int, environment: Mapping[str, str], options: Sequence[str], on: Sequence[str] = ()
+) -> StartedNode:
+    """Start a node with the address `host`; `on` is the beginning of a command that runs on another machine."""
+    log = folder / f"node-{number}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*on, *_PROGRAM, "start", "--block", f"--node-ip-address={host}", *_SMALL, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**environment, **_SETTINGS},
+            cwd=folder,
+            start_new_session=True,
+        )
+    return StartedNode(process, log)
+
+
 class RayMachines:
     """A cluster, whose head declares no GPUs. Nothing is written outside `folder`, whose path must be short."""
 
@@ -69,8 +90,6 @@ class RayMachines:
         self.environment = {
             **os.environ,
             **environment,
-            **_DETECTION,
-            "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(self.folder),
         }
         self.environment.pop("RAY_ADDRESS", None)
@@ -98,20 +117,8 @@ class RayMachines:
 
     def _start(self, *options: str, **variables: str) -> StartedNode:
         self._hosts += 1
-        log = self.folder / f"node-{self._hosts}.log"
         host = f"127.0.0.{self._hosts}"  # Ray replaces 127.0.0.1 by the address of an interface.
-        with log.open("wb") as output:
-            command = [*_PROGRAM, "start", "--block", f"--node-ip-address={host}", "--object-store-memory=80000000"]
-            process = subprocess.Popen(
-                [*command, "--num-cpus=4", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**self.environment, **variables},
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        node = StartedNode(process, log)
+        node = start_node(self.folder, host, self._hosts, {**self.environment, **variables}, options)
         self._nodes.append(node)
         node.wait_ready()
         return node

@@ -121,7 +121,7 @@ def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: S
             "test_plain": "PASSED",
         }
     )
-    assert "rank 1 was lost with its node node-2 (its agent has ended)" in run.failure("test_loses_a_node")
+    assert "rank 1 was lost with the node node-2 (its agent has ended)" in run.failure("test_loses_a_node")
     assert "errors outside of any test" not in run.text
 
 

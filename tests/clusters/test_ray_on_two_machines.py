@@ -1,0 +1,131 @@
+"""A Ray cluster of two machines: network namespaces with host names of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Surroundings
+from tests.faults.conftest import PYTEST, Session, Suite
+from tests.launchers.machines import ADDRESSES, Machines, machines
+from tests.launchers.under import suites
+from tests.nodes.ray_machines import StartedNode, start_node
+
+pytest.importorskip("ray", reason="sessions on a Ray cluster need Ray")
+pytestmark = pytest.mark.long
+
+_PORT = 6379
+ENDLESS = """
+    import time
+    from pathlib import Path
+
+    import pytest
+
+
+    @pytest.mark.distributed(2)
+    def test_endless(rank):
+        Path(f"rank-{rank}").write_text(f"{rank}\\n")
+        time.sleep(1000)
+
+
+    def test_unmarked():
+        pass
+    """
+
+
+@pytest.fixture
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with suites(tmp_path_factory) as made:
+        made.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
+        yield made
+
+
+@pytest.fixture
+def two(surroundings: Surroundings) -> Iterator[Machines]:
+    """Two machines, each with a node of a Ray cluster; only the far one has GPUs, two of them."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray makes sockets there, whose paths must be short.
+    nodes: list[StartedNode] = []
+    try:
+        with machines(folder) as made:
+            head = (
+                "--head",
+                f"--port={_PORT}",
+                "--include-dashboard=false",
+                "--num-gpus=0",
+                f"--temp-dir={folder}/ray",
+            )
+            far = (f"--address={ADDRESSES[0]}:{_PORT}", "--num-gpus=2")
+            try:
+                for number, options in enumerate((head, far)):
+                    environment = {**os.environ, **surroundings.environment, "RAY_TMPDIR": str(folder / str(number))}
+                    # The far machine has shared memory of its own.
+                    on = made.on(number, private=("/dev/shm",) if number else ())
+                    nodes.append(start_node(folder, ADDRESSES[number], number, environment, options, on))
+                    nodes[-1].wait_ready()
+                yield made
+            finally:
+                for node in reversed(nodes):
+                    node.kill()
+    finally:
+        shutil.rmtree(folder)
+
+
+def start(suite: Suite, two: Machines) -> Session:
+    return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", program=(*two.on(0), *PYTEST))
+
+
+def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two: Machines) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import platform
+
+        import pytest
+        import torch
+        import torch.distributed as dist
+
+
+        @pytest.mark.distributed(2)
+        def test_far(gather):
+            assert gather(platform.node()) == ["far-node"] * 2
+
+
+        @pytest.mark.distributed(2, nodes=2, device="cpu")
+        def test_both(gather, shared_tmp_path, rank):
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2
+            assert sorted(gather(platform.node())) == ["far-node", "near-node"]
+            (shared_tmp_path / str(rank)).touch()
+            dist.barrier()
+            assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["0", "1"]
+
+
+        @pytest.mark.distributed(2)
+        def test_fails_far(rank):
+            assert rank == 0
+
+
+        def test_near():
+            assert platform.node() == "near-node"
+        """,
+    )
+    found = start(suite, two).finish()
+    found.expect({"test_far": "PASSED", "test_both": "PASSED", "test_fails_far": "FAILED", "test_near": "PASSED"})
+
+
+def test_a_machine_that_cannot_be_reached_any_more_is_named(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", ENDLESS)
+    session = start(suite, two)
+    suite.read("rank-1")
+    two.cut()
+    found = session.finish()
+    # What the ranks had passed before, nobody may have asked them in time.
+    assert found.words["test_endless"] in ("FAILED", "ERROR")
+    assert found.words["test_unmarked"] == "PASSED"
+    assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in found.failure("test_endless")
