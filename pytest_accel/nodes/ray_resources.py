@@ -15,7 +15,6 @@ RESOURCES = {
     "cuda": "GPU",
     "rocm": "GPU",
     "xpu": "GPU",
-    "mps": "GPU",
     "sim": "GPU",
     "tpu": "TPU",
     "npu": "NPU",

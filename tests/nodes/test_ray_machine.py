@@ -1,0 +1,74 @@
+"""The devices of a Ray cluster, as a session plans with them. No Ray is needed for this."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pytest_accel.core.device import DeviceNeed
+from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.inventory import Machine, describe, parse_kind
+from pytest_accel.hardware.vendors.base_vendor import BaseVendor
+from pytest_accel.nodes.ray_machine import RayMachine
+from pytest_accel.nodes.ray_resources import TYPE_LABEL, RayNode
+
+NODES = (
+    RayNode("0", "head", "10.0.0.1", {"CPU": 8.0}, {}),
+    RayNode("1", "one", "10.0.0.2", {"CPU": 8.0, "GPU": 4.0}, {TYPE_LABEL: "A100"}),
+    RayNode("2", "two", "10.0.0.3", {"CPU": 8.0, "GPU": 2.0}, {TYPE_LABEL: "H100"}),
+)
+
+
+def machine(accel: str, *, scales: bool = False) -> RayMachine:
+    spec = parse_kind(accel)
+    return RayMachine(spec, NODES, Machine(spec), scales=scales)
+
+
+def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
+    return WorldKey(kind, DeviceNeed(count, kind), count, True, devices_per_rank=1, nodes=nodes)
+
+
+def test_all_nodes_are_one_machine() -> None:
+    found = pickle.loads(pickle.dumps(machine("sim:4")))  # As for a worker of xdist.
+    assert describe(found.session) == "accel: sim, 6 devices: 4 x A100, 2 x H100; on 3 nodes of a Ray cluster"
+    assert len({device.id for device in found.session.devices}) == 6
+    assert found.of("sim") is found.session
+    assert found.of("cuda").devices == ()
+    assert found.of("cpu").kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (key(4), None),
+        (key(2, nodes=2), None),
+        # Ranks are distributed evenly, and three do not fit on the smaller node.
+        (key(6), "needs 6 GPU on one node; the largest node of the Ray cluster (one) has 4"),
+        (key(9), "needs 9 GPU on one node; the largest node of the Ray cluster (one) has 4"),
+        (key(3, nodes=3), "needs 1 GPU on each of 3 nodes; the Ray cluster has 2 such nodes"),
+        (key(1, "mlu"), "Ray does not assign devices of kind 'mlu'"),
+    ],
+)
+def test_a_world_that_fits_no_node_is_missing(wanted: WorldKey, text: str | None) -> None:
+    found = machine("sim:4").shortage(wanted)
+    if text is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith(text)
+
+
+def test_a_cluster_with_an_autoscaler_may_get_larger_nodes() -> None:
+    assert machine("sim:4", scales=True).shortage(key(9)) is None
+
+
+def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseVendor, "lacking", lambda vendor: f"torch is not built for {vendor.kind}")
+    text = describe(machine("auto").session)
+    assert text.startswith(
+        "accel: no node of the Ray cluster has an accelerator for this session; "
+        "GPU cannot be cuda devices, since torch is not built for cuda"
+    )
+    monkeypatch.setattr(BaseVendor, "lacking", lambda vendor: None)
+    assert machine("auto").session.kind == "cuda"

@@ -1,0 +1,75 @@
+"""A node of a cluster runs tests only with the code and in the environment that they are meant for."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_accel.nodes.cluster_nodes import ClusterNodes
+from pytest_accel.nodes.node_environment import additions
+from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
+from pytest_accel.settings.options import Settings
+from tests.nodes.table_cluster import start_agent
+
+HERE = SuiteCode({"a.py": "1", "b.py": "2"}, {"Python": "3.11.7", "torch": "2.13.0"})
+
+
+def test_python_files_of_the_suite_count(tmp_path: Path) -> None:
+    for name in ("test_a.py", "pkg/b.py", ".hidden/c.py", "env/lib/d.py", "pkg/__pycache__/e.py", "data.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+    found = suite_code(str(tmp_path))
+    assert sorted(found.files) == ["pkg/b.py", "test_a.py"]
+    assert {"Python", "pytest", "pytest-accel"} <= found.versions.keys()
+    assert difference(found, suite_code(str(tmp_path))) is None
+    (tmp_path / "test_a.py").write_text("changed = True\n")
+    assert difference(found, suite_code(str(tmp_path))) == "other files: test_a.py"
+
+
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        (replace(HERE, files={}), "it has no Python files there; the suite must have the same path on all nodes"),
+        (replace(HERE, files={"a.py": "1"}), "other files: b.py"),
+        (replace(HERE, files=dict.fromkeys("abcde", "9")), "other files: a, a.py, b and 4 more"),
+        (replace(HERE, versions={"Python": "3.11.7"}), "other versions: torch is missing (here 2.13.0)"),
+        (replace(HERE, versions={"Python": "3.11.7", "torch": "2.14.0"}), "other versions: torch 2.14.0 (here 2.13.0)"),
+    ],
+)
+def test_differences_are_named(there: SuiteCode, text: str) -> None:
+    assert difference(HERE, there) == text
+
+
+def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, text in ((own, "1"), (other, "2")):
+        folder.mkdir()
+        (folder / "test_it.py").write_text(text)
+    nodes = ClusterNodes(Settings(), str(own))
+    answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+    invitation = nodes.expect(1, "far")
+    nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
+    agent = start_agent(replace(invitation, rootdir=str(other)).line())
+    assert answers.get(timeout=60).endswith(f"cannot run the tests in {own}: other files: test_it.py")
+    assert agent.wait(60) == 1
+    nodes.close()
+    assert agent.stdin is not None
+    agent.stdin.close()
+
+
+def test_ranks_get_the_variables_that_their_node_does_not_set() -> None:
+    environ = {
+        "HF_HOME": "/models",
+        "PATH": "/here",
+        "PYTEST_ADDOPTS": "-q",
+        "PYTEST_CURRENT_TEST": "test_it",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "TMPDIR": "/tmp/here",
+        "RANK": "0",
+        "SLURM_JOB_ID": "71",
+    }
+    assert additions(environ, ("PATH", "PYTEST_ADDOPTS")) == {"HF_HOME": "/models", "PYTEST_ADDOPTS": "-q"}
