@@ -41,7 +41,9 @@ class Folders:
         """Return the `path` of a file in rootdir as pytest shows it, and that of a library relative to its package."""
         if (library := _LIBRARY.search(path)) is not None:
             return path[library.end() :]
-        return os.path.relpath(self._absolute(path), self.invocation or self.root) if self.is_own(path) else path
+        if not self.root or not self.is_own(path):
+            return path
+        return os.path.relpath(self._absolute(path), self.invocation or self.root)
 
     def _absolute(self, path: str) -> str:
         return os.path.normpath(os.path.join(self.invocation, path))

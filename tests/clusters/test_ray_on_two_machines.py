@@ -16,7 +16,6 @@ from tests.launchers.machines import ADDRESSES, Machines, machines
 from tests.launchers.under import suites
 from tests.nodes.ray_machines import StartedNode, start_node
 
-pytest.importorskip("ray", reason="sessions on a Ray cluster need Ray")
 pytestmark = pytest.mark.long
 
 _PORT = 6379

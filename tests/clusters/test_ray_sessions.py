@@ -17,8 +17,6 @@ from tests.faults.conftest import Run, Session, Suite, eventually
 from tests.launchers.under import suites
 from tests.nodes.ray_machines import RayMachines
 
-pytest.importorskip("ray", reason="sessions on a Ray cluster need Ray")
-
 MIXED = """
     import os
     import signal

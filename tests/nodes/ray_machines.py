@@ -11,12 +11,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
+import pytest
 
 from pytest_accel.nodes.ray_resources import TYPE_LABEL
 from tests.faults.conftest import eventually
+
+if find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
 """The program ``ray`` of this interpreter, which need not be in PATH."""
@@ -103,7 +108,8 @@ class RayMachines:
 
     @property
     def address(self) -> str:
-        return (self.folder / "ray" / "ray_current_cluster").read_text()
+        """The address of the head, which writes it to a file that is empty at first."""
+        return eventually("the address of the head", (self.folder / "ray" / "ray_current_cluster").read_text)
 
     def add(self, gpus: int, model: str | None = None) -> StartedNode:
         """Start a node, and wait until it has joined.

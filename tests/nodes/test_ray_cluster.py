@@ -29,8 +29,6 @@ from tests.conftest import Surroundings
 from tests.faults.conftest import PATIENCE, eventually
 from tests.nodes.ray_machines import RayMachines
 
-pytest.importorskip("ray", reason="places in a Ray cluster need Ray")
-
 ROOT = Path(__file__).parents[2]
 
 
