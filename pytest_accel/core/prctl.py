@@ -23,7 +23,8 @@ def _prctl(option: int, argument: int) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when `parent` exits; exit now if it already has.
 
-    `parent` is the process that forked this one, and must have a single thread.
+    `parent` is the process that forked this one. The thread that did so must live as long as `parent`: the kernel
+    kills this process when that thread exits.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

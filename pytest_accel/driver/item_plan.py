@@ -159,8 +159,11 @@ def _can_use_one_device(kind: str, ranks: dict[str, Any], resources: Resources) 
 def _missing(key: WorldKey, resources: Resources) -> str | None:
     """Return why the session can never run a world of `key`; None if it can."""
     layout = resources.layout
-    if isinstance(resources.machine, RayMachine) and key.in_cluster:
-        return resources.machine.shortage(key)
+    if isinstance(resources.machine, RayMachine):
+        if key.in_cluster:
+            return resources.machine.shortage(key)
+        if key.launcher is not None and key.need is not None:
+            return f"{key.launcher} starts its ranks on this machine, and the session uses the devices of a cluster"
     if key.grouped:
         shortage = layout.shortage(key.ranks, key.nodes, resources.launcher)
         if shortage is None and key.launcher is not None:

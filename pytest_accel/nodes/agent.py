@@ -1,4 +1,4 @@
-"""The agent of a launched process that is not rank 0. It runs the fork server from which its ranks are forked.
+"""The agent of a launched process that is not rank 0, or of a cluster's node. It runs a fork server, which forks ranks.
 
 The agent prints nothing and is not a rank itself: the launcher sees no process exit when a rank dies or hangs, and the
 world can be replaced as without a launcher. An agent on the driver's node uses the session's folder. An agent on
@@ -98,7 +98,7 @@ class _Agent:
         """Handle messages until the driver exits; return the exit status."""
         why = self._transport.run(self._handle)
         if why is not None:
-            print(f"accel: the connection to rank 0 has ended: {why}", file=sys.stderr, flush=True)
+            print(f"accel: the connection to the driver has ended: {why}", file=sys.stderr, flush=True)
         if self._status is None:
             # The driver's fork server removes the folder, but ranks of this agent may write files there afterwards.
             self._owns_folder = True

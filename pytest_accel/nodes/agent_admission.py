@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from traceback import format_exc
 
 from pytest_accel.core.handshakes import Handshake, Handshakes
@@ -34,7 +34,7 @@ class Invitation:
     addresses: tuple[str, ...]
     """The addresses at which the controller may be reached."""
     port: int
-    secret: str
+    secret: str = field(repr=False)
     """The session's secret, in hexadecimal digits."""
     rootdir: str
     """The suite's root directory, of whose files the agent tells the digests."""

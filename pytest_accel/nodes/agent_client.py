@@ -107,10 +107,12 @@ class AgentClient:
                 self.node_loss = "its agent has ended"
         finally:  # After any error: otherwise a caller that waits for a server of this agent would wait forever.
             self.lost = True
-            self.leases.lose()
-            for server in self._servers:
-                self._end(server)
-            self._on_lost()
+            try:
+                self._on_lost()  # First: what is requested again because of the loss must not get this node.
+            finally:
+                self.leases.lose()
+                for server in self._servers:
+                    self._end(server)
 
     def _end(self, server: _AgentServer) -> None:
         server.loss = None if self.node_loss is None else f"{self._node} ({self.node_loss})"

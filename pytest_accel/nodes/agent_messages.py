@@ -1,4 +1,4 @@
-"""Messages between the driver and the agents of a session under a launcher."""
+"""Messages between the driver and the agents of a session under a launcher or on a cluster."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def hello_of(value: object) -> Hello:
             "host": str(host),
             "node": str(node),
             "code": code,
+            "variables": list(variables),
         }:
-            return Hello(
-                rank, pid, tuple(map(str, args)), directory, rootdir, _texts(masks), host, node, _code_of(code)
-            )
+            words, names = tuple(map(str, args)), tuple(map(str, variables))
+            return Hello(rank, pid, words, directory, rootdir, _texts(masks), host, node, _code_of(code), names)
     raise Refused("sent an invalid greeting")
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_accel.forkserver.server_client import Spawn, spawn_here
@@ -17,7 +17,7 @@ from pytest_accel.nodes.greeting import RemotePeer
 from pytest_accel.nodes.node_environment import additions
 from pytest_accel.nodes.placement import Cluster, ForkServer, Layout, Node
 from pytest_accel.nodes.remote_leases import RemoteLeases
-from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
+from pytest_accel.nodes.suite_code import difference, suite_code
 from pytest_accel.nodes.tcp_transport import TcpClientTransport
 from pytest_accel.settings.options import Settings
 
@@ -67,11 +67,10 @@ class ClusterNodes:
         self.on_lost: Callable[[int, str], None] = _ignore
         """Called with the number of a node that has joined and is lost, and the reason."""
         self.layout = Layout((Node(platform.node(), "", (ForkServer(0, None),)),))
-        """All nodes so far. The address of a node is empty until its agent has joined."""
+        """All nodes so far."""
         self._settings = settings
         self._rootdir = rootdir
-        self._code: SuiteCode | None = None
-        """The code of the suite in the controller; None before the first agent joins."""
+        self._code = suite_code(rootdir)
         self._lock = threading.RLock()
         self._nodes: dict[int, _ClusterNode] = {}
         self._changes = EnvironmentChanges()
@@ -93,16 +92,17 @@ class ClusterNodes:
         with self._lock:
             return {number: node.client.leases for number, node in self._nodes.items() if node.client is not None}
 
-    def expect(self, number: int, name: str) -> Invitation:
+    def expect(self, number: int, name: str, address: str) -> Invitation:
         """Add a node, whose agent is about to be started; return what the agent needs to join.
 
-        The numbers of nodes are 1, 2, ... in the order of the calls. `name` is for messages to the user.
+        The numbers of nodes are 1, 2, ... in the order of the calls. `name` is for messages to the user. `address` is
+        the one at which the other nodes reach the node.
         """
         with self._lock:
             if number != len(self.layout.nodes):
                 raise ValueError(f"node {number}: the next node is number {len(self.layout.nodes)}")
             self._nodes[number] = _ClusterNode(loss=self._failure)
-            self.layout = Layout((*self.layout.nodes, Node(name, "", (ForkServer(number, None),))))
+            self.layout = Layout((*self.layout.nodes, Node(name, address, (ForkServer(number, None),))))
             return self._admission.expect(number)
 
     def when_joined(self, number: int, on_join: OnJoin, on_failure: OnFailure) -> None:
@@ -150,29 +150,28 @@ class ClusterNodes:
             self.give_up(number, why)
             return
         with self._lock:
-            node, nodes = self._nodes[number], list(self.layout.nodes)
-            name = nodes[number].name
-            nodes[number] = replace(nodes[number], address=peer.address)
+            node = self._nodes[number]
             transport = TcpClientTransport(peer.link)
             client = AgentClient(
                 peer.hello,
                 transport,
-                name,
+                self.layout.nodes[number].name,
                 partial(self._agent_lost, number),
                 lambda: {**additions(os.environ, peer.hello.variables), **self._changes()},
                 stands_for_node=True,
             )
             client.leases.use(self._settings)
-            self.layout = Layout(tuple(nodes))
             callbacks = node.join(client, transport)
         for callback in callbacks:
             callback()
 
     def _difference(self, hello: Hello) -> str | None:
         """Return how the code on the node of an agent differs from that of the controller; None if it does not."""
-        if self._code is None:
-            self._code = suite_code(self._rootdir)
-        found = "its agent has not told its code" if hello.code is None else difference(self._code, hello.code)
+        if hello.code is None:
+            return f"the agent on {hello.host} has not told its code"
+        if difference(self._code, hello.code) is not None:
+            self._code = suite_code(self._rootdir)  # Tests may have made files.
+        found = difference(self._code, hello.code)
         return None if found is None else f"the node {hello.host} cannot run the tests in {self._rootdir}: {found}"
 
     def _agent_lost(self, number: int) -> None:

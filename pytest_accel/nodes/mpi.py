@@ -126,11 +126,6 @@ class MpiJob:
             self.kill()
         self._thread.join()
 
-    @property
-    def log_paths(self) -> tuple[str, ...]:
-        """The file with the output of ``mpirun``."""
-        return (self._log,)
-
     # The job's thread
 
     def _run(self) -> None:

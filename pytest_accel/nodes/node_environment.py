@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from pytest_accel.core.kinds import OWN_KINDS
 from pytest_accel.core.launcher_env import of_a_rank
 from pytest_accel.hardware.registry import make_vendor
+from pytest_accel.nodes import shared_secret
 
 _OF_ONE_MACHINE = {"_", "DISPLAY", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TEMP", "TMP", "TMPDIR", "VIRTUAL_ENV"}
 _PREFIXES_OF_ONE_MACHINE = ("DBUS_", "KUBERNETES_", "RAY_", "SLURM_", "SSH_", "XDG_")
@@ -19,7 +20,7 @@ def additions(environ: Mapping[str, str], present: Container[str]) -> dict[str, 
     The node's own value counts, but not for pytest's variables. Masks are left out: they name the devices of a machine.
     """
     masks = {name for kind in OWN_KINDS for name in make_vendor(kind).mask_variables}
-    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST"}
+    left_out = {*_OF_ONE_MACHINE, *masks, *of_a_rank(environ), "PYTEST_CURRENT_TEST", shared_secret.VARIABLE}
     return {
         name: value
         for name, value in environ.items()

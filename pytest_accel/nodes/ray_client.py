@@ -44,6 +44,8 @@ from pytest_accel.nodes.ray_messages import (
 from pytest_accel.nodes.ray_resources import RayDemand, RayNode, demand_of
 from pytest_accel.rank.coverage import unmeasured
 
+_JOIN_TIMEOUT = 120.0
+"""Seconds in which the agent of a node must join, once it is needed."""
 _CLOSE_TIMEOUT = 10.0
 """Seconds that the helper may take to give everything back to Ray; its end does that, too, some seconds later."""
 
@@ -56,7 +58,7 @@ _NATIVE_ERROR = re.compile(r"\[\S+ \S+ [CEFW] \d+ \d+\] ")
 class AgentNodes(Protocol):
     """The nodes of the session, which the agents join (`pytest_accel.nodes.cluster_nodes`)."""
 
-    def expect(self, number: int, name: str) -> Invitation:
+    def expect(self, number: int, name: str, address: str) -> Invitation:
         """Add a node, whose agent is about to be started."""
 
     def when_joined(self, number: int, on_join: Callable[[], None], on_failure: Callable[[str], None]) -> None:
@@ -76,6 +78,8 @@ class _Request:
     on_failure: Callable[[PlaceError], None]
     reserved: PlaceReserved | None = None
     """The place in the cluster, while the agents of its nodes are awaited."""
+    retried: bool = False
+    """True if an agent that was awaited has not joined, or has ended, and another place was requested."""
 
 
 class RayCluster:
@@ -97,9 +101,8 @@ class RayCluster:
         self._can_scale = False
         self._numbers: dict[str, int] = {}
         """The numbers of the nodes whose agents run or are being started, by Ray's id."""
-        self._joined: set[int] = set()
-        """The numbers of nodes whose agents have joined, lost ones included."""
-        self._last_node = 0
+        self._timers: dict[int, threading.Timer] = {}
+        """The timers that give up agents which do not join, by number."""
         self._connected = threading.Event()
         """Set once the helper is connected, or has ended."""
         self._failure: str | None = None
@@ -175,13 +178,16 @@ class RayCluster:
             found = [name for name, current in self._numbers.items() if current == number]
             for name in found:
                 del self._numbers[name]
-        for name in found:
-            self._send(StopAgent(name))
+        if found:
+            self._send(StopAgent(number))
 
     def close(self) -> None:
         """Give everything back to Ray, end the helper, and wait for that. Requests fail."""
         with self._lock:
             self._closing = True
+            timers = list(self._timers.values())
+        for timer in timers:
+            timer.cancel()
         # Not close(): the thread may be waiting on the descriptor.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
@@ -241,10 +247,10 @@ class RayCluster:
                     self._cluster[node.id] = node
             case NodeLost(name):
                 self._node_lost(name)
-            case NodeNeeded(name):
-                self._start_agent(name)
-            case AgentEnded(name, reason):
-                self._agent_ended(name, f"the agent on {self._cluster[name].name} {reason}")
+            case NodeNeeded(name, number):
+                self._start_agent(name, number)
+            case AgentEnded(number, reason):
+                self._agent_ended(number, f"the agent {reason}")
             case PlaceReserved(number):
                 self._await_agents(number, message)
             case PlaceWaits(number, reason):
@@ -263,22 +269,28 @@ class RayCluster:
                 for number, request in self._requests.items()
                 if request.reserved is not None and any(bundle.node == name for bundle in request.reserved.bundles)
             ]
+            agent = self._numbers.get(name)
         for number in awaited:
             self._place_again(number)
-        self._agent_ended(name, f"{node.name} has left the Ray cluster")
+        if agent is not None:
+            self._agent_ended(agent, f"{node.name} has left the Ray cluster")
 
-    def _agent_ended(self, name: str, reason: str) -> None:
+    def _agent_ended(self, number: int, reason: str) -> None:
         with self._lock:
-            number = self._numbers.pop(name, None)
-        if number is not None:
-            self._nodes.give_up(number, reason)
+            self._numbers = {name: current for name, current in self._numbers.items() if current != number}
+        self._nodes.give_up(number, reason)
 
-    def _start_agent(self, name: str) -> None:
+    def _start_agent(self, name: str, number: int) -> None:
         with self._lock:
-            self._last_node += 1
-            self._numbers[name] = number = self._last_node
-            invitation = self._nodes.expect(number, self._cluster[name].name)
-        self._send(StartAgent(name, invitation.line()))
+            node = self._cluster[name]
+            self._numbers[name] = number
+            invitation = self._nodes.expect(number, node.name, node.address)
+            reason = f"the agent on {node.name} has not joined within {_JOIN_TIMEOUT:g} s"
+            timer = self._timers[number] = threading.Timer(_JOIN_TIMEOUT, self._nodes.give_up, (number, reason))
+        timer.daemon = True
+        timer.start()
+        self._nodes.when_joined(number, timer.cancel, lambda _: timer.cancel())
+        self._send(StartAgent(number, invitation.line()))
 
     def _await_agents(self, number: int, message: PlaceReserved) -> None:
         """Answer a request as soon as the agents of all nodes of its place have joined."""
@@ -296,8 +308,6 @@ class RayCluster:
 
     def _await_next(self, number: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
         """Wait for the agents of `nodes`, the nodes of the bundles, beginning with the one at `position`."""
-        with self._lock:
-            self._joined.update(nodes[:position])
         if position < len(nodes):
             on_join = partial(self._await_next, number, message, nodes, position + 1)
             on_failure = partial(self._not_joined, number, message, nodes[position])
@@ -314,18 +324,18 @@ class RayCluster:
         request.on_place(Place(number, ranks, devices))
 
     def _not_joined(self, number: int, message: PlaceReserved, node: int, reason: str) -> None:
-        """Handle that an agent has not joined: fail. If it had joined before and is lost, use a new one."""
+        """Handle that an agent has not joined, or has ended since: request another place, but only once."""
         with self._lock:
             request = self._requests.get(number)
             if request is None or request.reserved is not message:
                 return
-            lost = node in self._joined
-        if lost:
-            self.drop_node(node)
-            self._place_again(number)
-        else:
+            retried, request.retried = request.retried, True
+        self.drop_node(node)
+        if retried:
             self._send(ReleasePlace(number))
             self._fail(number, reason)
+        else:
+            self._place_again(number)
 
     def _place_again(self, number: int) -> None:
         """Give the place of a request back, and request another."""
@@ -345,6 +355,10 @@ class RayCluster:
 
     def _end_text(self) -> str:
         """Return why the helper has ended; wait for its exit."""
+        try:
+            self._process.wait(_CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:  # It has closed the connection, and then Ray does not end.
+            kill_tree(self._process.pid)
         end = describe_exit(exited(self._process.wait()), "was")
         if self._closing:
             return "the session has left the Ray cluster"

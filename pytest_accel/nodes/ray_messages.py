@@ -36,18 +36,18 @@ class ReleasePlace:
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """Start the agent of a node: the answer to :class:`NodeNeeded`."""
+    """Start an agent: the answer to :class:`NodeNeeded`."""
 
-    node: str
+    number: int
     invitation: bytes = field(repr=False)
     """The line that the agent reads from standard input; it contains the session's secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAgent:
-    """Kill the agent of a node. The next place on that node needs a new one."""
+    """Kill an agent. The next place on its node needs a new one."""
 
-    node: str
+    number: int
 
 
 # To the controller
@@ -88,13 +88,15 @@ class NodeNeeded:
     """A place is being prepared on a node that has no agent."""
 
     node: str
+    number: int
+    """The number of the agent that is to be started, and of the node in the session: 1, 2, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnded:
     """An agent has ended, or could not be started."""
 
-    node: str
+    number: int
     reason: str
 
 

@@ -39,6 +39,8 @@ _KEEP_TIME = 30.0
 _SETTLE_TIME = 0.12
 """Seconds until the cluster's head knows of released resources (it is told each 0.1 s). A group that is requested
 earlier may fail to be placed, and Ray tries again only after 0.7 s."""
+_NAMING_TIMEOUT = 120.0
+"""Seconds in which the nodes of a place must name its devices: Ray may have to start two processes on each."""
 _BUSY_INTERVAL = 0.004
 """Seconds between two looks at a request that is about to be met."""
 
@@ -47,6 +49,8 @@ _BUSY_INTERVAL = 0.004
 class _UsedNode:
     """A node that the session uses."""
 
+    number: int
+    """The number of its agent."""
     actor: Any
     agent: Any = None
     """The reference to the result of the agent, once it is started."""
@@ -78,6 +82,10 @@ class _Request:
     """The place that is being reserved; None: nothing is reserved until the cluster knows of released resources."""
     reason: str = ""
     """The reason to wait that was reported last."""
+    placed: float = 0.0
+    """The time when the group was created."""
+    retried: bool = False
+    """True if this is the second attempt, after Ray could not name the devices of a place."""
 
     @property
     def is_placed(self) -> bool:
@@ -98,6 +106,8 @@ class Places:
         self._cluster = _alive_nodes()
         self._looked = monotonic()
         self._used: dict[str, _UsedNode] = {}
+        self._last_agent = 0
+        """The number of the last agent."""
         self._waiting: dict[int, _Request] = {}
         self._held: dict[int, _Place] = {}
         self._kept: dict[_Place, float] = {}
@@ -118,8 +128,8 @@ class Places:
             return _BUSY_INTERVAL
         return _LOOK_INTERVAL / 10 if self._waiting else _LOOK_INTERVAL
 
-    def request(self, number: int, demand: RayDemand) -> None:
-        """Reserve a place; a message answers the request."""
+    def request(self, number: int, demand: RayDemand, *, retried: bool = False) -> None:
+        """Reserve a place; a message answers the request. With `retried`, it fails if Ray fails once more."""
         bundles = choose_bundles(demand, self.nodes, _MODELS)
         for place in self._kept:
             if place.bundles == bundles:
@@ -131,7 +141,7 @@ class Places:
             self._send(PlaceFailed(number, f"{reason}, and no autoscaler adds nodes"))
             return
         now = monotonic()
-        self._waiting[number] = _Request(demand, bundles, now, now - _LOOK_INTERVAL)
+        self._waiting[number] = _Request(demand, bundles, now, now - _LOOK_INTERVAL, retried=retried)
 
     def release(self, number: int) -> None:
         """Give a place back, or cancel the request for it; no-op if it has failed."""
@@ -139,18 +149,28 @@ class Places:
             self._drop(self._waiting.pop(number))
         elif number in self._held:
             place = self._held.pop(number)
-            if all(name in self._cluster for name in place.nodes):
+            if self._knows(place.nodes):
                 self._kept[place] = monotonic() + _KEEP_TIME
+            else:
+                self._remove(place)
 
-    def start_agent(self, node: str, invitation: bytes) -> None:
-        """Start the agent of a node; no-op if the node is not used any more."""
-        if node in self._used:
-            self._used[node].agent = self._used[node].actor.run_agent.remote(invitation)
+    def start_agent(self, number: int, invitation: bytes) -> None:
+        """Start an agent; report that it has ended if its node is not used any more."""
+        name = self._name_of(number)
+        if name is None:
+            self._send(AgentEnded(number, "has not been started, since its node is lost"))
+        else:
+            self._used[name].agent = self._used[name].actor.run_agent.remote(invitation)
 
-    def stop_agent(self, node: str) -> None:
-        """Kill the agent of a node; no-op if the node is not used any more."""
-        if node in self._used:
-            ray.kill(self._used.pop(node).actor)
+    def stop_agent(self, number: int) -> None:
+        """Kill an agent; no-op if it has ended."""
+        name = self._name_of(number)
+        if name is not None:
+            ray.kill(self._used.pop(name).actor)
+
+    def _name_of(self, number: int) -> str | None:
+        """Return the node of an agent; None if the agent has ended."""
+        return next((name for name, node in self._used.items() if node.number == number), None)
 
     def close(self) -> None:
         """Give everything back to Ray."""
@@ -186,10 +206,7 @@ class Places:
             self._send(NodeJoined(self._cluster[name]))
         for name in before.keys() - self._cluster.keys():
             self._used.pop(name, None)
-            # Ray would move the bundles of that node to another one, where nobody expects them.
-            for place in self._held.values():
-                if name in place.nodes:
-                    self._remove(place)
+            # A place that is held keeps its other nodes until it is released: ranks still run there.
             self._give_up([place for place in self._kept if name in place.nodes])
             self._send(NodeLost(name))
 
@@ -205,28 +222,44 @@ class Places:
                 self._report_wait(number, request)
                 return
             place.nodes = tuple(table["bundles_to_node_id"][index] for index in range(len(place.bundles.ranks)))
+            if not self._knows(place.nodes):
+                self._look_at_cluster()  # A node has just joined.
+            if not self._knows(place.nodes):
+                self._request_again(number, request)
+                return
+            request.placed = monotonic()
             self._ask_for_devices(place)
         if not all(map(_is_ready, place.answers)):
+            if monotonic() - request.placed > _NAMING_TIMEOUT:
+                self._fail(number, request, f"Ray has not named the devices of a place within {_NAMING_TIMEOUT:g} s")
             return
         try:
             devices = [tuple(sorted(ids, key=lambda one: (len(one), one))) for ids in ray.get(place.answers)]
         except ray.exceptions.RayError as error:
-            self._place_lost(number, request, place.nodes, error)
+            self._look_at_cluster()
+            if self._knows(place.nodes) and request.retried:
+                self._fail(number, request, f"Ray cannot name the devices of a place: {error}")
+            else:  # Ray reports the end of an actor before that of its node.
+                self._request_again(number, request)
             return
         bundles = zip(place.nodes, place.bundles.ranks, devices, strict=True)
         place.reserved = tuple(ReservedBundle(*bundle) for bundle in bundles)
         del self._waiting[number]
         self._hold(number, place)
 
-    def _place_lost(self, number: int, request: _Request, nodes: tuple[str, ...], error: Exception) -> None:
-        """Handle that an actor or a task has failed: the request fails, unless a node is lost."""
-        self._look_at_cluster()
+    def _knows(self, nodes: tuple[str, ...]) -> bool:
+        return all(name in self._cluster for name in nodes)
+
+    def _request_again(self, number: int, request: _Request) -> None:
+        """Give back what is reserved for a request, and reserve another place."""
         self._drop(request)
         del self._waiting[number]
-        if all(name in self._cluster for name in nodes):
-            self._send(PlaceFailed(number, f"Ray cannot name the devices of a place: {error}"))
-        else:
-            self.request(number, request.demand)
+        self.request(number, request.demand, retried=True)
+
+    def _fail(self, number: int, request: _Request, reason: str) -> None:
+        self._drop(request)
+        del self._waiting[number]
+        self._send(PlaceFailed(number, reason))
 
     def _hold(self, number: int, place: _Place) -> None:
         self._held[number] = place
@@ -251,7 +284,7 @@ class Places:
             state = f"{free:g} of {total:g} are free"
         else:
             state = "none of its nodes has as many, and its autoscaler may add one"
-        reason = f"waits for {bundles.text} of the Ray cluster; {state}"
+        reason = f"{bundles.text} of the Ray cluster; {state}"
         if reason != request.reason:
             request.reason = reason
             self._send(PlaceWaits(number, reason))
@@ -280,8 +313,9 @@ class Places:
         if name not in self._used:
             strategy = NodeAffinitySchedulingStrategy(name, soft=False)
             actor = ray.remote(num_cpus=0, max_restarts=0)(NodeActor).options(scheduling_strategy=strategy)
-            self._used[name] = _UsedNode(actor.remote(__version__))
-            self._send(NodeNeeded(name))
+            self._last_agent += 1
+            self._used[name] = _UsedNode(self._last_agent, actor.remote(__version__))
+            self._send(NodeNeeded(name, self._last_agent))
         return self._used[name]
 
     def _agent_ended(self, name: str, node: _UsedNode) -> None:
@@ -291,7 +325,7 @@ class Places:
             reason = f"could not be run by Ray: {error}"
         del self._used[name]
         ray.kill(node.actor)
-        self._send(AgentEnded(name, reason))
+        self._send(AgentEnded(node.number, reason))
 
     def _give_up(self, places: list[_Place]) -> None:
         """Give kept places back to Ray."""

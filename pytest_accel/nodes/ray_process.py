@@ -101,14 +101,21 @@ def _serve(connection: Connection, ray: Any) -> None:
     """Handle messages until the controller closes the connection."""
     from pytest_accel.nodes.ray_places import Places
 
-    places = Places(connection.send, lambda: _can_scale(ray))
-    connection.send(Connected(places.nodes, _can_scale(ray)))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            while connection.poll(places.poll_interval):
-                _handle(connection.recv(), places)
-            places.poll()
-    places.close()
+    def send(message: object) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The next `recv` ends the loop.
+            connection.send(message)
+
+    places = Places(send, lambda: _can_scale(ray))
+    send(Connected(places.nodes, _can_scale(ray)))
+    while True:
+        while connection.poll(places.poll_interval):
+            try:
+                message = connection.recv()
+            except (EOFError, ConnectionResetError):
+                places.close()
+                return
+            _handle(message, places)
+        places.poll()
 
 
 def _handle(message: object, places: Places) -> None:
@@ -117,10 +124,10 @@ def _handle(message: object, places: Places) -> None:
             places.request(number, demand)
         case ReleasePlace(number):
             places.release(number)
-        case StartAgent(node, invitation):
-            places.start_agent(node, invitation)
-        case StopAgent(node):
-            places.stop_agent(node)
+        case StartAgent(number, invitation):
+            places.start_agent(number, invitation)
+        case StopAgent(number):
+            places.stop_agent(number)
 
 
 def _can_scale(ray: Any) -> bool:

@@ -12,6 +12,8 @@ from importlib import metadata
 _PACKAGES = ("pytest-accel", "pytest", "torch")
 _NO_CODE = {"__pycache__", "node_modules", "site-packages"}
 """Names of folders without code of the suite."""
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+"""Names in the folder of a virtual environment, and of one of conda."""
 _NAMED = 3
 """Maximum number of files that a message names."""
 
@@ -66,7 +68,7 @@ def _python_files(rootdir: str) -> Iterator[str]:
             for name in folders
             if not name.startswith(".")
             and name not in _NO_CODE
-            and not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+            and not any(os.path.exists(os.path.join(folder, name, mark)) for mark in _ENVIRONMENT_MARKS)
         ]
         yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
 

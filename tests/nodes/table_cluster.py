@@ -148,7 +148,7 @@ class Agents:
     def start(self) -> int:
         """Start the agent of the next node, wait until it has joined, and return its number."""
         number = len(self.nodes.layout.nodes)
-        self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}").line())
+        self.processes[number] = start_agent(self.nodes.expect(number, f"node-{number}", "127.0.0.1").line())
         joined: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.nodes.when_joined(number, lambda: joined.put(""), joined.put)
         assert joined.get(timeout=60) == ""

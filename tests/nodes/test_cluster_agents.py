@@ -117,11 +117,11 @@ def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monke
     monkeypatch.setattr(cluster_nodes, "TcpClientTransport", fail)
     nodes = ClusterNodes(Settings(), "")
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    invitation = nodes.expect(1, "far")
+    invitation = nodes.expect(1, "far", "127.0.0.1")
     nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
     agent = start_agent(invitation.line())
     assert "IndexError: met in the thread" in answers.get(timeout=60)
-    nodes.expect(2, "farther")
+    nodes.expect(2, "farther", "127.0.0.1")
     nodes.when_joined(2, lambda: answers.put("joined"), answers.put)
     assert "IndexError: met in the thread" in answers.get(timeout=60)
     nodes.close()
@@ -134,8 +134,8 @@ def test_who_waits_for_an_agent_learns_that_it_will_not_join() -> None:
     nodes = ClusterNodes(Settings(), "")
     answers: list[str] = []
     with pytest.raises(ValueError, match="node 2: the next node is number 1"):
-        nodes.expect(2, "far")
-    invitation = nodes.expect(1, "far")
+        nodes.expect(2, "far", "127.0.0.1")
+    invitation = nodes.expect(1, "far", "127.0.0.1")
     nodes.when_joined(1, lambda: answers.append("joined"), answers.append)
     assert answers == []
     nodes.give_up(1, "its host is down")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pytest_accel.nodes.agent_messages import Hello, hello_of
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
 from pytest_accel.nodes.node_environment import additions
 from pytest_accel.nodes.suite_code import SuiteCode, difference, suite_code
@@ -51,7 +53,7 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
         (folder / "test_it.py").write_text(text)
     nodes = ClusterNodes(Settings(), str(own))
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    invitation = nodes.expect(1, "far")
+    invitation = nodes.expect(1, "far", "127.0.0.1")
     nodes.when_joined(1, lambda: answers.put("joined"), answers.put)
     agent = start_agent(replace(invitation, rootdir=str(other)).line())
     assert answers.get(timeout=60).endswith(f"cannot run the tests in {own}: other files: test_it.py")
@@ -61,10 +63,16 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     agent.stdin.close()
 
 
+def test_a_greeting_says_all_of_it_in_json() -> None:
+    hello = Hello(1, 71, ("-q",), "/suite", "/suite", {"SIM_VISIBLE_DEVICES": "0"}, "far", "id", HERE, ("HOME", "PATH"))
+    assert hello_of(json.loads(json.dumps(hello.as_json()))) == hello
+
+
 def test_ranks_get_the_variables_that_their_node_does_not_set() -> None:
     environ = {
         "HF_HOME": "/models",
         "PATH": "/here",
+        "PYTEST_ACCEL_SECRET": "00ff",
         "PYTEST_ADDOPTS": "-q",
         "PYTEST_CURRENT_TEST": "test_it",
         "CUDA_VISIBLE_DEVICES": "3",
