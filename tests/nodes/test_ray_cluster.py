@@ -131,7 +131,7 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
             before = session.place(gpus(4))
             session.cluster.release(before)
             _, answers = other.request(gpus(4))
-            assert other.waits.get(timeout=PATIENCE).startswith("waits for 4 GPU on one node of the Ray cluster")
+            assert other.waits.get(timeout=PATIENCE).startswith("4 GPU on one node of the Ray cluster")
             again = session.place(gpus(4))
             assert (again.nodes, again.devices) == (before.nodes, before.devices)
             assert again.number != before.number
@@ -153,7 +153,7 @@ def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: Session
 def test_a_request_waits_until_there_is_room(session: Session) -> None:
     places = [session.place(gpus(4)), session.place(gpus(2))]
     number, cancelled = session.request(gpus(1))
-    text = "waits for {} GPU on one node of the Ray cluster; 0 of 6 are free"
+    text = "{} GPU on one node of the Ray cluster; 0 of 6 are free"
     assert session.waits.get(timeout=PATIENCE) == text.format(1)
     session.cluster.cancel(number)
     _, answers = session.request(gpus(3))
