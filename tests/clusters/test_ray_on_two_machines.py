@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import PYTEST, Session, Suite
 from tests.launchers.machines import ADDRESSES, Machines, machines
+from tests.launchers.test_several_machines import torchrun
 from tests.launchers.under import suites
 from tests.nodes.ray_machines import StartedNode, start_node
 
@@ -128,3 +130,9 @@ def test_a_machine_that_cannot_be_reached_any_more_is_named(suite: Suite, two: M
     assert found.words["test_endless"] in ("FAILED", "ERROR")
     assert found.words["test_unmarked"] == "PASSED"
     assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in found.failure("test_endless")
+
+
+def test_the_verdicts_are_those_under_torchrun(suite: Suite, two: Machines) -> None:
+    suite.write("test_it.py", MIXED)
+    suite.start(program=torchrun(two, 1)).finish().expect(VERDICTS)
+    start(suite, two).finish().expect(VERDICTS)

@@ -1,0 +1,102 @@
+"""Tests with every outcome, and the outcomes: the same on one machine, under a launcher and on a cluster."""
+
+from __future__ import annotations
+
+MIXED = """
+    import os
+    import signal
+    import time
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    distributed, devices = pytest.mark.distributed, pytest.mark.devices
+
+
+    @devices(2)
+    def test_two_devices(devices, accel):
+        assert len(devices) == 2
+
+
+    @pytest.mark.parametrize("value", [1, 2])
+    @distributed(2)
+    def test_sum(value, rank, device):
+        total = torch.ones(1, device=device) * value
+        dist.all_reduce(total)
+        assert total.item() == 2 * value
+
+
+    @distributed(2, backend="gloo")
+    @devices(share=0.5)
+    def test_shares(accel):
+        assert len(accel.ids) == 1
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_fails_on_one_rank(rank):
+        assert rank == 0
+
+
+    @distributed(2)
+    def test_exits_on_one_rank(rank):
+        if rank == 1:
+            os._exit(0)
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_killed_on_one_rank(rank):
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+
+
+    @distributed(2, timeout=3)
+    def test_hangs_on_one_rank(rank):
+        if rank == 1:
+            time.sleep(1000)
+        dist.barrier()
+
+
+    @distributed(2)
+    def test_skipped_by_one_rank(rank):
+        if rank == 1:
+            pytest.skip("by hand")
+
+
+    @distributed(2)
+    def test_skipped():
+        pytest.skip("by hand")
+
+
+    @pytest.mark.xfail(strict=True)
+    @distributed(2)
+    def test_expected_to_fail(rank):
+        assert rank == 0
+
+
+    @devices(9)
+    def test_too_large():
+        pass
+
+
+    def test_unmarked():
+        pass
+    """
+VERDICTS = {
+    "test_two_devices": "PASSED",
+    "test_sum[1]": "PASSED",
+    "test_sum[2]": "PASSED",
+    "test_shares": "PASSED",
+    "test_fails_on_one_rank": "FAILED",
+    "test_exits_on_one_rank": "FAILED",
+    "test_killed_on_one_rank": "FAILED",
+    "test_hangs_on_one_rank": "FAILED",
+    "test_skipped_by_one_rank": "FAILED",
+    "test_skipped": "SKIPPED",
+    "test_expected_to_fail": "XFAIL",
+    "test_too_large": "SKIPPED",
+    "test_unmarked": "PASSED",
+}
