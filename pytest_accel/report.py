@@ -68,7 +68,7 @@ class ReportHooks:
             return None
         from pytest_accel.commands.info import look, table
 
-        write_section(session.config, None, [(table(look(self._session.machine)), False)])
+        write_section(session.config, None, [(table(look(self._session.own_machine)), False)])
         session.items = []
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pytest_accel.core.device import Device
@@ -58,8 +59,14 @@ class RayMachine(Machine):
         return Inventory("none", notes=("no node of the Ray cluster has an accelerator for this session", *notes))
 
     def _devices(self, kind: str) -> Inventory:
+        names = Counter(node.name for node in self.nodes)
         devices = tuple(
-            Device(kind, f"{node.id}/{number}", number, node.labels.get(TYPE_LABEL, kind))
+            Device(
+                kind,
+                f"{node.name if names[node.name] == 1 else node.address}/{number}",
+                number,
+                node.labels.get(TYPE_LABEL, kind),
+            )
             for node in self.nodes
             for number in range(int(node.resources.get(RESOURCES.get(kind, ""), 0)))
         )

@@ -135,6 +135,7 @@ def test_worlds_over_nodes_and_workers(suite: Suite, machines: RayMachines, surr
     assert set(found.words.values()) == {"PASSED", "SKIPPED"}, found.text
     assert found.words["test_too_many_nodes"] == "SKIPPED"
     assert len(found.words) == 13
+    assert "4 devices: " in run(suite, machines, "-n", "2", "--accel-plan").text
     expect_free_nodes(surroundings)
 
 
