@@ -81,7 +81,7 @@ def register(session: AccelSession, *, in_ci: bool) -> None:
 
 
 class _Details(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the process that ran a phase of a test adds to the report."""
+    """The data that the process which ran a phase of a test adds to its report."""
 
     process: int
     world: int = 0

@@ -175,7 +175,7 @@ def _divide(demand: RayDemand, count: int, models: tuple[str, ...]) -> Bundles:
 def _models(demand: RayDemand, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:
     """Return the models that match the requested name; none if the name or the nodes do not say.
 
-    The name is a glob for the name in full, of which Ray's model is a part: ``*H100*``, ``NVIDIA H100 80GB HBM3``.
+    The name is a glob for a name in full, and Ray's model is a part of that: ``*H100*``, ``NVIDIA H100 80GB HBM3``.
     A name that matches no model restricts nothing here: the lease of the devices compares the names in full.
     """
     if demand.name is None:

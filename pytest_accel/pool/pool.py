@@ -131,7 +131,7 @@ class Pool:
         self._recorded_devices: set[tuple[int, str]] = set()
         """The node and id of each device of which there is an event."""
         self._recorded_nodes = 0
-        """The number of nodes of which there is an event."""
+        """The number of nodes that have an event."""
         self._record_opening()
 
     def _record_opening(self) -> None:

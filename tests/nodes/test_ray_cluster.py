@@ -29,6 +29,8 @@ from tests.conftest import Surroundings
 from tests.faults.conftest import PATIENCE, eventually
 from tests.nodes.ray_machines import RayMachines
 
+# tests/clusters has one session that covers all of this.
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 
 
@@ -199,7 +201,6 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     assert again.nodes[0] == place.nodes[0] + 1
 
 
-@pytest.mark.long
 def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
     assert session.failure(gpus(7))
     node = machines.add(8)
@@ -238,7 +239,6 @@ def test_nothing_is_left_of_a_session_that_ends(machines: RayMachines, surroundi
         session.place(gpus(4))
 
 
-@pytest.mark.long
 def test_nothing_is_left_of_a_controller_that_is_killed(machines: RayMachines, surroundings: Surroundings) -> None:
     source = f"""
 from pathlib import Path
@@ -258,7 +258,6 @@ with connected({machines.address!r}) as session:
         session.place(gpus(4))
 
 
-@pytest.mark.long
 def test_requests_fail_if_the_head_dies(surroundings: Surroundings) -> None:
     machines = RayMachines(surroundings.environment)
     try:

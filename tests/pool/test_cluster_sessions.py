@@ -111,7 +111,7 @@ def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: S
     run = session.finish(120)
 
     word = run.words.get("test_loses_a_node", "")
-    # What the lost rank had passed before, nobody may have asked it in time.
+    # The lost rank may not have been asked in time which phases it had passed.
     assert word in ("FAILED", "ERROR"), run.text
     run.expect(
         {
