@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 
 from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
-from tests.faults.conftest import PYTEST, Run, Session, Suite
-from tests.launchers import slurm
-from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
-from tests.launchers.test_several_machines import BATCH_FILES, torchrun
+from tests.faults.conftest import PYTEST, Session, Suite
+from tests.launchers.machines import ADDRESSES, Machines, machines
+from tests.launchers.test_several_machines import torchrun
 from tests.launchers.under import suites
 from tests.nodes.ray_machines import StartedNode, start_node
 
@@ -138,56 +136,3 @@ def test_the_verdicts_are_those_under_torchrun(suite: Suite, two: Machines) -> N
     suite.write("test_it.py", MIXED)
     suite.start(program=torchrun(two, 1)).finish().expect(VERDICTS)
     start(suite, two).finish().expect(VERDICTS)
-
-
-def test_the_batch_file_for_users(suite: Suite, tmp_path: Path) -> None:
-    """Slurm runs it, with two simulated devices on each node, which Ray is told of."""
-    text = (BATCH_FILES / "ray.sbatch").read_text(encoding="utf-8")
-    changes = {
-        "--gpus-per-node=4": "--gpus-per-node=2",
-        "cuda:8": "sim:4",
-        "ray symmetric-run": "ray symmetric-run --num-gpus=2 --object-store-memory=80000000",
-    }
-    for before, after in changes.items():
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    suite.write("ray.sbatch", text)
-    suite.write(
-        "test_it.py",
-        """
-        import platform
-
-        import pytest
-
-
-        @pytest.mark.distributed(4)
-        def test_all(gather):
-            assert sorted(set(gather(platform.node()))) == ["far-node", "near-node"]
-
-
-        @pytest.mark.parametrize("number", range(4))
-        @pytest.mark.devices(1)
-        def test_one(number):
-            pass
-        """,
-    )
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTEST_ADDOPTS": "-v -p accel -p xdist",
-        "RAY_TMPDIR": str(folder),
-    }
-    try:
-        with machines(folder) as two:
-            # Each machine has its own files of Ray.
-            on = [two.on(number, private=("/dev/shm", str(folder))) for number in range(2)]
-            nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, on, strict=True)]
-            with slurm.on(nodes, tmp_path, cpus=64, gpus=4) as running:
-                command = [*running.enter, "sbatch", "--wait", "ray.sbatch"]
-                submitted = suite.start(program=command, environment={**environment, **running.environment}).finish()
-    finally:
-        shutil.rmtree(folder)
-    (output,) = suite.path.glob("ray-tests-*.out")
-    run = Run(submitted.code, output.read_text(encoding="utf-8"))
-    run.expect({"test_all": "PASSED"} | {f"test_one[{number}]": "PASSED" for number in range(4)})
-    assert run.code == 0
