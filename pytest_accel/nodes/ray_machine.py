@@ -20,12 +20,12 @@ class RayMachine(Machine):
     the kind ``cpu`` are those of this machine, since no cluster places them.
     """
 
-    def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, scales: bool) -> None:
-        """`own` is this machine. `scales` is True if the cluster may add nodes that tests need."""
+    def __init__(self, spec: KindSpec, nodes: Sequence[RayNode], own: Machine, *, can_scale: bool) -> None:
+        """`own` is this machine. `can_scale` is True if the cluster may add nodes that tests need."""
         super().__init__(spec)
         self.nodes = tuple(nodes)
         self._own = own
-        self._scales = scales
+        self._can_scale = can_scale
         self.session = self._inventory(spec)
 
     def of(self, kind: str) -> Inventory:
@@ -40,7 +40,7 @@ class RayMachine(Machine):
             bundles = choose_bundles(demand_of(key), self.nodes)
         except PlaceError as error:
             return str(error)
-        return None if self._scales or bundles.fits(self.nodes) else bundles.shortage(self.nodes)
+        return None if self._can_scale or bundles.fits(self.nodes) else bundles.shortage(self.nodes)
 
     def _inventory(self, spec: KindSpec) -> Inventory:
         """Return the devices of the kind of `spec`; with ``auto``, of the first that torch can use."""

@@ -58,7 +58,7 @@ class Connected:
     """The helper is connected to a cluster, which has these nodes."""
 
     nodes: tuple[RayNode, ...]
-    scales: bool
+    can_scale: bool
     """True if an autoscaler can add nodes."""
 
 

@@ -27,7 +27,7 @@ class RaySession:
         try:
             self._cluster.connect(_CONNECT_TIMEOUT)
             self.machine = RayMachine(
-                parse_kind(settings.accel), self._cluster.nodes, own, scales=self._cluster.can_scale
+                parse_kind(settings.accel), self._cluster.nodes, own, can_scale=self._cluster.can_scale
             )
         except BaseException:
             self.close()

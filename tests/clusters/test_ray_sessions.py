@@ -45,7 +45,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @contextmanager
 def cluster(surroundings: Surroundings, *gpus: int) -> Iterator[RayMachines]:
-    """A cluster with a node for each of `gpus`, which declares so many."""
+    """A cluster with one node for each number of GPUs in `gpus`."""
     made = RayMachines(surroundings.environment)
     try:
         for number in gpus:

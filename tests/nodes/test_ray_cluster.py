@@ -70,7 +70,7 @@ class Session:
 
     def shortage(self, key: WorldKey) -> str | None:
         spec = KindSpec("sim", "4")
-        return RayMachine(spec, self.cluster.nodes, Machine(spec), scales=self.cluster.can_scale).shortage(key)
+        return RayMachine(spec, self.cluster.nodes, Machine(spec), can_scale=self.cluster.can_scale).shortage(key)
 
     def close(self) -> None:
         self.cluster.close()
@@ -199,6 +199,18 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     again = session.place(gpus(4))
     assert again.devices[again.nodes[0]] == place.devices[place.nodes[0]]
     assert again.nodes[0] == place.nodes[0] + 1
+
+
+def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: Session, machines: RayMachines) -> None:
+    held = [session.place(gpus(4)), session.place(gpus(2))]
+    _, answers = session.request(gpus(2))
+    assert session.waits.get(timeout=PATIENCE)
+    node = machines.add(2)
+    found = answers.get(timeout=PATIENCE)
+    assert isinstance(found, Place), found
+    assert not set(found.nodes) & {one for place in held for one in place.nodes}
+    node.kill()
+    eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
 
 
 def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:

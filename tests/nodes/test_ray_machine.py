@@ -20,9 +20,9 @@ NODES = (
 )
 
 
-def machine(accel: str, *, scales: bool = False) -> RayMachine:
+def machine(accel: str, *, can_scale: bool = False) -> RayMachine:
     spec = parse_kind(accel)
-    return RayMachine(spec, NODES, Machine(spec), scales=scales)
+    return RayMachine(spec, NODES, Machine(spec), can_scale=can_scale)
 
 
 def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
@@ -60,7 +60,7 @@ def test_a_world_that_fits_no_node_is_missing(wanted: WorldKey, text: str | None
 
 
 def test_a_cluster_with_an_autoscaler_may_get_larger_nodes() -> None:
-    assert machine("sim:4", scales=True).shortage(key(9)) is None
+    assert machine("sim:4", can_scale=True).shortage(key(9)) is None
 
 
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
