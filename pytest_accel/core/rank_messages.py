@@ -1,10 +1,15 @@
-"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`."""
+"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`.
+
+They are msgspec's structs, since each rank sends four messages in each test, and dataclasses with slots are pickled by
+code in Python.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from pytest_accel.core.record_events import CollectiveCall
 
@@ -15,16 +20,14 @@ Location = tuple[str, int | None, str]
 # Driver to rank
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRef:
+class NodeRef(Struct, frozen=True):
     """A reference to a test: the file to collect, and the names of its nodes in that file."""
 
     path: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunTest:
+class RunTest(Struct, frozen=True):
     """Run a test."""
 
     serial: int
@@ -42,8 +45,7 @@ class RunTest:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(Struct, frozen=True):
     """Finish the session: tear down session fixtures, and exit with :data:`RETIRED`."""
 
 
@@ -54,13 +56,11 @@ RETIRED = 93
 # Rank to driver
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The rank can run tests."""
 
 
-@dataclass(frozen=True, slots=True)
-class CannotRun:
+class CannotRun(Struct, frozen=True):
     """The rank cannot run tests, or cannot find the requested one; `text` is the reason."""
 
     text: str
@@ -68,8 +68,7 @@ class CannotRun:
     """The cause in one line, if the rank has recognized it; with it, the output of the rank is not shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForkReturned:
+class ForkReturned(Struct, frozen=True):
     """A process that the test forked has returned from the test, and would have continued as a copy of the rank."""
 
     text: str
@@ -77,8 +76,7 @@ class ForkReturned:
     """The phase in which the process returned."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReport:
+class PhaseReport(Struct, frozen=True):
     """The report of one phase of a test."""
 
     serial: int
@@ -90,8 +88,7 @@ class PhaseReport:
     collectives: tuple[CollectiveCall, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalRequest:
+class TerminalRequest(Struct, frozen=True):
     """A debugger is about to start. The rank waits for the driver's answer, which arrives on a separate connection.
 
     See `pytest_accel.rank.debugger`.
@@ -101,13 +98,11 @@ class TerminalRequest:
     """pytest's name for the way the debugger is started: ``set_trace``, ``runcall``, ``post_mortem``."""
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalReturned:
+class TerminalReturned(Struct, frozen=True):
     """The debugger has finished, and the test continues."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExitRequest:
+class ExitRequest(Struct, frozen=True):
     """The test has requested the end of the whole session (``pytest.exit``)."""
 
     serial: int
@@ -115,16 +110,14 @@ class ExitRequest:
     returncode: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraReport:
+class ExtraReport(Struct, frozen=True):
     """A report that does not belong to a phase, such as that of a subtest."""
 
     serial: int
     report: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ExceptionSketch:
+class ExceptionSketch(Struct, frozen=True):
     """Type, text and cause of an exception, enough for marks and plugins that examine it in the driver."""
 
     module: str
@@ -137,8 +130,7 @@ class ExceptionSketch:
     """If `peer` is set: True if this rank has failed in the same way itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class WarningSketch:
+class WarningSketch(Struct, frozen=True):
     """A recorded warning, in a form that can always be pickled."""
 
     message: str
@@ -149,8 +141,7 @@ class WarningSketch:
     location: tuple[str, int, str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """The last message of a test: its results beyond the reports, and what it has leaked in this rank."""
 
     serial: int

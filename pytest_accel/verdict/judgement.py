@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
@@ -48,8 +50,7 @@ _ERRORS: dict[str, type[RankError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(Struct, frozen=True, kw_only=True):
     """Everything from which the verdict on one phase of a test follows."""
 
     when: When
@@ -58,7 +59,7 @@ class Phase:
     """File and line of the test, shown for failures that have no traceback."""
     about: str
     """A description of the world in a few words."""
-    folders: Folders = Folders()  # noqa: RUF009 - immutable.
+    folders: Folders = Folders()
     """The folders by which paths are shown."""
     findings: Findings = NOTHING
     failed_subtests: int = 0
@@ -143,6 +144,9 @@ def _merge(phase: Phase) -> Verdict:
     """Return the verdict that follows from the ranks' own outcomes."""
     outcomes = phase.outcomes
     sections = _captured_output(outcomes)
+    if all(outcome.ending == "passed" for outcome in outcomes):
+        unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
+        return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
     wrong = wrong_outcomes(outcomes)
     if wrong:
         root = min(wrong, key=lambda outcome: (is_consequence(outcome, wrong), outcome.at, outcome.ending != "died"))
@@ -164,16 +168,12 @@ def _merge(phase: Phase) -> Verdict:
         assert skipped[0].report is not None
         longrepr = skipped[0].report.report["longrepr"]
         return Verdict("skipped", reason_of_skip(longrepr), longrepr=longrepr, sections=sections)
+    # For example an outcome that a plugin has added: anything unknown is not a pass.
     unknown = [outcome for outcome in outcomes if outcome.ending != "passed"]
-    if unknown:  # For example an outcome that a plugin has added: anything unknown is not a pass.
-        who = ranks_text([outcome.rank for outcome in unknown])
-        message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
-        longrepr = text_longrepr(
-            message, [message, "", *report_text.outcome_lines(outcomes, phase.folders)], phase.place
-        )
-        return Verdict("failed", message, RanksDisagree, longrepr, sections)
-    unexpected = [text for outcome in outcomes if (text := report_text.wasxfail(outcome)) is not None]
-    return Verdict("passed", sections=sections, wasxfail=unexpected[0] if unexpected else None)
+    who = ranks_text([outcome.rank for outcome in unknown])
+    message = f"{who} reported {unknown[0].ending!r} for the {phase.when} phase, which is no pass, failure or skip"
+    longrepr = text_longrepr(message, [message, "", *report_text.outcome_lines(outcomes, phase.folders)], phase.place)
+    return Verdict("failed", message, RanksDisagree, longrepr, sections)
 
 
 def _position(phase: Phase, hung: RankOutcome) -> tuple[bool, bool]:

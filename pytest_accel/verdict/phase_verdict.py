@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from msgspec import Struct, field
 
 from pytest_accel.core.rank_messages import ExceptionSketch, WarningSketch
 from pytest_accel.core.record_events import RankPhase
@@ -15,8 +15,7 @@ from pytest_accel.verdict import remote_exceptions
 from pytest_accel.verdict.remote_exceptions import RankError
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The result of one phase of a test, merged over its ranks, and everything that has to be done because of it."""
 
     outcome: Literal["passed", "failed", "skipped", "xfailed"]
