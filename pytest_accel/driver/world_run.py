@@ -69,7 +69,7 @@ class WorldRun:
         """Return the verdict on phase `when`; after a retry, on the first phase that did not pass if it is earlier."""
         __tracebackhide__ = True
         verdict = self._judge(when)
-        if verdict.infra_cause is not None and self._driver.settings.retry_dead and not self._retried:
+        if verdict.infra_cause is not None and self._may_retry:
             self._retried = True
             self._add_properties([(RETRIED, f"{verdict.message} ({verdict.infra_cause})")])
             self._start()
@@ -78,6 +78,11 @@ class WorldRun:
                 if phase == when or verdict.outcome != "passed":
                     break
         return verdict
+
+    @property
+    def _may_retry(self) -> bool:
+        """True if the test may be retried. A session under a launcher ends after the loss of a node."""
+        return self._driver.settings.retry_dead and not self._retried and not self._test.item.session.shouldfail
 
     def _start(self) -> None:
         __tracebackhide__ = True

@@ -15,6 +15,7 @@ _KILLED = exited(-signal.SIGKILL)
 _DEATHS = {
     ExitCause.OUT_OF_MEMORY: "a rank was killed: out of memory",
     ExitCause.SERVER_ENDED: "the fork server was lost",
+    ExitCause.NODE_LOST: "a node was lost",
 }
 _ERRORS = (
     "uncorrectable ECC error encountered",  # cudaErrorECCUncorrectable.

@@ -471,7 +471,8 @@ ENDLESS = """
 @pytest.mark.long
 def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two))
+    # The session ends without the node, so nothing is retried.
+    session = suite.start("--accel-retry-dead", program=srun(two))
     suite.read("rank-0")
     suite.read("rank-1")
 
