@@ -340,13 +340,13 @@ class CollectionHooks:
             marks |= self._adoption.marks_in(file_path, text)
             modules = self._adoption.imports(text) - self._considered_modules
         # If the session has no devices, tests that only request devices are skipped and need no fork server.
-        if "distributed" in marks or ("devices" in marks and self._session.session_kind is not None):
+        if "distributed" in marks or ("devices" in marks and self._session.machine.session_kind is not None):
             self._detect_import_hooks(file_path)
             self._session.pool_client.warm()
             self._preload(preload_discovery.imports_of(file_path) | self._imported_packages)
             # Preload torch's test harness only without accelerators: its import makes torch look for devices, which may
             # initialize the vendor's runtime in the fork server; a forked rank could not use that.
-            if self._preloads and modules and self._session.session_kind in (None, "cpu", "sim"):
+            if self._preloads and modules and self._session.machine.session_kind in (None, "cpu", "sim"):
                 self._considered_modules |= modules
                 self._session.pool_client.preload(tuple(sorted(modules)))
 

@@ -150,14 +150,8 @@ class AccelSession:
         if self._driver is None:
             from pytest_accel.driver.driver import Driver
 
-            self._driver = Driver(self.config, self.settings, self.pool_client, self.session_kind)
+            self._driver = Driver(self.config, self.settings, self.pool_client, self.machine.session_kind)
         return self._driver
-
-    @property
-    def session_kind(self) -> str | None:
-        """The kind of the session's devices; None if it has none."""
-        inventory = self.machine.session
-        return inventory.kind if inventory.devices else None
 
     def close(self, *, gracefully: bool) -> None:
         """Return this process's world to the pool; in the controller, close the pool and its processes.

@@ -49,11 +49,6 @@ class Resources:
     hypothetical: bool = False
     """True if `machine` is one that ``--accel-plan`` assumes. The properties of its devices are unknown."""
 
-    @property
-    def kind(self) -> str | None:
-        """Kind of the session's devices; None if it has none."""
-        return self.machine.session.kind if self.machine.session.devices else None
-
     def inventory(self, kind: str) -> Inventory:
         """Return the devices of `kind` on this node; those of the session if `kind` is ``none``."""
         return self.machine.session if kind == "none" else self.machine.of(kind)
@@ -110,7 +105,7 @@ def _share_of(need: DeviceNeed | None, inventory: Inventory) -> float:
 
 def _process_key(need: DeviceNeed, resources: Resources, *, fresh: bool, turn: int) -> WorldKey:
     """Return the key of a world of one process."""
-    kind = need.kind or resources.kind or "none"
+    kind = need.kind or resources.machine.session_kind or "none"
     need = replace(need, share=need.share or _default_share(kind, resources))
     # Only the servers of this node are used, because the devices are leased here.
     servers = resources.layout.nodes[0].server_numbers if resources.settings.spread else (0,)
@@ -124,7 +119,7 @@ def _group_key(need: DeviceNeed | None, ranks: dict[str, Any], resources: Resour
     size: int = ranks.pop("world_size")
     per_rank: int = ranks.pop("devices_per_rank", 1)
     requested: str | None = ranks.pop("device", None)
-    own = resources.kind
+    own = resources.machine.session_kind
     if own is not None and need is None and not resources.machine.vendor(own).ranks:
         own = None
     # Ranks can run on the CPU, but devices that a mark requests are accelerators.

@@ -165,3 +165,6 @@ class ForkServerGroup:
         with self._lock:
             if self._clients.pop(server, None) is not None:  # Otherwise it has been stopped.
                 self._callbacks.on_end(server, loss)
+                for world, starting in list(self._starting.items()):
+                    if starting.spec.server_numbers.isdisjoint(self._clients):
+                        self._drop(world)

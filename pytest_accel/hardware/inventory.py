@@ -128,6 +128,11 @@ class Machine:
             notes += (ignored,) if inventory.present else inventory.notes
         return Inventory("none", notes=notes)
 
+    @property
+    def session_kind(self) -> str | None:
+        """Kind of the devices of `session`; None if there are none, and tests that name no kind run on the CPU."""
+        return self.session.kind if self.session.devices else None
+
     def of(self, kind: str) -> Inventory:
         """Return the devices for tests that name `kind`; ``sim`` has none unless ``--accel`` creates them."""
         if kind == self.session.kind:

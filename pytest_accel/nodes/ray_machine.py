@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from pytest_accel.core.device import Device
 from pytest_accel.core.kinds import kinds
+from pytest_accel.core.units import count_text
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import Inventory, KindSpec, Machine
+from pytest_accel.hardware.matching import shortfall
 from pytest_accel.nodes.placement import PlaceError
 from pytest_accel.nodes.ray_resources import RESOURCES, TYPE_LABEL, RayNode, choose_bundles, demand_of
 
@@ -28,6 +30,16 @@ class RayMachine(Machine):
         self._can_scale = can_scale
         self.session = self._inventory(spec)
 
+    @property
+    def session_kind(self) -> str | None:
+        """Kind of the cluster's devices, or of those that its autoscaler may add; None if there is none of these."""
+        return self.session.kind if self._can_grow else super().session_kind
+
+    @property
+    def _can_grow(self) -> bool:
+        """True if the cluster may get devices of the session's kind, even if it has none now."""
+        return self._can_scale and self.session.kind in RESOURCES
+
     def of(self, kind: str) -> Inventory:
         """Return the devices of `kind`."""
         if kind == self.session.kind:
@@ -36,6 +48,8 @@ class RayMachine(Machine):
 
     def shortage(self, key: WorldKey) -> str | None:
         """Return why the cluster can never run a world of `key`; None if it can, or may once it has more nodes."""
+        if key.need is not None and key.kind == "none":
+            return shortfall(key.need, self.session)
         try:
             bundles = choose_bundles(demand_of(key), self.nodes)
         except PlaceError as error:
@@ -56,7 +70,10 @@ class RayMachine(Machine):
             if (lacking := self.vendor(kind).lacking()) is None:
                 return self._devices(kind)
             notes.append(f"{resource} cannot be {kind} devices, since {lacking}")
-        return Inventory("none", notes=("no node of the Ray cluster has an accelerator for this session", *notes))
+        none = "no node of the Ray cluster has an accelerator for this session"
+        if self._can_scale:
+            none += " (name their kind with --accel to have its autoscaler add some)"
+        return Inventory("none", notes=(none, *notes))
 
     def _devices(self, kind: str) -> Inventory:
         names = Counter(node.name for node in self.nodes)
@@ -70,7 +87,7 @@ class RayMachine(Machine):
             for node in self.nodes
             for number in range(int(node.resources.get(RESOURCES.get(kind, ""), 0)))
         )
-        count = f"{len(self.nodes)} node{'' if len(self.nodes) == 1 else 's'}"
-        return Inventory(
-            kind, devices, present=len(devices), visible=len(devices), notes=(f"on {count} of a Ray cluster",)
-        )
+        where = f"on {count_text(len(self.nodes), 'node')} of a Ray cluster"
+        if self._can_scale:
+            where += ", whose autoscaler may add some"
+        return Inventory(kind, devices, present=len(devices), visible=len(devices), notes=(where,))

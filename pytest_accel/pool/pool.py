@@ -135,12 +135,11 @@ class Pool:
         self._record_opening()
 
     def _record_opening(self) -> None:
-        inventory = self._machine.session
-        self._record(PoolOpened(self._slots, inventory.kind if inventory.devices else None))
+        self._record(PoolOpened(self._slots, self._machine.session_kind))
         if self._cluster is not None or len(self._nodes.layout.nodes) > 1:
             self._record_nodes()
         if self._cluster is None:  # The devices of a cluster are known once they are leased.
-            for device in inventory.devices:
+            for device in self._machine.session.devices:
                 self._record_device(device, 0)
 
     def _record_nodes(self) -> None:

@@ -16,6 +16,7 @@ from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import Run, Session, Suite, eventually
 from tests.launchers.under import suites
+from tests.nodes.ray_autoscaler import GrowingMachines
 from tests.nodes.ray_machines import RayMachines
 
 ENDLESS = """
@@ -83,6 +84,12 @@ def ours(surroundings: Surroundings) -> list[psutil.Process]:
 
 def expect_free_nodes(surroundings: Surroundings) -> None:
     eventually("all processes on the nodes to end", lambda: not ours(surroundings), patience=30)
+
+
+def remove_folders_of_lost_nodes(surroundings: Surroundings) -> None:
+    """Remove what nothing on a crashed machine can remove."""
+    for folder in surroundings.temporary.glob("accel-*"):
+        shutil.rmtree(folder)
 
 
 def test_the_verdicts_are_those_of_one_machine(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
@@ -209,8 +216,73 @@ def test_a_lost_node_fails_the_test_that_ran_there_and_a_new_one_is_used(
         found.expect({"test_endless": "FAILED", "test_next": "PASSED"})
         assert "ranks 0-1 were lost with the node" in found.failure("test_endless")
         expect_free_nodes(surroundings)
-        for folder in surroundings.temporary.glob("accel-*"):  # Nothing on a crashed machine can remove its files.
-            shutil.rmtree(folder)
+        remove_folders_of_lost_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_a_test_whose_node_was_lost_is_retried_on_another(suite: Suite, surroundings: Surroundings) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import time
+        from pathlib import Path
+
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_lost(rank):
+            path = Path(f"rank-{rank}")
+            if not path.exists():
+                path.write_text(f"{rank}\\n")
+                time.sleep(1000)
+        """,
+    )
+    with cluster(surroundings) as made:
+        node = made.add(2)
+        session = start(suite, made, "--accel-retry-dead")
+        for rank in range(2):
+            suite.read(f"rank-{rank}")
+        made.add(2)
+        node.kill()
+        found = session.finish()
+        found.expect({"test_lost": "PASSED"})
+        assert "ranks 0-1 were lost with the node" in found.text
+        assert "(a node was lost)" in found.text
+        expect_free_nodes(surroundings)
+        remove_folders_of_lost_nodes(surroundings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
+    suite: Suite, surroundings: Surroundings, version: str
+) -> None:
+    suite.write(
+        "test_it.py",
+        """
+        import pytest
+
+
+        @pytest.mark.distributed(2)
+        def test_on_the_first(gather, accel):
+            assert gather(accel.ids) == [("sim-0",), ("sim-1",)]
+
+
+        @pytest.mark.distributed(4, nodes=2)
+        def test_on_two(gather, node_rank):
+            assert gather(node_rank) == [0, 0, 1, 1]
+        """,
+    )
+    made = GrowingMachines({**surroundings.environment, "RAY_enable_autoscaler_v2": str(int(version == "2"))})
+    try:
+        made.wait_for_autoscaler()
+        found = run(suite, made)
+    finally:
+        made.close()
+    found.expect({"test_on_the_first": "PASSED", "test_on_two": "PASSED"})
+    assert "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some" in found.text
+    expect_free_nodes(surroundings)
 
 
 @pytest.mark.long
@@ -226,6 +298,20 @@ def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroun
         assert found.words["test_endless"] in ("FAILED", "ERROR")
         assert found.words["test_next"] in ("FAILED", "ERROR")
         expect_free_nodes(surroundings)
+
+
+@pytest.mark.long
+def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surroundings: Surroundings) -> None:
+    suite.write("test_it.py", MIXED)
+    with cluster(surroundings) as made:
+        made.pretend_version("2.9.3")
+        found = run(suite, made)
+        assert (found.code, found.words) == (4, {})
+        assert (
+            f"the Ray cluster at {made.address} cannot be used: Version mismatch: The cluster was started with: "
+            in (found.text)
+        )
+        assert "Ray: 2.9.3 Python: " in found.text
 
 
 def test_a_cluster_that_is_not_there_is_a_usage_error(suite: Suite) -> None:

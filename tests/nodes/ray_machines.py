@@ -28,6 +28,8 @@ _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()"
 _STARTED = "Ray runtime started"
 
 
+HEAD_HOST = "127.0.0.2"
+"""The address of the head; those of the nodes follow. Ray replaces 127.0.0.1 by the address of an interface."""
 _SMALL = ("--object-store-memory=80000000", "--num-cpus=4")
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,9 +38,22 @@ _SETTINGS = {
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-"""Nothing is sent to Ray's makers. The others are settings with which head and nodes notice within
-seconds that the other is gone."""
+"""Nothing is sent to Ray's makers. The others are settings with which head and nodes notice within seconds that the
+other is gone, and an autoscaler that a node is needed."""
+
+
+_SET_VERSION = """
+import json, sys
+from ray._raylet import GcsClient
+
+key, space = b"CLUSTER_METADATA", b"cluster"
+client = GcsClient(address=sys.argv[1])
+known = json.loads(client.internal_kv_get(key, space))
+client.internal_kv_put(key, json.dumps({**known, "ray_version": sys.argv[2]}).encode(), True, space)
+"""
+"""A program that changes the version which the head tells to processes that connect; they compare it with theirs."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,17 @@ def start_node(
     return StartedNode(process, log)
 
 
+def address_of(folder: Path) -> str:
+    """Return the address of the head of a cluster with the folder `folder`; empty until the head has written it."""
+    return (folder / "ray" / "ray_current_cluster").read_text()
+
+
+def join_options(folder: Path, gpus: int) -> tuple[str, ...]:
+    """Return the options of a node with `gpus` GPUs that joins the cluster with the folder `folder`."""
+    address = eventually("the address of the head", lambda: address_of(folder))
+    return f"--address={address}", "--include-log-monitor=false", f"--num-gpus={gpus}"
+
+
 class RayMachines:
     """A cluster, whose head declares no GPUs. Nothing is written outside `folder`, whose path must be short."""
 
@@ -101,15 +127,22 @@ class RayMachines:
         self._nodes: list[StartedNode] = []
         self._hosts = 1
         try:
-            self.head = self._start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}/ray")
+            self.head = self._start(
+                *("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}/ray"),
+                *self._head_options(),
+            )
         except BaseException:
             self.close()
             raise
 
+    def _head_options(self) -> tuple[str, ...]:
+        """Return more options of the head."""
+        return ()
+
     @property
     def address(self) -> str:
-        """The address of the head, which writes it to a file that is empty at first."""
-        return eventually("the address of the head", (self.folder / "ray" / "ray_current_cluster").read_text)
+        """The address of the head."""
+        return address_of(self.folder)
 
     def add(self, gpus: int, model: str | None = None) -> StartedNode:
         """Start a node, and wait until it has joined.
@@ -118,12 +151,15 @@ class RayMachines:
         """
         # A label of Ray's own cannot be given as an option.
         labels = {} if model is None else {"RAY_OVERRIDE_LABELS": json.dumps({TYPE_LABEL: model})}
-        options = (f"--address={self.address}", "--include-log-monitor=false", f"--num-gpus={gpus}")
-        return self._start(*options, **labels)
+        return self._start(*join_options(self.folder, gpus), **labels)
+
+    def pretend_version(self, version: str) -> None:
+        """Have the cluster tell that it runs another version of Ray."""
+        subprocess.run([sys.executable, "-c", _SET_VERSION, self.address, version], env=self.environment, check=True)
 
     def _start(self, *options: str, **variables: str) -> StartedNode:
         self._hosts += 1
-        host = f"127.0.0.{self._hosts}"  # Ray replaces 127.0.0.1 by the address of an interface.
+        host = f"127.0.0.{self._hosts}"
         node = start_node(self.folder, host, self._hosts, {**self.environment, **variables}, options)
         self._nodes.append(node)
         node.wait_ready()

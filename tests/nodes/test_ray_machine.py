@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,9 +21,9 @@ NODES = (
 )
 
 
-def machine(accel: str, *, can_scale: bool = False) -> RayMachine:
+def machine(accel: str, nodes: Sequence[RayNode] = NODES, *, can_scale: bool = False) -> RayMachine:
     spec = parse_kind(accel)
-    return RayMachine(spec, NODES, Machine(spec), can_scale=can_scale)
+    return RayMachine(spec, nodes, Machine(spec), can_scale=can_scale)
 
 
 def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
@@ -61,6 +62,26 @@ def test_a_world_that_fits_no_node_is_missing(wanted: WorldKey, text: str | None
 
 def test_a_cluster_with_an_autoscaler_may_get_larger_nodes() -> None:
     assert machine("sim:4", can_scale=True).shortage(key(9)) is None
+
+
+def test_an_autoscaler_may_add_the_first_devices() -> None:
+    found = machine("sim:4", NODES[:1], can_scale=True)
+    assert describe(found.session) == (
+        "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some"
+    )
+    assert found.session_kind == "sim"
+    assert found.shortage(key(1)) is None
+    unnamed = machine("auto", NODES[:1], can_scale=True)
+    assert "(name their kind with --accel to have its autoscaler add some)" in describe(unnamed.session)
+    assert unnamed.session_kind is None
+
+
+def test_a_cluster_without_devices_has_no_kind() -> None:
+    found = machine("sim:4", NODES[:1])
+    assert found.session_kind is None
+    assert found.shortage(WorldKey("none", DeviceNeed(1), 1, False, devices_per_rank=1)) == (
+        "needs 1 sim device; there is none: --accel sim:N makes some"
+    )
 
 
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
