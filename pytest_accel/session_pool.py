@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from pytest_accel.core.launcher_env import without_local_rank
 from pytest_accel.core.paths import private_directory
@@ -57,7 +57,7 @@ class SessionPool:
         elif measuring is not None:
             self._coverage = coverage.DriverCoverage(measuring, base_temporary_directory(config))
             children = coverage.for_children(os.environ)
-            spec = replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
+            spec = structs.replace(spec, coverage=self._coverage.settings, hidden=(*spec.hidden, *children))
         launched: LaunchedSession | None = config.stash.get(LAUNCHED, None)
         waits = settings.busy == "wait"
         self.pool = Pool(

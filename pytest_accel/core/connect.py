@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from pytest_accel.core import unix_sockets
 from pytest_accel.core.paths import agent_path, socket_path
@@ -15,18 +16,15 @@ TARGET_LENGTH = struct.Struct("<H")
 """The number of bytes of the pickled target, which follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTarget:
+class ServerTarget(Struct, frozen=True):
     """The fork server that an agent has started last."""
 
 
-@dataclass(frozen=True, slots=True)
-class InspectorTarget:
+class InspectorTarget(Struct, frozen=True):
     """The inspector on an agent's node (`pytest_accel.diagnostics.inspector`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankTarget:
+class RankTarget(Struct, frozen=True):
     """A rank on an agent's node."""
 
     world: int

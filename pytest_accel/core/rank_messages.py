@@ -1,8 +1,4 @@
-"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`.
-
-They are msgspec's structs, since each rank sends four messages in each test, and dataclasses with slots are pickled by
-code in Python.
-"""
+"""Messages between a driver and a rank. All can be pickled. Times are in seconds of the driver's `clock.monotonic`."""
 
 from __future__ import annotations
 

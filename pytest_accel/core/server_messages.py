@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_spec import WorldSpec
@@ -10,8 +10,7 @@ from pytest_accel.core.world_spec import WorldSpec
 # Controller to fork server
 
 
-@dataclass(frozen=True, slots=True)
-class StartWorld:
+class StartWorld(Struct, frozen=True):
     """Start the ranks of `spec` that belong to this server.
 
     If `spec` is `parted`, the descriptors of `run_ahead.connect` follow the message.
@@ -22,8 +21,7 @@ class StartWorld:
     """Port of the world's store, if another server has created it."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillWorld:
+class KillWorld(Struct, frozen=True):
     """Kill the ranks of `world`."""
 
     world: int
@@ -31,15 +29,13 @@ class KillWorld:
     """Seconds until the ranks are killed, in which they may exit by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preload:
+class Preload(Struct, frozen=True):
     """Import `modules`, so that ranks need not."""
 
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeepOut:
+class KeepOut(Struct, frozen=True):
     """Exit, after an :class:`ImportedAhead`, if one of `modules` has been preloaded.
 
     Ranks must import these modules themselves. A server with running worlds ignores the message.
@@ -51,8 +47,7 @@ class KeepOut:
 # Fork server to controller
 
 
-@dataclass(frozen=True, slots=True)
-class WorldStarted:
+class WorldStarted(Struct, frozen=True):
     """The ranks of `world` that belong to this server have been forked."""
 
     world: int
@@ -62,16 +57,14 @@ class WorldStarted:
     """Port of the world's store, or None if it has no store."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True):
     """The world could not be started; `text` is the reason."""
 
     world: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankExited:
+class RankExited(Struct, frozen=True):
     """The process of a rank has exited."""
 
     world: int
@@ -79,15 +72,13 @@ class RankExited:
     exit: RankExit
 
 
-@dataclass(frozen=True, slots=True)
-class ServerNote:
+class ServerNote(Struct, frozen=True):
     """A note that is shown with ``-v``."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedAhead:
+class ImportedAhead(Struct, frozen=True):
     """The answer to :class:`KeepOut` of a server that has imported `module`."""
 
     module: str

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from pytest_accel.core.plugin_roles import RoleName
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSpec:
+class SessionSpec(Struct, frozen=True):
     """Settings of the pytest session that all ranks share."""
 
     args: tuple[str, ...]

@@ -11,9 +11,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from pytest_accel.core.connect import InspectorTarget, call_agent
 from pytest_accel.core.paths import RANK_FILES, agent_path, flight_path, log_path, progress_path, stack_path
@@ -118,8 +119,7 @@ class NodeInspector:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(Struct, frozen=True):
     """The driver's request to the inspector on another node; the answer is the result of `method`."""
 
     method: Callable[[NodeInspector, Mapping[int, Any]], dict[int, Any]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from pytest_accel.core.frames import folders_of
 from pytest_accel.core.rank_messages import When
@@ -120,7 +120,7 @@ class WorldRun:
         )
         verdict = judge(phase)
         if leak_errors := remote_exceptions.warn(verdict.leak_warnings, phase.place):
-            verdict = judge(replace(phase, leak_errors=leak_errors))
+            verdict = judge(structs.replace(phase, leak_errors=leak_errors))
         if when == "setup" and verdict.outcome != "passed":
             self._subtests.add(world.take_extras(), world.size)
         world.condition.rule_out(verdict.kill_reason, retire=verdict.retire)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
+from msgspec import structs
+
 from pytest_accel.core.rank_exit import exited
 from pytest_accel.core.server_messages import KillWorld, RankExited, StartFailed, StartWorld, WorldStarted
 from pytest_accel.core.session_spec import SessionSpec
@@ -69,7 +71,9 @@ class ForkServerGroup:
                     on_end=self._server_ended,
                     on_tick=partial(self._tick, number),
                 )
-                client = self._clients[number] = ForkServerClient(replace(spec, server=number), of_server, spawn)
+                client = self._clients[number] = ForkServerClient(
+                    structs.replace(spec, server=number), of_server, spawn
+                )
                 for message in messages:
                     client.send(message)
 

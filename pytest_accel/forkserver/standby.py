@@ -14,12 +14,12 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from os import _exit
 
 import psutil
+from msgspec import Struct
 
 from pytest_accel.core import fd_passing
 from pytest_accel.core.clock import monotonic
@@ -35,8 +35,7 @@ _DELAY = 0.1
 """Seconds between the start of a world and these forks, which would slow down the start of its ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Assignment:
+class _Assignment(Struct, frozen=True):
     """Make a standby process the rank `rank` of a world. Its sockets follow the message."""
 
     spec: WorldSpec

@@ -16,8 +16,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec import structs
 
 from pytest_accel.core import prctl, shared_memory
 from pytest_accel.core.kill import kill_marked
@@ -136,7 +137,9 @@ class _Agent:
         shared = os.path.exists(message.token)
         basetemp = message.spec.basetemp if shared else os.path.join(directory, "tmp")
         clock = self._transport.clock
-        return replace(message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared)
+        return structs.replace(
+            message.spec, directory=directory, basetemp=basetemp, remote=True, clock=clock, shared=shared
+        )
 
     def _watch_server(self, server: OwnServer) -> None:
         """Have :meth:`_on_server_end` called once `server` has exited."""

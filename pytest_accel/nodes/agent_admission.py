@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from traceback import format_exc
+
+import msgspec
 
 from pytest_accel.core.handshakes import Handshake, Handshakes
 from pytest_accel.nodes import greeting
@@ -41,21 +42,15 @@ class Invitation:
 
     def line(self) -> bytes:
         """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return msgspec.json.encode(self) + b"\n"
 
 
 def read_invitation(line: bytes) -> Invitation:
     """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
-    match json.loads(line):
-        case {
-            "node": int(node),
-            "addresses": list(addresses),
-            "port": int(port),
-            "secret": str(secret),
-            "rootdir": str(rootdir),
-        }:
-            return Invitation(node, tuple(map(str, addresses)), port, secret, rootdir)
-    raise ValueError("an invitation must have the keys node, addresses, port, secret and rootdir")
+    try:
+        return msgspec.json.decode(line, type=Invitation)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"got an invalid invitation: {error}") from None
 
 
 class AgentAdmission:

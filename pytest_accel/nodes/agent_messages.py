@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec import Struct
 
 from pytest_accel.core.handshakes import Handshake, Refused
 from pytest_accel.core.session_spec import SessionSpec
@@ -18,8 +20,7 @@ _LONGEST_HELLO = 1 << 24
 # Agent to driver
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """The identity and arguments of a launched process: its first message to rank 0."""
 
     rank: int
@@ -42,7 +43,8 @@ class Hello:
 
     def as_json(self) -> dict[str, object]:
         """Return a value for JSON, the inverse of :func:`hello_of`."""
-        return asdict(self)
+        found: dict[str, object] = msgspec.to_builtins(self)
+        return found
 
     def pack(self) -> bytes:
         """Return the bytes for :func:`receive_hello`."""
@@ -60,39 +62,13 @@ def receive_hello() -> Handshake[Hello]:
 
 def hello_of(value: object) -> Hello:
     """Return the greeting in a JSON value; raise :class:`Refused` if it is malformed."""
-    match value:
-        case {
-            "rank": int(rank),
-            "pid": int(pid),
-            "args": list(args),
-            "directory": str(directory),
-            "rootdir": str(rootdir),
-            "masks": dict(masks),
-            "host": str(host),
-            "node": str(node),
-            "code": code,
-            "variables": list(variables),
-        }:
-            words, names = tuple(map(str, args)), tuple(map(str, variables))
-            return Hello(rank, pid, words, directory, rootdir, _texts(masks), host, node, _code_of(code), names)
-    raise Refused("sent an invalid greeting")
+    try:
+        return msgspec.convert(value, Hello)
+    except msgspec.ValidationError as error:
+        raise Refused(f"sent an invalid greeting: {error}") from None
 
 
-def _code_of(value: object) -> SuiteCode | None:
-    match value:
-        case None:
-            return None
-        case {"files": dict(files), "versions": dict(versions)}:
-            return SuiteCode(_texts(files), _texts(versions))
-    raise Refused("sent an invalid greeting")
-
-
-def _texts(value: Mapping[object, object]) -> dict[str, str]:
-    return {str(name): str(text) for name, text in value.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ServerEnded:
+class ServerEnded(Struct, frozen=True):
     """A fork server has exited, or could not be started."""
 
     number: int
@@ -103,8 +79,7 @@ class ServerEnded:
 # Driver to agent
 
 
-@dataclass(frozen=True, slots=True)
-class StartServer:
+class StartServer(Struct, frozen=True):
     """Start a fork server.
 
     On the driver's node, the descriptor of the server's end of the connection to the driver follows.
@@ -119,15 +94,13 @@ class StartServer:
     """The path of a file that the driver has created: a node that finds it shares the driver's file system."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillServer:
+class KillServer(Struct, frozen=True):
     """Kill a fork server."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """Exit with `status` once the driver has exited."""
 
     status: int

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from pytest_accel.nodes.ray_resources import RayDemand, RayNode
 
 # To the helper
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Struct, frozen=True):
     """The first message: connect to a cluster."""
 
     address: str
@@ -19,32 +18,31 @@ class Connect:
     """Namespace of the session's actors, which nobody else uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPlace:
+class RequestPlace(Struct, frozen=True):
     """Reserve a place."""
 
     number: int
     demand: RayDemand
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePlace:
+class ReleasePlace(Struct, frozen=True):
     """Give back a place, or cancel the request for it."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartAgent:
+class StartAgent(Struct, frozen=True):
     """Start an agent: the answer to :class:`NodeNeeded`."""
 
     number: int
-    invitation: bytes = field(repr=False)
+    invitation: bytes
     """The line that the agent reads from standard input; it contains the session's secret."""
 
+    def __repr__(self) -> str:
+        return f"StartAgent({self.number})"  # A traceback must not show the secret.
 
-@dataclass(frozen=True, slots=True)
-class StopAgent:
+
+class StopAgent(Struct, frozen=True):
     """Kill an agent. The next place on its node needs a new one."""
 
     number: int
@@ -53,8 +51,7 @@ class StopAgent:
 # To the controller
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """The helper is connected to a cluster, which has these nodes."""
 
     nodes: tuple[RayNode, ...]
@@ -62,29 +59,25 @@ class Connected:
     """True if an autoscaler can add nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class HelperFailed:
+class HelperFailed(Struct, frozen=True):
     """The helper exits, since it cannot connect to the cluster, or after an error."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(Struct, frozen=True):
     """A node has joined the cluster."""
 
     node: RayNode
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True):
     """A node has left the cluster, or died."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNeeded:
+class NodeNeeded(Struct, frozen=True):
     """A place is being prepared on a node that has no agent."""
 
     node: str
@@ -92,16 +85,14 @@ class NodeNeeded:
     """The number of the agent that is to be started, and of the node in the session: 1, 2, ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnded:
+class AgentEnded(Struct, frozen=True):
     """An agent has ended, or could not be started."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedBundle:
+class ReservedBundle(Struct, frozen=True):
     """The part of a place that is on one node."""
 
     node: str
@@ -109,24 +100,21 @@ class ReservedBundle:
     devices: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceReserved:
+class PlaceReserved(Struct, frozen=True):
     """A request has got its place."""
 
     number: int
     bundles: tuple[ReservedBundle, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceWaits:
+class PlaceWaits(Struct, frozen=True):
     """A request has to wait."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceFailed:
+class PlaceFailed(Struct, frozen=True):
     """A request cannot be met."""
 
     number: int

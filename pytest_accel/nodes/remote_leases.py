@@ -7,11 +7,12 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from traceback import format_exc
 
 import psutil
+from msgspec import Struct
 
 from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.hardware.inventory import Inventory, Machine
@@ -28,15 +29,13 @@ _RUNTIME = "PJRT_DEVICE"
 # Driver to agent
 
 
-@dataclass(frozen=True, slots=True)
-class UseSettings:
+class UseSettings(Struct, frozen=True):
     """Lease devices by these settings of the session."""
 
     settings: Settings
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryRequest:
+class InventoryRequest(Struct, frozen=True):
     """Ask for the inventory of a device kind."""
 
     kind: str
@@ -44,8 +43,7 @@ class InventoryRequest:
     """The session's settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
+class LeaseRequest(Struct, frozen=True):
     """Request a lease."""
 
     number: int
@@ -57,16 +55,14 @@ class LeaseRequest:
     """Mask that shows the only devices to lease, as a process without a mask numbers them; None: any devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReturn:
+class LeaseReturn(Struct, frozen=True):
     """Return a lease, or cancel a request that still waits."""
 
     number: int
     killed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseUsers:
+class LeaseUsers(Struct, frozen=True):
     """Tell which processes of the agent's node use a lease."""
 
     number: int
@@ -76,8 +72,7 @@ class LeaseUsers:
 # Agent to driver
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryReply:
+class InventoryReply(Struct, frozen=True):
     """The answer to :class:`InventoryRequest`."""
 
     kind: str
@@ -86,31 +81,27 @@ class InventoryReply:
     """The reason if there is no inventory."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteLease:
+class RemoteLease(Struct, frozen=True):
     """A granted lease: the answer to the :class:`LeaseRequest` with the same number."""
 
     number: int
     devices: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseFailed:
+class LeaseFailed(Struct, frozen=True):
     """The other answer to a :class:`LeaseRequest`: an error."""
 
     number: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseWanted:
+class LeaseWanted(Struct, frozen=True):
     """Another request waits for the devices of a lease."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(Struct, frozen=True):
     """The lock of a device of a lease was lost, and another session may have the device."""
 
     number: int

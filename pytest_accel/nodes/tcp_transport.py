@@ -8,8 +8,9 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import Connection
+
+from msgspec import structs
 
 from pytest_accel.core import prctl, unix_sockets
 from pytest_accel.core.connect import InspectorTarget, RankTarget, ServerTarget
@@ -36,7 +37,7 @@ class TcpClientTransport:
 
     def start_server(self, message: StartServer, end: socket.socket) -> None:
         self._mux.listen(agent_path(message.spec.directory, message.spec.server))
-        self.send(replace(message, token=self._leave_token(message.spec.basetemp)))
+        self.send(structs.replace(message, token=self._leave_token(message.spec.basetemp)))
         self._mux.join(end.dup(), ServerTarget())
 
     def _leave_token(self, basetemp: str) -> str:

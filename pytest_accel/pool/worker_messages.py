@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from pytest_accel.core.rank_exit import RankExit
 from pytest_accel.core.world_key import WorldKey
@@ -12,34 +12,29 @@ from pytest_accel.pool.world_request import AcquiredWorld, PoolError
 # Worker to controller. Most of them call a method of `Pool`, whose docstring has the details.
 
 
-@dataclass(frozen=True, slots=True)
-class WarmServer:
+class WarmServer(Struct, frozen=True):
     """Start the fork server."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreloadModules:
+class PreloadModules(Struct, frozen=True):
     """Have the fork server import `modules`."""
 
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportNothingAhead:
+class ImportNothingAhead(Struct, frozen=True):
     """Have ranks forked from a server that has imported only torch and pytest."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeepModulesOut:
+class KeepModulesOut(Struct, frozen=True):
     """Have ranks forked from a server that has not preloaded any of `modules`."""
 
     modules: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireWorld:
+class AcquireWorld(Struct, frozen=True):
     """Request a world. An :class:`Answer` with `number` follows, unless the request is cancelled."""
 
     number: int
@@ -47,31 +42,27 @@ class AcquireWorld:
     holder: Holder
 
 
-@dataclass(frozen=True, slots=True)
-class ShowWaiting:
+class ShowWaiting(Struct, frozen=True):
     """Show what the request `number` waits for, since it has waited for `seconds`."""
 
     number: int
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FailIfWaiting:
+class FailIfWaiting(Struct, frozen=True):
     """Cancel the request `number` if it waits for leases, and answer it with an error that says `why`."""
 
     number: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequest:
+class CancelRequest(Struct, frozen=True):
     """Cancel the request `number`, without an answer."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseWorld:
+class ReleaseWorld(Struct, frozen=True):
     """Return a world."""
 
     world: int
@@ -80,8 +71,7 @@ class ReleaseWorld:
     retire: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WatchExit:
+class WatchExit(Struct, frozen=True):
     """Ask for the exit status of a rank. An :class:`Answer` with `number` follows once the rank has ended."""
 
     number: int
@@ -89,30 +79,26 @@ class WatchExit:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class InterruptedTest:
+class InterruptedTest(Struct, frozen=True):
     """Record where the ranks of `world` are, since the session was interrupted while it ran `test`."""
 
     world: int
     test: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShowLine:
+class ShowLine(Struct, frozen=True):
     """Write a line to the terminal."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndWithUsageError:
+class EndWithUsageError(Struct, frozen=True):
     """End the session with `text`."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndAfterTest:
+class EndAfterTest(Struct, frozen=True):
     """The worker ends now, because the test `index` of its collection has left a device unusable."""
 
     index: int
@@ -138,16 +124,14 @@ WorkerMessage = (
 # Controller to worker
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The answer to :class:`AcquireWorld` or :class:`WatchExit` with the same `number`."""
 
     number: int
     value: AcquiredWorld | PoolError | RankExit | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorldWanted:
+class WorldWanted(Struct, frozen=True):
     """Another request waits for the devices or slots of `world`."""
 
     world: int

@@ -14,6 +14,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from msgspec import structs
+
 from pytest_accel.core import shared_memory
 from pytest_accel.core.clock import monotonic
 from pytest_accel.core.connect import call_rank
@@ -171,7 +173,7 @@ class WorldManager:
 
     def _import_little(self, why: str) -> None:
         """Have later fork servers import only torch and pytest."""
-        self._spec = replace(self._spec, bare=True)
+        self._spec = structs.replace(self._spec, bare=True)
         self._summary.add_note(f"preload: nothing but torch and pytest, since {why}")
 
     def start(self, world: PooledWorld) -> None:

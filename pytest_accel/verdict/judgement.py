@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Struct, field, structs
 
 from pytest_accel.core.frames import Folders
 from pytest_accel.core.rank_messages import ExceptionSketch, Finished, When
@@ -81,11 +80,11 @@ def judge(phase: Phase) -> Verdict:
     size = len(phase.outcomes)
     if phase.ended_before:
         reported = [one for one in phase.outcomes if one.report is not None or one.rank not in phase.ended_before]
-        phase = replace(phase, outcomes=reported)
+        phase = structs.replace(phase, outcomes=reported)
     outcomes = phase.outcomes
     verdict = _merge(phase)
     if verdict.outcome == "failed":
-        verdict = replace(
+        verdict = structs.replace(
             verdict,
             infra_cause=outside_cause(outcomes),
             ended_ranks=frozenset(one.rank for one in outcomes if one.report is None or one.later),
@@ -96,7 +95,7 @@ def judge(phase: Phase) -> Verdict:
     if phase.finished:
         verdict = _add_end_of_test(verdict, phase)
     reports = [(one.rank, one.report.report) for one in outcomes if one.report is not None]
-    return replace(
+    return structs.replace(
         verdict,
         duration=max((report.get("duration", 0.0) for _, report in reports), default=0.0),
         properties=(*_end_properties(phase.finished, size), *properties(outcomes)),
@@ -126,7 +125,7 @@ def _add_end_of_test(verdict: Verdict, phase: Phase) -> Verdict:
     if (problems or failing_leaks) and verdict.outcome == "passed" and not phase.failed_before:
         verdict = _with_problems(verdict, RanksDisagree if problems else LeftBehind, problems + failing_leaks, phase)
     differ = len({left.groups for left in finished}) > 1
-    return replace(
+    return structs.replace(
         verdict,
         warnings=tuple(warning for left in finished for warning in left.warnings),
         leak_warnings=tuple(leaks) if phase.leaks == "warn" else (),

@@ -51,7 +51,7 @@ def test_an_invitation_is_a_line_of_json() -> None:
     invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff", "/suite")
     assert read_invitation(invitation.line()) == invitation
     for wrong in (b"", b"{}", b'{"node": "3", "addresses": [], "port": 1, "secret": ""}'):
-        with pytest.raises(ValueError, match=r"Expecting value|an invitation must have"):
+        with pytest.raises(ValueError, match="got an invalid invitation: "):
             read_invitation(wrong)
 
 
