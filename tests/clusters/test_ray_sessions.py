@@ -16,7 +16,7 @@ from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import Run, Session, Suite, eventually
 from tests.launchers.under import suites
-from tests.nodes.ray_autoscaler import GrowingMachines
+from tests.nodes.growing_machines import GrowingMachines
 from tests.nodes.ray_machines import RayMachines
 
 ENDLESS = """
