@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -134,8 +134,9 @@ class Cluster(Protocol):
         on_place: Callable[[Place], None],
         on_wait: Callable[[str], None],
         on_failure: Callable[[PlaceError], None],
+        avoided: Collection[int] = (),
     ) -> int:
-        """Request a place for a world of `key`; return the number of the request.
+        """Request a place for a world of `key` on none of the nodes `avoided`; return the number of the request.
 
         Call `on_wait` with a sentence once it is known that the request has to wait, and again if the reason changes.
         """

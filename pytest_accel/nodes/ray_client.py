@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from operator import itemgetter
@@ -147,12 +147,15 @@ class RayCluster:
         on_place: Callable[[Place], None],
         on_wait: Callable[[str], None],
         on_failure: Callable[[PlaceError], None],
+        avoided: Collection[int] = (),
     ) -> int:
         with self._lock:
             self._last_request += 1
             number = self._last_request
             try:
-                demand = demand_of(key)
+                demand = replace(
+                    demand_of(key), avoided=frozenset(name for name, node in self._numbers.items() if node in avoided)
+                )
             except PlaceError as error:
                 self._fail_later(on_failure, error)
                 return number

@@ -24,7 +24,7 @@ from pytest_accel.nodes.ray_messages import (
     PlaceWaits,
     ReservedBundle,
 )
-from pytest_accel.nodes.ray_resources import TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
+from pytest_accel.nodes.ray_resources import NODE_LABEL, TYPE_LABEL, Bundles, RayDemand, RayNode, choose_bundles
 
 _MODELS = frozenset(value for name, value in vars(accelerators).items() if name.isupper() and isinstance(value, str))
 """The models of accelerators that Ray knows."""
@@ -291,6 +291,8 @@ class Places:
 
     def _reserve(self, bundles: Bundles) -> _Place:
         labels = {TYPE_LABEL: f"in({','.join(bundles.models)})"} if bundles.models else {}
+        if bundles.avoided:
+            labels[NODE_LABEL] = f"!in({','.join(sorted(bundles.avoided))})"
         group = placement_group(
             [{bundles.resource: amount} for amount in bundles.amounts],
             strategy="STRICT_SPREAD",

@@ -27,6 +27,8 @@ RESOURCES = {
 """
 TYPE_LABEL = "ray.io/accelerator-type"
 """Label of a node with the model of its accelerators, as ``H100``; Ray sets it on nodes with accelerators."""
+NODE_LABEL = "ray.io/node-id"
+"""Label of each node with its id."""
 _STEPS = 10_000
 """Ray counts resources in steps of 1/10000."""
 
@@ -61,6 +63,8 @@ class RayDemand:
     """Fraction of each device; None: whole devices."""
     name: str | None = None
     """Glob for the name of the devices."""
+    avoided: frozenset[str] = frozenset()
+    """Ids of the nodes that must not be used."""
 
     def amount(self, ranks: int) -> float:
         """Return the amount of the resource for `ranks` ranks on one node.
@@ -87,6 +91,8 @@ class Bundles:
     """Amount of the resource in each bundle."""
     models: tuple[str, ...] = ()
     """Values of `TYPE_LABEL` that are allowed; empty: any."""
+    avoided: frozenset[str] = frozenset()
+    """Ids of the nodes that must not be used."""
 
     @property
     def text(self) -> str:
@@ -100,11 +106,13 @@ class Bundles:
         return f"{' and '.join(amounts)} {self.resource}{model} on {len(amounts)} nodes"
 
     def usable(self, nodes: Iterable[RayNode]) -> list[RayNode]:
-        """Return those of `nodes` that have the resource and an allowed model, the largest first."""
+        """Return those of `nodes` that may be used, have the resource and an allowed model, the largest first."""
         found = [
             node
             for node in nodes
-            if node.resources.get(self.resource) and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
+            if node.id not in self.avoided
+            and node.resources.get(self.resource)
+            and (not self.models or node.labels.get(TYPE_LABEL) in self.models)
         ]
         return sorted(found, key=lambda node: -node.resources[self.resource])
 
@@ -118,7 +126,8 @@ class Bundles:
         """Return why `nodes` cannot hold the bundles, which do not fit."""
         usable = self.usable(nodes)
         if not usable:
-            there = f"no node of the Ray cluster has {self.resource}" + (" of that model" if self.models else "")
+            node = "other node" if self.avoided else "node"
+            there = f"no {node} of the Ray cluster has {self.resource}" + (" of that model" if self.models else "")
         elif usable[0].resources[self.resource] < max(self.amounts):
             size = usable[0].resources[self.resource]
             there = f"the largest node of the Ray cluster ({usable[0].name}) has {size:g}"
@@ -169,7 +178,7 @@ def _divide(demand: RayDemand, count: int, models: tuple[str, ...]) -> Bundles:
     """Return `count` bundles, with the ranks distributed as `Layout.seats` does."""
     each, rest = divmod(demand.ranks, count)
     ranks = tuple(each + (number < rest) for number in range(count))
-    return Bundles(demand.resource, ranks, tuple(map(demand.amount, ranks)), models)
+    return Bundles(demand.resource, ranks, tuple(map(demand.amount, ranks)), models, demand.avoided)
 
 
 def _models(demand: RayDemand, nodes: Iterable[RayNode], models: Iterable[str]) -> tuple[str, ...]:

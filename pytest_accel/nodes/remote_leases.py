@@ -93,6 +93,8 @@ class LeaseFailed(Struct, frozen=True):
 
     number: int
     text: str
+    unfit: bool = False
+    """True if the node has other devices than the need requires, so that another node may meet it."""
 
 
 class LeaseWanted(Struct, frozen=True):
@@ -110,6 +112,13 @@ class LeaseLost(Struct, frozen=True):
 
 class RemoteDevicesError(Exception):
     """The devices of another node are not available; the message says why."""
+
+
+class UnfitDevicesError(RemoteDevicesError):
+    """The devices that a cluster has reserved on a node do not meet the need."""
+
+    node = 0
+    """The number of the node in the session."""
 
 
 class LostNodeError(RemoteDevicesError):
@@ -203,7 +212,8 @@ class RemoteLeases:
             if waiting is not None and isinstance(message, RemoteLease):
                 self._calls.put(partial(waiting[0], message))
             elif waiting is not None and isinstance(message, LeaseFailed):
-                self._calls.put(partial(waiting[1], RemoteDevicesError(f"{message.text} (on {self.name})")))
+                error = UnfitDevicesError if message.unfit else RemoteDevicesError
+                self._calls.put(partial(waiting[1], error(f"{message.text} (on {self.name})")))
             elif isinstance(message, RemoteLease):
                 self._send(LeaseReturn(message.number, killed=False))  # Granted before the cancellation arrived.
         elif isinstance(message, LeaseWanted):
@@ -302,7 +312,7 @@ class LeaseAgent:
             self._send(RemoteLease(message.number, tuple(by_id[name] for name in lease.devices)))
 
         def fail(error: Exception) -> None:
-            self._send(LeaseFailed(message.number, str(error)))
+            self._send(LeaseFailed(message.number, str(error), isinstance(error, UnfitDevicesError)))
 
         # The lock file must name a process of this node, for the other sessions here.
         holder = replace(message.holder, pid=os.getpid())
@@ -330,7 +340,7 @@ class LeaseAgent:
 def _shown(mask: str, kind: str, need: DeviceNeed, machine: Machine) -> frozenset[str]:
     """Return the ids of the session's devices that `mask` shows.
 
-    Raise :class:`RemoteDevicesError` if they do not suffice for `need`.
+    Raise :class:`UnfitDevicesError` if they do not suffice for `need`.
     """
     vendor, inventory = machine.vendor(kind), machine.of(kind)
     variable = next((name for name in vendor.mask_variables if name != _RUNTIME), None)
@@ -340,7 +350,7 @@ def _shown(mask: str, kind: str, need: DeviceNeed, machine: Machine) -> frozense
     devices = tuple(device for device in inventory.devices if device.id in names)
     missing = shortfall(need, replace(inventory, devices=devices))
     if missing is not None:
-        raise RemoteDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
+        raise UnfitDevicesError(f"the cluster has reserved {variable}={mask}, but the test {missing}")
     return frozenset(names)
 
 

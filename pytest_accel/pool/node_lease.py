@@ -15,7 +15,7 @@ from pytest_accel.hardware.matching import in_words
 from pytest_accel.leases.allocator import Allocator
 from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
-from pytest_accel.nodes.remote_leases import RemoteLease, RemoteLeases
+from pytest_accel.nodes.remote_leases import RemoteLease, RemoteLeases, UnfitDevicesError
 
 
 class LeaseId(NamedTuple):
@@ -260,7 +260,12 @@ class RemoteNodeRequest:
         def granted(lease: RemoteLease) -> None:
             on_grant(RemoteNodeLease(self.leases, self.notices, self.node, lease))
 
-        self.number = self.leases.submit(self.kind, self.need, holder, granted, on_failure, self.mask)
+        def failed(error: Exception) -> None:
+            if isinstance(error, UnfitDevicesError):
+                error.node = self.node
+            on_failure(error)
+
+        self.number = self.leases.submit(self.kind, self.need, holder, granted, failed, self.mask)
 
     def cancel(self) -> bool:
         self.leases.cancel(self.number)

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
-from pytest_accel.nodes.placement import Cluster, Place
+from pytest_accel.nodes.placement import Cluster, Place, PlaceError
+from pytest_accel.nodes.remote_leases import UnfitDevicesError
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
 from pytest_accel.pool.node_lease import NodeLease, NodeRequest
 
 
 class PlaceRequest:
     """A request for a place and the leases of its devices: granted as a whole, or not at all.
+
+    If the devices of a place do not meet the need, another place is requested, on none of the nodes with such devices.
 
     It waits for the cluster until `place` is set, then for the leases, and is done after that. It has the methods of a
     :class:`CombinedLeaseRequest`.
@@ -32,8 +35,11 @@ class PlaceRequest:
         on_grant: Callable[[dict[int, NodeLease], Place], None],
         on_wait: Callable[[], None],
         on_failure: Callable[[Exception], None],
+        unfit_nodes: set[int],
     ) -> None:
-        """`node_requests` returns the requests for the devices of a place, in the order in which they are submitted.
+        """`unfit_nodes` are those whose devices do not meet the need of `key`; nodes are added as they are found.
+
+        `node_requests` returns the requests for the devices of a place, in the order in which they are submitted.
 
         `on_wait` is called when it becomes known why the request waits for a place, and when that changes. `lock` is
         the pool's lock: callers of the methods hold it, and the callbacks are called with it held.
@@ -50,6 +56,9 @@ class PlaceRequest:
         self._on_grant = on_grant
         self._on_wait = on_wait
         self._on_failure = on_failure
+        self._unfit_nodes = unfit_nodes
+        self._mismatches: list[str] = []
+        """Why the places so far could not be used."""
         self._number = 0
         """The number of the request at the cluster, once it is submitted."""
         self._leases: CombinedLeaseRequest | None = None
@@ -62,7 +71,8 @@ class PlaceRequest:
 
     def submit(self) -> None:
         """Request the place."""
-        self._number = self._cluster.place(self._key, self._placed, self._waits, self._failed)
+        callbacks = self._placed, self._waits, self._failed
+        self._number = self._cluster.place(self._key, *callbacks, frozenset(self._unfit_nodes))
 
     def waiting(self) -> str | None:
         """Return a line with the test and what it waits for; None if it is not known to wait."""
@@ -123,10 +133,20 @@ class PlaceRequest:
         self._on_grant(leases, self.place)
 
     def _failed(self, error: Exception) -> None:
-        """Fail, since the cluster or a node has failed."""
+        """Fail, since the cluster or a node has failed; or request another place, since the devices are unfit."""
         with self._lock:
-            if not self._done:
-                self._done = True
-                if self.place is not None:
-                    self._cluster.release(self.place)
-                self._on_failure(error)
+            if self._done:
+                return
+            place, self.place = self.place, None
+            if place is not None:
+                self._cluster.release(place)
+            if isinstance(error, UnfitDevicesError):
+                self._mismatches.append(str(error))
+                self._unfit_nodes.add(error.node)
+                self._leases, self.wait_reason = None, ""
+                self.submit()
+                return
+            self._done = True
+            if isinstance(error, PlaceError) and self._mismatches:
+                error = PlaceError("\n".join([*self._mismatches, str(error)]))
+            self._on_failure(error)

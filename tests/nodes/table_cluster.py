@@ -6,7 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ class _Request:
     key: WorldKey
     on_place: Callable[[Place], None]
     on_wait: Callable[[str], None]
+    avoided: Collection[int]
 
 
 @dataclass(eq=False)
@@ -56,13 +57,17 @@ class TableCluster:
         on_place: Callable[[Place], None],
         on_wait: Callable[[str], None],
         on_failure: Callable[[PlaceError], None],
+        avoided: Collection[int] = (),
     ) -> int:
         with self._lock:
             self._last_number += 1
             if key.ranks > 99:
                 self._calls.put(partial(on_failure, PlaceError(f"no node has room for {key.ranks} ranks")))
                 return self._last_number
-            self._waiting.append(_Request(self._last_number, key, on_place, on_wait))
+            if self._free.keys() <= set(avoided):
+                self._calls.put(partial(on_failure, PlaceError("there is no other node")))
+                return self._last_number
+            self._waiting.append(_Request(self._last_number, key, on_place, on_wait, avoided))
             self._serve()
             if any(request.number == self._last_number for request in self._waiting):
                 self._calls.put(partial(on_wait, CROWDED))
@@ -122,6 +127,8 @@ class TableCluster:
         devices: dict[int, tuple[str, ...]] = {}
         for node, free in self._free.items():
             count = min(on_each, key.ranks - len(nodes))
+            if node in request.avoided:
+                continue
             if count and free.ranks >= count and len(free.devices) >= count * each:
                 nodes += [node] * count
                 if each:

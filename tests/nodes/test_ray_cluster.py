@@ -8,7 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,17 +54,19 @@ class Session:
         self.cluster = RayCluster(address, self.nodes)
         self.waits: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def request(self, key: WorldKey) -> tuple[int, queue.SimpleQueue[Place | PlaceError]]:
+    def request(
+        self, key: WorldKey, avoided: Collection[int] = ()
+    ) -> tuple[int, queue.SimpleQueue[Place | PlaceError]]:
         answers: queue.SimpleQueue[Place | PlaceError] = queue.SimpleQueue()
-        return self.cluster.place(key, answers.put, self.waits.put, answers.put), answers
+        return self.cluster.place(key, answers.put, self.waits.put, answers.put, avoided), answers
 
-    def place(self, key: WorldKey) -> Place:
-        answer = self.request(key)[1].get(timeout=PATIENCE)
+    def place(self, key: WorldKey, avoided: Collection[int] = ()) -> Place:
+        answer = self.request(key, avoided)[1].get(timeout=PATIENCE)
         assert isinstance(answer, Place), answer
         return answer
 
-    def failure(self, key: WorldKey) -> str:
-        answer = self.request(key)[1].get(timeout=PATIENCE)
+    def failure(self, key: WorldKey, avoided: Collection[int] = ()) -> str:
+        answer = self.request(key, avoided)[1].get(timeout=PATIENCE)
         assert isinstance(answer, PlaceError), answer
         return str(answer)
 
@@ -144,6 +146,15 @@ def test_a_name_chooses_the_node(session: Session) -> None:
     small = session.place(gpus(1, name="*H100*"))
     assert session.place(gpus(4, name="*A100*")).nodes[0] != small.nodes[0]
     assert session.failure(gpus(4, name="*H100*")).startswith("needs 4 GPU (H100) on one node; the largest node")
+
+
+def test_avoided_nodes_are_not_used(session: Session) -> None:
+    first = session.place(gpus(2))
+    session.cluster.release(first)
+    second = session.place(gpus(2), first.nodes)
+    assert set(first.nodes).isdisjoint(second.nodes)
+    both = {*first.nodes, *second.nodes}
+    assert "; no other node of the Ray cluster has GPU" in session.failure(gpus(2), both)
 
 
 def test_ranks_on_the_cpu_are_placed_if_they_need_several_nodes(session: Session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_accel.core.device import DeviceNeed, Share
@@ -98,6 +100,15 @@ def test_a_shortage_says_what_there_is(key: WorldKey, expected: str) -> None:
 def test_a_name_selects_models(name: str, expected: tuple[str, ...]) -> None:
     nodes = [node("a", 4, **{TYPE_LABEL: "A100"}), node("b", 4, **{TYPE_LABEL: "H100"}), node("c", 1, "CPU")]
     assert chosen(devices_key(name=name), *nodes, models=("H200",)).models == expected
+
+
+def test_avoided_nodes_are_not_used() -> None:
+    nodes = [node("a", 4), node("b", 2)]
+    demand = demand_of(devices_key(2))
+    assert choose_bundles(replace(demand, avoided=frozenset("a")), nodes).usable(nodes) == [nodes[1]]
+    none = choose_bundles(replace(demand, avoided=frozenset("ab")), nodes)
+    assert not none.fits(nodes)
+    assert none.shortage(nodes) == "needs 2 GPU on one node; no other node of the Ray cluster has GPU"
 
 
 def test_a_name_selects_nothing_if_a_node_does_not_tell_its_model() -> None:

@@ -12,7 +12,9 @@ import pytest
 from tests.faults.conftest import Suite, eventually
 from tests.launchers.under import suites
 
+NO_MASKS = "MASKS = {}"
 CONFTEST = f"""
+    import os
     import sys
 
     sys.path.append({str(Path(__file__).resolve().parents[2])!r})
@@ -24,6 +26,7 @@ CONFTEST = f"""
     from pytest_accel.settings.options import Settings
     from tests.nodes.table_cluster import Agents, TableCluster
 
+    {NO_MASKS}  # The mask in the environment of a node's agent, by the number of the node.
     MADE = []
 
 
@@ -31,8 +34,10 @@ CONFTEST = f"""
         agents, table = Agents(Settings(accel="sim:4,shared")), TableCluster({{1: ["0", "1"], 2: ["2", "3"]}})
         agents.nodes.cluster = table
         agents.nodes.on_lost = lambda number, why: table.lose(number)
-        for _ in range(2):
+        for number in (1, 2):
+            os.environ.update({{"SIM_VISIBLE_DEVICES": MASKS[number]}} if number in MASKS else {{}})
             agents.start()
+            os.environ.pop("SIM_VISIBLE_DEVICES", None)
         MADE.append((agents, table))
         return agents.nodes
 
@@ -123,6 +128,37 @@ def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: S
     )
     assert "rank 1 was lost with the node node-2 (its agent has ended)" in run.failure("test_loses_a_node")
     assert "errors outside of any test" not in run.text
+
+
+PAIR = """
+    import pytest
+
+
+    @pytest.mark.devices(2)
+    @pytest.mark.parametrize("number", range(2))
+    def test_pair(accel, number):
+        assert accel.ids == ("sim-2", "sim-3")
+    """
+
+
+@pytest.mark.long
+def test_a_test_runs_on_another_node_if_the_devices_of_the_first_do_not_suffice(suite: Suite) -> None:
+    suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: "1"}'))
+    suite.write("test_it.py", PAIR)
+    suite.run().expect({"test_pair[0]": "PASSED", "test_pair[1]": "PASSED"})
+
+
+@pytest.mark.long
+def test_a_test_fails_if_the_devices_of_no_node_suffice(suite: Suite) -> None:
+    suite.write("conftest.py", CONFTEST.replace(NO_MASKS, 'MASKS = {1: "1", 2: "3"}'))
+    suite.write("test_it.py", PAIR)
+    run = suite.run()
+    run.expect({"test_pair[0]": "ERROR", "test_pair[1]": "ERROR"})
+    for node, mask in (("node-1", "0,1"), ("node-2", "2,3")):
+        reserved = f"the cluster has reserved SIM_VISIBLE_DEVICES={mask}, but the test needs 2 sim devices; there is 1"
+        line = next(line for line in run.failure("test_pair[0]").splitlines() if reserved in line)
+        assert line.endswith(f"(on {node})")
+    assert "there is no other node" in run.failure("test_pair[0]")
 
 
 @pytest.mark.long
