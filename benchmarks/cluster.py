@@ -1,32 +1,75 @@
-"""Tests in worlds on a Ray cluster of several nodes on this machine, compared with the same tests without a cluster."""
+"""Tests in worlds on a Ray cluster, compared with the same tests without a cluster."""
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, Effort, Figure, Run, interleaved, middle, session, torchrun
-from tests.nodes.ray_machines import RayMachines
+from pytest_accel import read_record
+from pytest_accel.core.record_events import PhaseReported
+from tests.launchers import machines
+from tests.launchers.test_several_machines import torchrun as torchrun_on_both
+from tests.nodes.ray_machines import RayMachines, StartedNode, start_node
 
 _FIRST = 20
 """Tests before this one start the ranks and find their caches cold."""
 _ONE_NODE = 2.0
 _TWO_NODES = 1.5
 """Ranks on two nodes cost more than under torchrun on one machine, since another machine is reached over TCP."""
+_TWO_MACHINES = 1.05
+"""Both use the same connections between the machines; the rest is for the differences between equal sessions."""
 _FIRST_RESULT = 8.0
+_IMPORTED = ["torch", "torch.distributed"]
+_PORT = 6379
+_NODES, _DEVICES = 4, 8
+_MIXED_TESTS = 500
+_MAKESPAN = 1.10
+_MIXED = """
+import time
+
+import pytest
+
+TESTS = {tests}
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(seconds, marks=pytest.mark.devices(devices)) for devices, seconds in TESTS],
+    ids=range(len(TESTS)),
+)
+def test_holds(seconds):
+    time.sleep(seconds)
+"""
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
+    """Return milliseconds per test on nodes and machines, and how long a session with many tests takes."""
+    return [
+        *_on_this_machine(folder, effort),
+        *_on_two_machines(effort),
+        *_makespan(folder / "mixed"),
+    ]
+
+
+def _on_this_machine(folder: Path, effort: Effort) -> list[Figure]:
     """Return the milliseconds per test of two ranks, on one node and on two, and the seconds to the first result."""
-    imported = ["torch", "torch.distributed"]
-    one = suites.write(folder / "one", suites.all_reduce("2"), effort.tests, imported=imported)
-    two = suites.write(folder / "two", suites.all_reduce("2, nodes=2"), effort.tests, imported=imported)
-    machines = RayMachines({})
+    one = suites.write(folder / "one", suites.all_reduce("2"), effort.tests, imported=_IMPORTED)
+    two = suites.write(folder / "two", suites.all_reduce("2, nodes=2"), effort.tests, imported=_IMPORTED)
+    cluster = RayMachines({})
     try:
         for _ in range(2):
-            machines.add(2)
+            cluster.add(2)
         here = [*PLUGINS, *WITH, "--accel=sim:2"]
-        there = [*here, f"--accel-cluster=ray:{machines.address}"]
+        there = [*here, f"--accel-cluster=ray:{cluster.address}"]
         loopback = {"GLOO_SOCKET_IFNAME": "lo"}
         runs = interleaved(
             {
@@ -38,7 +81,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             effort.runs,
         )
     finally:
-        machines.close()
+        cluster.close()
     local, launched = (middle(_per_test(runs[name])) for name in ("here", "torchrun"))
     first = tuple(run.ends[0] - run.collected for run in runs["one node"])
     return [
@@ -51,6 +94,84 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             first,
         ),
     ]
+
+
+def _on_two_machines(effort: Effort) -> list[Figure]:
+    """Return the milliseconds per test of two ranks, each in a network namespace of its own; nothing without root."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets need a short path.
+    suite = suites.write(
+        folder / "two", suites.all_reduce('2, nodes=2, device="cpu"'), effort.tests, imported=_IMPORTED
+    )
+    nodes: list[StartedNode] = []
+    arguments = [*PLUGINS, *WITH, "--accel=none"]
+    head = f"{machines.ADDRESSES[0]}:{_PORT}"
+    try:
+        with machines.machines(folder) as two:
+            try:
+                head_options = ("--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/ray")
+                for number, options in enumerate((head_options, (f"--address={head}",))):
+                    environment = {**os.environ, "RAY_TMPDIR": str(folder / str(number))}
+                    on = two.on(number, private=("/dev/shm",) if number else ())
+                    address = machines.ADDRESSES[number]
+                    nodes.append(start_node(folder, address, number, environment, (*options, "--num-gpus=0"), on))
+                    nodes[-1].wait_ready()
+                here = (*two.on(0), sys.executable, "-m", "pytest")
+                runs = interleaved(
+                    {
+                        "torchrun": lambda: session(suite, arguments, program=torchrun_on_both(two, 1)),
+                        "ray": lambda: session(suite, [*arguments, f"--accel-cluster=ray:{head}"], program=here),
+                    },
+                    effort.runs,
+                )
+            finally:
+                for node in reversed(nodes):
+                    node.kill()
+    except pytest.skip.Exception as reason:
+        print(f"  two machines: {reason}", file=sys.stderr)
+        return []
+    finally:
+        shutil.rmtree(folder)
+    limit = _TWO_MACHINES * middle(_per_test(runs["torchrun"]))
+    return [
+        _figure("two machines, under torchrun", runs["torchrun"]),
+        _figure("the same on the cluster", runs["ray"], limit, f"{_TWO_MACHINES:g} x torchrun"),
+    ]
+
+
+def _makespan(folder: Path) -> list[Figure]:
+    """Return the duration of a session with 500 tests on four nodes, as a multiple of the lower bound."""
+    draw = random.Random(7)
+    tests = [(draw.choice((1, 1, 1, 1, 2, 2, 4, 8)), round(draw.uniform(1, 6), 3)) for _ in range(_MIXED_TESTS)]
+    bound = sum(devices * seconds for devices, seconds in tests) / (_NODES * _DEVICES)
+    folder.mkdir(parents=True)
+    (folder / "conftest.py").write_text(suites.CONFTEST)
+    (folder / "test_holds.py").write_text(_MIXED.format(tests=tests))
+    (folder / "pytest.ini").write_text(f"[pytest]\naccel = sim:{_DEVICES}\n")
+    cluster = RayMachines({})
+    try:
+        for _ in range(_NODES):
+            cluster.add(_DEVICES)
+        arguments = [
+            *(*PLUGINS, *WITH, f"-n{_NODES * _DEVICES}", f"--accel-cluster=ray:{cluster.address}"),
+            *("--accel-durations=durations.json", "--accel-record=record.jsonl"),
+        ]
+        found = [_ratio(folder, arguments, bound) for _ in range(2)]
+    finally:
+        cluster.close()
+    name = f"{_MIXED_TESTS} tests on {_NODES} nodes with {_DEVICES} devices"
+    return [
+        Figure(f"{name}: {which}", ratio, "x", _MAKESPAN, f"{_MAKESPAN:g} x lower bound")
+        for which, ratio in zip(("durations unknown", "durations known"), found, strict=True)
+    ]
+
+
+def _ratio(folder: Path, arguments: Sequence[str], bound: float) -> float:
+    """Run a session; return the time from the begin of its first test to the end of its last, divided by `bound`."""
+    session(folder, arguments)
+    record = folder / "record.jsonl"
+    phases = [one.event for one in read_record(record) if isinstance(one.event, PhaseReported)]
+    record.unlink()
+    return (max(phase.stop for phase in phases) - min(phase.start for phase in phases)) / bound
 
 
 def _per_test(runs: list[Run]) -> tuple[float, ...]:

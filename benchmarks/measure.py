@@ -122,12 +122,17 @@ def session(
     extra: Mapping[str, str] | None = None,
     status: int = 0,
     launcher: Sequence[str] = (),
+    program: Sequence[str] = (),
 ) -> Run:
-    """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`."""
+    """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`.
+
+    `program` is the beginning of the command, instead of ``python -m pytest`` under `launcher`.
+    """
     stamps = folder / "stamps.json"
     stamps.unlink(missing_ok=True)
     environment = clean_environment({STAMPS: str(stamps), **(extra or {})})
-    command = [python, *launcher, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "."]
+    begin = program or (python, *launcher, "-m", "pytest")
+    command = [*begin, "-q", "-p", "no:cacheprovider", *arguments, "."]
     busy, own, started = _busy(), _children(), time.monotonic()
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False
