@@ -136,12 +136,12 @@ class Cluster(Protocol):
         on_failure: Callable[[PlaceError], None],
         avoided: Collection[int] = (),
     ) -> int:
-        """Request a place for a world of `key` on none of the nodes `avoided`; return the number of the request.
+        """Request a place for a world of `key` on none of the nodes `avoided`; return the id of the request.
 
         Call `on_wait` with a sentence once it is known that the request has to wait, and again if the reason changes.
         """
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, request_id: int) -> None:
         """Cancel a request; no-op if it has been answered."""
 
     def release(self, place: Place) -> None:

@@ -69,7 +69,7 @@ class AgentNodes(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _PendingRequest:
     """A request for a place that has not been answered."""
 
     demand: RayDemand
@@ -94,9 +94,9 @@ class RayCluster:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 The helper writes to it as long as it runs.
         self._lock = threading.RLock()
         self._sending = threading.Lock()
-        self._requests: dict[int, _Request] = {}
-        self._last_request = 0
-        self._cluster: dict[str, RayNode] = {}
+        self._requests: dict[int, _PendingRequest] = {}
+        self._last_request_id = 0
+        self._cluster_nodes: dict[str, RayNode] = {}
         """The nodes of the cluster, by Ray's id."""
         self._can_scale = False
         self._numbers: dict[str, int] = {}
@@ -131,7 +131,7 @@ class RayCluster:
     def nodes(self) -> tuple[RayNode, ...]:
         """The nodes of the cluster that are alive; empty before it is connected."""
         with self._lock:
-            return tuple(self._cluster.values())
+            return tuple(self._cluster_nodes.values())
 
     @property
     def can_scale(self) -> bool:
@@ -150,27 +150,27 @@ class RayCluster:
         avoided: Collection[int] = (),
     ) -> int:
         with self._lock:
-            self._last_request += 1
-            number = self._last_request
+            self._last_request_id += 1
+            request_id = self._last_request_id
             try:
                 demand = replace(
                     demand_of(key), avoided=frozenset(name for name, node in self._numbers.items() if node in avoided)
                 )
             except PlaceError as error:
                 self._fail_later(on_failure, error)
-                return number
+                return request_id
             if self._failure is not None:
                 self._fail_later(on_failure, PlaceError(self._failure))
-                return number
-            self._requests[number] = _Request(demand, on_place, on_wait, on_failure)
-        self._send(RequestPlace(number, demand))
-        return number
+                return request_id
+            self._requests[request_id] = _PendingRequest(demand, on_place, on_wait, on_failure)
+        self._send(RequestPlace(request_id, demand))
+        return request_id
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, request_id: int) -> None:
         with self._lock:
-            if self._requests.pop(number, None) is None:
+            if self._requests.pop(request_id, None) is None:
                 return
-        self._send(ReleasePlace(number))
+        self._send(ReleasePlace(request_id))
 
     def release(self, place: Place) -> None:
         self._send(ReleasePlace(place.number))
@@ -239,7 +239,7 @@ class RayCluster:
         match message:
             case Connected(nodes, can_scale):
                 with self._lock:
-                    self._cluster = {node.id: node for node in nodes}
+                    self._cluster_nodes = {node.id: node for node in nodes}
                     self._can_scale = can_scale
                 self._connected.set()
             case HelperFailed(reason):
@@ -247,34 +247,34 @@ class RayCluster:
                     self._failure = reason
             case NodeJoined(node):
                 with self._lock:
-                    self._cluster[node.id] = node
+                    self._cluster_nodes[node.id] = node
             case NodeLost(name):
                 self._node_lost(name)
             case NodeNeeded(name, number):
                 self._start_agent(name, number)
             case AgentEnded(number, reason):
                 self._agent_ended(number, f"the agent {reason}")
-            case PlaceReserved(number):
-                self._await_agents(number, message)
-            case PlaceWaits(number, reason):
+            case PlaceReserved(request_id):
+                self._await_agents(request_id, message)
+            case PlaceWaits(request_id, reason):
                 with self._lock:
-                    request = self._requests.get(number)
+                    request = self._requests.get(request_id)
                 if request is not None:
                     request.on_wait(reason)
-            case PlaceFailed(number, reason):
-                self._fail(number, reason)
+            case PlaceFailed(request_id, reason):
+                self._fail(request_id, reason)
 
     def _node_lost(self, name: str) -> None:
         with self._lock:
-            node = self._cluster.pop(name)
+            node = self._cluster_nodes.pop(name)
             awaited = [
-                number
-                for number, request in self._requests.items()
+                request_id
+                for request_id, request in self._requests.items()
                 if request.reserved is not None and any(bundle.node == name for bundle in request.reserved.bundles)
             ]
             agent = self._numbers.get(name)
-        for number in awaited:
-            self._place_again(number)
+        for request_id in awaited:
+            self._place_again(request_id)
         if agent is not None:
             self._agent_ended(agent, f"{node.name} has left the Ray cluster")
 
@@ -285,7 +285,7 @@ class RayCluster:
 
     def _start_agent(self, name: str, number: int) -> None:
         with self._lock:
-            node = self._cluster[name]
+            node = self._cluster_nodes[name]
             self._numbers[name] = number
             invitation = self._nodes.expect(number, node.name, node.address)
             reason = f"the agent on {node.name} has not joined within {_JOIN_TIMEOUT:g} s"
@@ -295,64 +295,64 @@ class RayCluster:
         self._nodes.when_joined(number, timer.cancel, lambda _: timer.cancel())
         self._send(StartAgent(number, invitation.line()))
 
-    def _await_agents(self, number: int, message: PlaceReserved) -> None:
+    def _await_agents(self, request_id: int, message: PlaceReserved) -> None:
         """Answer a request as soon as the agents of all nodes of its place have joined."""
         with self._lock:
-            request = self._requests.get(number)
+            request = self._requests.get(request_id)
             if request is None:  # It was cancelled, and the helper gets to know that.
                 return
             request.reserved = message
-            numbers = [self._numbers.get(bundle.node) for bundle in message.bundles]
-        known = [one for one in numbers if one is not None]
-        if len(known) < len(numbers):  # An agent has just ended, and the place was made before.
-            self._place_again(number)
+            nodes = [self._numbers.get(bundle.node) for bundle in message.bundles]
+        known = [one for one in nodes if one is not None]
+        if len(known) < len(nodes):  # An agent has just ended, and the place was made before.
+            self._place_again(request_id)
             return
-        self._await_next(number, message, known, 0)
+        self._await_next(request_id, message, known, 0)
 
-    def _await_next(self, number: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
+    def _await_next(self, request_id: int, message: PlaceReserved, nodes: list[int], position: int) -> None:
         """Wait for the agents of `nodes`, the nodes of the bundles, beginning with the one at `position`."""
         if position < len(nodes):
-            on_join = partial(self._await_next, number, message, nodes, position + 1)
-            on_failure = partial(self._not_joined, number, message, nodes[position])
+            on_join = partial(self._await_next, request_id, message, nodes, position + 1)
+            on_failure = partial(self._not_joined, request_id, message, nodes[position])
             self._nodes.when_joined(nodes[position], on_join, on_failure)
             return
         with self._lock:
-            request = self._requests.get(number)
+            request = self._requests.get(request_id)
             if request is None or request.reserved is not message:
                 return
-            del self._requests[number]
+            del self._requests[request_id]
         bundles = dict(sorted(zip(nodes, message.bundles, strict=True), key=itemgetter(0)))
         ranks = tuple(node for node, bundle in bundles.items() for _ in range(bundle.ranks))
         devices = {node: bundle.devices for node, bundle in bundles.items() if bundle.devices}
-        request.on_place(Place(number, ranks, devices))
+        request.on_place(Place(request_id, ranks, devices))
 
-    def _not_joined(self, number: int, message: PlaceReserved, node: int, reason: str) -> None:
+    def _not_joined(self, request_id: int, message: PlaceReserved, node: int, reason: str) -> None:
         """Handle that an agent has not joined, or has ended since: request another place, but only once."""
         with self._lock:
-            request = self._requests.get(number)
+            request = self._requests.get(request_id)
             if request is None or request.reserved is not message:
                 return
             retried, request.retried = request.retried, True
         self.drop_node(node)
         if retried:
-            self._send(ReleasePlace(number))
-            self._fail(number, reason)
+            self._send(ReleasePlace(request_id))
+            self._fail(request_id, reason)
         else:
-            self._place_again(number)
+            self._place_again(request_id)
 
-    def _place_again(self, number: int) -> None:
+    def _place_again(self, request_id: int) -> None:
         """Give the place of a request back, and request another."""
         with self._lock:
-            request = self._requests.get(number)
+            request = self._requests.get(request_id)
             if request is None:
                 return
             request.reserved = None
-        self._send(ReleasePlace(number))
-        self._send(RequestPlace(number, request.demand))
+        self._send(ReleasePlace(request_id))
+        self._send(RequestPlace(request_id, request.demand))
 
-    def _fail(self, number: int, reason: str) -> None:
+    def _fail(self, request_id: int, reason: str) -> None:
         with self._lock:
-            request = self._requests.pop(number, None)
+            request = self._requests.pop(request_id, None)
         if request is not None:
             request.on_failure(PlaceError(reason))
 

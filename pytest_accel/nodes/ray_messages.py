@@ -21,14 +21,14 @@ class Connect(Struct, frozen=True):
 class RequestPlace(Struct, frozen=True):
     """Reserve a place."""
 
-    number: int
+    request_id: int
     demand: RayDemand
 
 
 class ReleasePlace(Struct, frozen=True):
     """Give back a place, or cancel the request for it."""
 
-    number: int
+    request_id: int
 
 
 class StartAgent(Struct, frozen=True):
@@ -103,19 +103,19 @@ class ReservedBundle(Struct, frozen=True):
 class PlaceReserved(Struct, frozen=True):
     """A request has got its place."""
 
-    number: int
+    request_id: int
     bundles: tuple[ReservedBundle, ...]
 
 
 class PlaceWaits(Struct, frozen=True):
     """A request has to wait."""
 
-    number: int
+    request_id: int
     reason: str
 
 
 class PlaceFailed(Struct, frozen=True):
     """A request cannot be met."""
 
-    number: int
+    request_id: int
     reason: str

@@ -57,7 +57,7 @@ class _UsedNode:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Reservation:
     """A place: its group is pending, then created (`nodes`), and then its devices are known (`reserved`)."""
 
     bundles: Bundles
@@ -78,7 +78,7 @@ class _Request:
     began: float
     looked: float
     """The time of the last look at what it waits for."""
-    place: _Place | None = None
+    place: _Reservation | None = None
     """The place that is being reserved; None: nothing is reserved until the cluster knows of released resources."""
     reason: str = ""
     """The reason to wait that was reported last."""
@@ -103,14 +103,14 @@ class Places:
         """`send` sends a message to the controller. `can_scale` returns whether an autoscaler can add nodes."""
         self._send = send
         self._can_scale = can_scale
-        self._cluster = _alive_nodes()
+        self._cluster_nodes = _alive_nodes()
         self._looked = monotonic()
         self._used: dict[str, _UsedNode] = {}
         self._last_agent = 0
         """The number of the last agent."""
         self._waiting: dict[int, _Request] = {}
-        self._held: dict[int, _Place] = {}
-        self._kept: dict[_Place, float] = {}
+        self._held: dict[int, _Reservation] = {}
+        self._kept: dict[_Reservation, float] = {}
         """The kept places, with the times when they are given up."""
         self._settled = 0.0
         """The time when the cluster's head knows of all resources that were released."""
@@ -118,7 +118,7 @@ class Places:
     @property
     def nodes(self) -> tuple[RayNode, ...]:
         """The nodes of the cluster."""
-        return tuple(self._cluster.values())
+        return tuple(self._cluster_nodes.values())
 
     @property
     def poll_interval(self) -> float:
@@ -128,27 +128,27 @@ class Places:
             return _BUSY_INTERVAL
         return _LOOK_INTERVAL / 10 if self._waiting else _LOOK_INTERVAL
 
-    def request(self, number: int, demand: RayDemand, *, retried: bool = False) -> None:
+    def request(self, request_id: int, demand: RayDemand, *, retried: bool = False) -> None:
         """Reserve a place; a message answers the request. With `retried`, it fails if Ray fails once more."""
         bundles = choose_bundles(demand, self.nodes, _MODELS)
         for place in self._kept:
             if place.bundles == bundles:
                 del self._kept[place]
-                self._hold(number, place)
+                self._hold(request_id, place)
                 return
         if not bundles.fits(self.nodes) and not self._can_scale():
             reason = bundles.shortage(self.nodes)
-            self._send(PlaceFailed(number, f"{reason}, and no autoscaler adds nodes"))
+            self._send(PlaceFailed(request_id, f"{reason}, and no autoscaler adds nodes"))
             return
         now = monotonic()
-        self._waiting[number] = _Request(demand, bundles, now, now - _LOOK_INTERVAL, retried=retried)
+        self._waiting[request_id] = _Request(demand, bundles, now, now - _LOOK_INTERVAL, retried=retried)
 
-    def release(self, number: int) -> None:
+    def release(self, request_id: int) -> None:
         """Give a place back, or cancel the request for it; no-op if it has failed."""
-        if number in self._waiting:
-            self._drop(self._waiting.pop(number))
-        elif number in self._held:
-            place = self._held.pop(number)
+        if request_id in self._waiting:
+            self._drop(self._waiting.pop(request_id))
+        elif request_id in self._held:
+            place = self._held.pop(request_id)
             if self._knows(place.nodes):
                 self._kept[place] = monotonic() + _KEEP_TIME
             else:
@@ -188,8 +188,8 @@ class Places:
         for name, node in list(self._used.items()):
             if node.agent is not None and _is_ready(node.agent):
                 self._agent_ended(name, node)
-        for number, request in list(self._waiting.items()):
-            self._poll_request(number, request)
+        for request_id, request in list(self._waiting.items()):
+            self._poll_request(request_id, request)
         now = monotonic()
         self._give_up([place for place, expiry in self._kept.items() if expiry < now])
         blocked = [one for one in self._waiting.values() if not one.is_placed and now - one.began > _USUAL_TIME]
@@ -201,16 +201,16 @@ class Places:
     def _look_at_cluster(self) -> None:
         """Note and report which nodes have joined and which are lost."""
         self._looked = monotonic()
-        before, self._cluster = self._cluster, _alive_nodes()
-        for name in self._cluster.keys() - before.keys():
-            self._send(NodeJoined(self._cluster[name]))
-        for name in before.keys() - self._cluster.keys():
+        before, self._cluster_nodes = self._cluster_nodes, _alive_nodes()
+        for name in self._cluster_nodes.keys() - before.keys():
+            self._send(NodeJoined(self._cluster_nodes[name]))
+        for name in before.keys() - self._cluster_nodes.keys():
             self._used.pop(name, None)
             # A place that is held keeps its other nodes until it is released: ranks still run there.
             self._give_up([place for place in self._kept if name in place.nodes])
             self._send(NodeLost(name))
 
-    def _poll_request(self, number: int, request: _Request) -> None:
+    def _poll_request(self, request_id: int, request: _Request) -> None:
         if request.place is None:
             if monotonic() < self._settled:
                 return
@@ -219,55 +219,57 @@ class Places:
         if not place.nodes:
             table = placement_group_table(place.group)
             if table["state"] != "CREATED":
-                self._report_wait(number, request)
+                self._report_wait(request_id, request)
                 return
             place.nodes = tuple(table["bundles_to_node_id"][index] for index in range(len(place.bundles.ranks)))
             if not self._knows(place.nodes):
                 self._look_at_cluster()  # A node has just joined.
             if not self._knows(place.nodes):
-                self._request_again(number, request)
+                self._request_again(request_id, request)
                 return
             request.placed = monotonic()
             self._ask_for_devices(place)
         if not all(map(_is_ready, place.answers)):
             if monotonic() - request.placed > _NAMING_TIMEOUT:
-                self._fail(number, request, f"Ray has not named the devices of a place within {_NAMING_TIMEOUT:g} s")
+                self._fail(
+                    request_id, request, f"Ray has not named the devices of a place within {_NAMING_TIMEOUT:g} s"
+                )
             return
         try:
             devices = [tuple(sorted(ids, key=lambda one: (len(one), one))) for ids in ray.get(place.answers)]
         except ray.exceptions.RayError as error:
             self._look_at_cluster()
             if self._knows(place.nodes) and request.retried:
-                self._fail(number, request, f"Ray cannot name the devices of a place: {error}")
+                self._fail(request_id, request, f"Ray cannot name the devices of a place: {error}")
             else:  # Ray reports the end of an actor before that of its node.
-                self._request_again(number, request)
+                self._request_again(request_id, request)
             return
         bundles = zip(place.nodes, place.bundles.ranks, devices, strict=True)
         place.reserved = tuple(ReservedBundle(*bundle) for bundle in bundles)
-        del self._waiting[number]
-        self._hold(number, place)
+        del self._waiting[request_id]
+        self._hold(request_id, place)
 
     def _knows(self, nodes: tuple[str, ...]) -> bool:
-        return all(name in self._cluster for name in nodes)
+        return all(name in self._cluster_nodes for name in nodes)
 
-    def _request_again(self, number: int, request: _Request) -> None:
+    def _request_again(self, request_id: int, request: _Request) -> None:
         """Give back what is reserved for a request, and reserve another place."""
         self._drop(request)
-        del self._waiting[number]
-        self.request(number, request.demand, retried=True)
+        del self._waiting[request_id]
+        self.request(request_id, request.demand, retried=True)
 
-    def _fail(self, number: int, request: _Request, reason: str) -> None:
+    def _fail(self, request_id: int, request: _Request, reason: str) -> None:
         self._drop(request)
-        del self._waiting[number]
-        self._send(PlaceFailed(number, reason))
+        del self._waiting[request_id]
+        self._send(PlaceFailed(request_id, reason))
 
-    def _hold(self, number: int, place: _Place) -> None:
-        self._held[number] = place
+    def _hold(self, request_id: int, place: _Reservation) -> None:
+        self._held[request_id] = place
         for name in place.nodes:
             self._use(name)  # The agent of a kept place's node may have ended.
-        self._send(PlaceReserved(number, place.reserved))
+        self._send(PlaceReserved(request_id, place.reserved))
 
-    def _report_wait(self, number: int, request: _Request) -> None:
+    def _report_wait(self, request_id: int, request: _Request) -> None:
         now = monotonic()
         if now - request.began < _UNREPORTED_WAIT or now - request.looked < _LOOK_INTERVAL:
             return
@@ -275,8 +277,8 @@ class Places:
         bundles = request.bundles
         if choose_bundles(request.demand, self.nodes, _MODELS) != bundles:  # Nodes have joined or are lost.
             self._drop(request)
-            del self._waiting[number]
-            self.request(number, request.demand)
+            del self._waiting[request_id]
+            self.request(request_id, request.demand)
             return
         if bundles.fits(self.nodes):
             free = ray.available_resources().get(bundles.resource, 0)
@@ -287,9 +289,9 @@ class Places:
         reason = f"{bundles.text} of the Ray cluster; {state}"
         if reason != request.reason:
             request.reason = reason
-            self._send(PlaceWaits(number, reason))
+            self._send(PlaceWaits(request_id, reason))
 
-    def _reserve(self, bundles: Bundles) -> _Place:
+    def _reserve(self, bundles: Bundles) -> _Reservation:
         labels = {TYPE_LABEL: f"in({','.join(bundles.models)})"} if bundles.models else {}
         if bundles.avoided:
             labels[NODE_LABEL] = f"!in({','.join(sorted(bundles.avoided))})"
@@ -298,9 +300,9 @@ class Places:
             strategy="STRICT_SPREAD",
             bundle_label_selector=[labels] * len(bundles.amounts),
         )
-        return _Place(bundles, group)
+        return _Reservation(bundles, group)
 
-    def _ask_for_devices(self, place: _Place) -> None:
+    def _ask_for_devices(self, place: _Reservation) -> None:
         """Have the nodes of a place name its devices; those of the CPU have no names."""
         resource = place.bundles.resource
         if resource == "CPU":
@@ -329,7 +331,7 @@ class Places:
         ray.kill(node.actor)
         self._send(AgentEnded(node.number, reason))
 
-    def _give_up(self, places: list[_Place]) -> None:
+    def _give_up(self, places: list[_Reservation]) -> None:
         """Give kept places back to Ray."""
         for place in places:
             del self._kept[place]
@@ -341,7 +343,7 @@ class Places:
             self._remove(request.place)
             request.place = None
 
-    def _remove(self, place: _Place) -> None:
+    def _remove(self, place: _Reservation) -> None:
         remove_placement_group(place.group)
         if place.nodes:
             self._settled = monotonic() + _SETTLE_TIME

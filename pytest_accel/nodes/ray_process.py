@@ -121,10 +121,10 @@ def _serve(connection: Connection, ray: Any) -> None:
 
 def _handle(message: object, places: Places) -> None:
     match message:
-        case RequestPlace(number, demand):
-            places.request(number, demand)
-        case ReleasePlace(number):
-            places.release(number)
+        case RequestPlace(request_id, demand):
+            places.request(request_id, demand)
+        case ReleasePlace(request_id):
+            places.release(request_id)
         case StartAgent(number, invitation):
             places.start_agent(number, invitation)
         case StopAgent(number):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from pytest_accel.core.device import DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.hardware.inventory import KindSpec, Machine
-from pytest_accel.nodes import ray_process
+from pytest_accel.nodes import ray_client, ray_process
 from pytest_accel.nodes.cluster_nodes import ClusterNodes
 from pytest_accel.nodes.placement import Place, PlaceError
 from pytest_accel.nodes.ray_client import RayCluster
@@ -210,6 +211,18 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     again = session.place(gpus(4))
     assert again.devices[again.nodes[0]] == place.devices[place.nodes[0]]
     assert again.nodes[0] == place.nodes[0] + 1
+
+
+def test_an_agent_that_does_not_join_is_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_client, "_JOIN_TIMEOUT", 2.0)
+    expect = session.nodes.expect
+    # As if a firewall were between the nodes: nothing listens at the port.
+    monkeypatch.setattr(session.nodes, "expect", lambda *given: replace(expect(*given), port=1))
+    (name, *_) = {node.name for node in session.cluster.nodes}
+    assert session.failure(gpus(4)) == f"the agent on {name} has not joined within 2 s"
+    # It was tried twice, and nothing of the first attempt is in use.
+    monkeypatch.setattr(session.nodes, "expect", expect)
+    assert session.place(gpus(4)).nodes == (3,) * 4
 
 
 def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: Session, machines: RayMachines) -> None:
