@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_accel.core.world_key import WorldKey
+from pytest_accel.hardware.hypothetical_machine import without_figures
 from pytest_accel.hardware.inventory import Machine
+from pytest_accel.hardware.matching import shortfall
 from pytest_accel.hardware.shares import WHOLE
 from pytest_accel.leases.allocator import request_for
 from pytest_accel.leases.policy import Request
@@ -82,7 +84,14 @@ def kind_of(key: WorldKey) -> str:
 def _need(key: WorldKey, machine: Machine, slots: int) -> Need:
     if key.need is None:
         return Need(Request(0, (), 0, slots=min(key.ranks, slots)))
-    request = request_for(key.need, machine.of(key.kind))
+    inventory = machine.of(key.kind)
+    # The memory and the capability of a cluster's devices are unknown. A test that needs more than all of the cluster
+    # waits in a worker until it has grown.
+    needs = key.need, without_figures(key.need)
+    need = next((one for one in needs if shortfall(one, inventory) is None), None)
+    if need is None:
+        return Need()
+    request = request_for(need, inventory)
     devices = _devices(request)
     return Need(request, min(1.0, devices / max(1, len(request.candidates))), devices)
 

@@ -277,9 +277,11 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
     made = GrowingMachines({**surroundings.environment, "RAY_enable_autoscaler_v2": str(int(version == "2"))})
     try:
         made.wait_for_autoscaler()
-        found = run(suite, made)
+        plan = run(suite, made, "--accel-plan")
+        found = run(suite, made, "-n", "2")
     finally:
         made.close()
+    assert "2 tests to run" in plan.text
     found.expect({"test_on_the_first": "PASSED", "test_on_two": "PASSED"})
     assert "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some" in found.text
     expect_free_nodes(surroundings)

@@ -63,6 +63,7 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
             environment = {**os.environ, **identity(WORKER, host)}
             options = join_options(self._folder, GrowingMachines.GPUS)
             self._started[host] = start_node(self._folder, host, self._last, environment, options)
+            self._started[host].wait_ready()  # Nodes that start at the same time may choose the same names for files.
             self._tags[host] = {**tags, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE}
 
     def terminate_node(self, node_id: str) -> None:

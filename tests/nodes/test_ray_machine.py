@@ -13,6 +13,8 @@ from pytest_accel.hardware.inventory import Machine, describe, parse_kind
 from pytest_accel.hardware.vendors.base_vendor import BaseVendor
 from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_resources import TYPE_LABEL, RayNode
+from pytest_accel.schedule.forecast import Suite
+from pytest_accel.schedule.test_demand import Demand
 
 NODES = (
     RayNode("0", "head", "10.0.0.1", {"CPU": 8.0}, {}),
@@ -82,6 +84,20 @@ def test_a_cluster_without_devices_has_no_kind() -> None:
     assert found.shortage(WorldKey("none", DeviceNeed(1), 1, False, devices_per_rank=1)) == (
         "needs 1 sim device; there is none: --accel sim:N makes some"
     )
+
+
+def test_the_schedule_counts_devices_whose_properties_are_unknown() -> None:
+    large = WorldKey("sim", DeviceNeed(2, "sim", memory=40 << 30, capability=(9, 0)), 2, True, devices_per_rank=1)
+    request = Demand.of([(0, large)]).needs(machine("sim:4"), 2)[1].request
+    assert request is not None
+    assert (request.count, len(request.candidates)) == (2, 6)
+
+
+@pytest.mark.parametrize("nodes", [NODES, NODES[:1]])
+def test_the_schedule_has_a_worker_wait_for_devices_that_an_autoscaler_may_add(nodes: Sequence[RayNode]) -> None:
+    growing = machine("sim:4", nodes, can_scale=True)
+    suite = Suite.of([("test_it.py::test_large", key(9))], {}, growing, 2)
+    assert [forecast.makespan for forecast in suite.forecasts()] == [suite.lower_bound]
 
 
 def test_kinds_that_torch_cannot_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
