@@ -167,7 +167,7 @@ def _makespan(folder: Path) -> list[Figure]:
 
 
 def _ratio(folder: Path, arguments: Sequence[str], bound: float) -> float:
-    """Run a session; return the time from the begin of its first test to the end of its last, divided by `bound`."""
+    """Run a session; return the time from the start of its first test to the end of its last, divided by `bound`."""
     session(folder, arguments)
     record = folder / "record.jsonl"
     phases = [one.event for one in read_record(record) if isinstance(one.event, PhaseReported)]

@@ -133,7 +133,7 @@ class Driver:
         """Return a world from the pool whose ranks are ready. Raise the test's failure if there is none."""
         holder = Holder.here(marked.item.nodeid)
         try:
-            # CPU slots of this machine come free without others, so the wait for them has no limit.
+            # Only this session uses the CPU slots, so the wait for them has no limit.
             is_limited = marked.key.need is not None or (self.settings.cluster is not None and marked.key.in_cluster)
             timeout = self.settings.wait if is_limited else None
             grant = self._pool_client.acquire(marked.key, holder, timeout)

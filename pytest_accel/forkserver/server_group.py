@@ -168,7 +168,7 @@ class ForkServerGroup:
     def _server_ended(self, server: int, loss: str | None) -> None:
         with self._lock:
             if self._clients.pop(server, None) is not None:  # Otherwise it has been stopped.
-                self._callbacks.on_end(server, loss)
                 for world, starting in list(self._starting.items()):
                     if starting.spec.server_numbers.isdisjoint(self._clients):
                         self._drop(world)
+                self._callbacks.on_end(server, loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -42,14 +43,14 @@ class Invitation:
 
     def line(self) -> bytes:
         """Return the line for the agent's standard input, the inverse of :func:`read_invitation`."""
-        return msgspec.json.encode(self) + b"\n"
+        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"  # msgspec refuses paths that are not UTF-8.
 
 
 def read_invitation(line: bytes) -> Invitation:
     """Return the invitation in a line of JSON; raise ValueError if it is malformed."""
     try:
-        return msgspec.json.decode(line, type=Invitation)
-    except msgspec.DecodeError as error:
+        return msgspec.convert(json.loads(line), Invitation)
+    except ValueError as error:
         raise ValueError(f"got an invalid invitation: {error}") from None
 
 

@@ -112,8 +112,7 @@ class Layout:
 class Place:
     """The place of a world that a cluster has reserved."""
 
-    number: int
-    """The number of the request."""
+    request_id: int
     nodes: tuple[int, ...]
     """The node of each rank in ascending order, as a number in `Layout.nodes` and of the node's fork server."""
     devices: Mapping[int, tuple[str, ...]]
@@ -136,7 +135,7 @@ class Cluster(Protocol):
         on_failure: Callable[[PlaceError], None],
         avoided: Collection[int] = (),
     ) -> int:
-        """Request a place for a world of `key` on none of the nodes `avoided`; return the id of the request.
+        """Request a place for a world of `key`, without the nodes `avoided`; return the id of the request.
 
         Call `on_wait` with a sentence once it is known that the request has to wait, and again if the reason changes.
         """

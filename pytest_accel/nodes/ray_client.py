@@ -173,7 +173,7 @@ class RayCluster:
         self._send(ReleasePlace(request_id))
 
     def release(self, place: Place) -> None:
-        self._send(ReleasePlace(place.number))
+        self._send(ReleasePlace(place.request_id))
 
     def drop_node(self, number: int) -> None:
         """Have the next place on a node use a new agent: the connection to this one is lost. No-op if it has ended."""

@@ -32,7 +32,7 @@ class RayMachine(Machine):
 
     @property
     def session_kind(self) -> str | None:
-        """Kind of the cluster's devices, or of those that its autoscaler may add; None if there is none of these."""
+        """Kind of the devices that the cluster has, or that its autoscaler can add; None without devices."""
         return self.session.kind if self._can_grow else super().session_kind
 
     @property

@@ -38,8 +38,13 @@ class StartAgent(Struct, frozen=True):
     invitation: bytes
     """The line that the agent reads from standard input; it contains the session's secret."""
 
+    # Tracebacks, also those of rich, must not show the secret.
+
     def __repr__(self) -> str:
-        return f"StartAgent({self.number})"  # A traceback must not show the secret.
+        return f"StartAgent({self.number})"
+
+    def __rich_repr__(self) -> list[tuple[str, int]]:
+        return [("number", self.number)]
 
 
 class StopAgent(Struct, frozen=True):

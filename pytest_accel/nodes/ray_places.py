@@ -136,10 +136,14 @@ class Places:
                 del self._kept[place]
                 self._hold(request_id, place)
                 return
-        if not bundles.fits(self.nodes) and not self._can_scale():
+        if not bundles.fits(self.nodes):
             reason = bundles.shortage(self.nodes)
-            self._send(PlaceFailed(request_id, f"{reason}, and no autoscaler adds nodes"))
-            return
+            if bundles.avoided:  # An autoscaler might add one unfit node after the other.
+                self._send(PlaceFailed(request_id, reason))
+                return
+            if not self._can_scale():
+                self._send(PlaceFailed(request_id, f"{reason}, and no autoscaler adds nodes"))
+                return
         now = monotonic()
         self._waiting[request_id] = _Request(demand, bundles, now, now - _LOOK_INTERVAL, retried=retried)
 
@@ -229,6 +233,9 @@ class Places:
                 return
             request.placed = monotonic()
             self._ask_for_devices(place)
+        if not self._knows(place.nodes):  # One is lost, and the answers of the others would be of no use.
+            self._request_again(request_id, request)
+            return
         if not all(map(_is_ready, place.answers)):
             if monotonic() - request.placed > _NAMING_TIMEOUT:
                 self._fail(
@@ -281,9 +288,11 @@ class Places:
             self.request(request_id, request.demand)
             return
         if bundles.fits(self.nodes):
-            free = ray.available_resources().get(bundles.resource, 0)
             total = sum(node.resources[bundles.resource] for node in bundles.usable(self.nodes))
-            state = f"{free:g} of {total:g} are free"
+            state = f"its nodes have {total:g}"
+            if not bundles.models and not bundles.avoided:  # What is free is known for the whole cluster only.
+                free = ray.available_resources().get(bundles.resource, 0)
+                state = f"{free:g} of {total:g} are free"
         else:
             state = "none of its nodes has as many, and its autoscaler may add one"
         reason = f"{bundles.text} of the Ray cluster; {state}"

@@ -85,7 +85,7 @@ def _connect(request: Connect) -> Any:
         raise _Unreachable(f"the Ray cluster at {request.address} cannot be used: {error}") from error
     except Exception as error:  # Ray raises RuntimeError and others, as for a mismatch of versions.
         where = "of this machine" if request.address == "auto" else f"at {request.address}"
-        reason = " ".join(str(error).split())  # That of a mismatch has seven lines.
+        reason = " ".join(str(error).split())  # The message of a version mismatch has seven lines.
         raise _Unreachable(f"the Ray cluster {where} cannot be used: {reason}") from error
     return ray
 

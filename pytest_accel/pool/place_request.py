@@ -16,7 +16,7 @@ from pytest_accel.pool.node_lease import NodeLease, NodeRequest
 class PlaceRequest:
     """A request for a place and the leases of its devices: granted as a whole, or not at all.
 
-    If the devices of a place do not meet the need, another place is requested, on none of the nodes with such devices.
+    If a node's devices do not meet the need, a place without that node is requested.
 
     It waits for the cluster until `place` is set, then for the leases, and is done after that. It has the methods of a
     :class:`CombinedLeaseRequest`.
@@ -35,9 +35,9 @@ class PlaceRequest:
         on_grant: Callable[[dict[int, NodeLease], Place], None],
         on_wait: Callable[[], None],
         on_failure: Callable[[Exception], None],
-        unfit_nodes: set[int],
+        unfit_nodes: dict[int, str],
     ) -> None:
-        """`unfit_nodes` are those whose devices do not meet the need of `key`; nodes are added as they are found.
+        """`unfit_nodes` has the nodes whose devices do not meet the need, each with the reason; the request adds to it.
 
         `node_requests` returns the requests for the devices of a place, in the order in which they are submitted.
 
@@ -57,10 +57,8 @@ class PlaceRequest:
         self._on_wait = on_wait
         self._on_failure = on_failure
         self._unfit_nodes = unfit_nodes
-        self._mismatches: list[str] = []
-        """Why the places so far could not be used."""
-        self._number = 0
-        """The number of the request at the cluster, once it is submitted."""
+        self._request_id = 0
+        """The id of the request at the cluster, once it is submitted."""
         self._leases: CombinedLeaseRequest | None = None
         self._done = False
 
@@ -72,7 +70,7 @@ class PlaceRequest:
     def submit(self) -> None:
         """Request the place."""
         callbacks = self._placed, self._waits, self._failed
-        self._number = self._cluster.place(self._key, *callbacks, frozenset(self._unfit_nodes))
+        self._request_id = self._cluster.place(self._key, *callbacks, frozenset(self._unfit_nodes))
 
     def waiting(self) -> str | None:
         """Return a line with the test and what it waits for; None if it is not known to wait."""
@@ -85,7 +83,8 @@ class PlaceRequest:
     def cancel_if_waiting(self) -> list[str] | None:
         """Cancel a request that waits and return why it has waited; otherwise do nothing and return None."""
         if self._leases is None:
-            obstacles = None if self._done else [self.wait_reason] if self.wait_reason else []
+            reasons = filter(None, (*self._unfit_nodes.values(), self.wait_reason))
+            obstacles = None if self._done else list(reasons)
         else:
             obstacles = self._leases.cancel_if_waiting()
         if obstacles is not None:
@@ -100,7 +99,7 @@ class PlaceRequest:
         if self._leases is not None:
             self._leases.cancel()
         if self.place is None:
-            self._cluster.cancel(self._number)
+            self._cluster.cancel(self._request_id)
         else:
             self._cluster.release(self.place)
 
@@ -140,13 +139,12 @@ class PlaceRequest:
             place, self.place = self.place, None
             if place is not None:
                 self._cluster.release(place)
-            if isinstance(error, UnfitDevicesError):
-                self._mismatches.append(str(error))
-                self._unfit_nodes.add(error.node)
+            if isinstance(error, UnfitDevicesError) and error.node not in self._unfit_nodes:
+                self._unfit_nodes[error.node] = str(error)
                 self._leases, self.wait_reason = None, ""
                 self.submit()
                 return
             self._done = True
-            if isinstance(error, PlaceError) and self._mismatches:
-                error = PlaceError("\n".join([*self._mismatches, str(error)]))
+            if isinstance(error, PlaceError):
+                error = PlaceError("\n".join([*self._unfit_nodes.values(), str(error)]))
             self._on_failure(error)

@@ -123,8 +123,8 @@ class Pool:
         self._manager = WorldManager(spec, self._lock, self, self.summary, lambda: nodes.spawns, record)
         self._nodes = nodes
         self._cluster = nodes.cluster
-        self._unfit_nodes: dict[WorldKey, set[int]] = {}
-        """The nodes of the cluster whose devices do not meet the needs of worlds of a key."""
+        self._unfit_nodes: dict[WorldKey, dict[int, str]] = {}
+        """For each key, the nodes of the cluster whose devices do not meet its needs, and why."""
         self._requests: dict[int, WorldRequest] = {}
         """The requests that have not been answered, by id."""
         self._last_number = 0
@@ -377,7 +377,7 @@ class Pool:
         leases: CombinedLeaseRequest | PlaceRequest
         if cluster is not None:
             parts, waits = partial(self._place_requests, key), partial(self._place_waits, request)
-            unfit = self._unfit_nodes.setdefault(key, set())
+            unfit = self._unfit_nodes.setdefault(key, {})
             leases = PlaceRequest(self._lock, cluster, key, request.holder, parts, granted, waits, failed, unfit)
         else:
             leases = CombinedLeaseRequest(self._lock, list(self._node_requests(key)), request.holder, granted, failed)

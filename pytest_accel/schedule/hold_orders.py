@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class HoldTest:
+class HoldTest(Struct, frozen=True):
     """Skip the test with the number `index` in the collection until :class:`RunHeldTest`."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunHeldTest:
+class RunHeldTest(Struct, frozen=True):
     """Run the test with the number `index`, which was on hold."""
 
     index: int

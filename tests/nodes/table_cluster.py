@@ -20,7 +20,7 @@ CROWDED = "all nodes are in use"
 
 @dataclass(eq=False)
 class _Request:
-    number: int
+    id: int
     key: WorldKey
     on_place: Callable[[Place], None]
     on_wait: Callable[[str], None]
@@ -41,12 +41,12 @@ class TableCluster:
     def __init__(self, free: Mapping[int, list[str]]) -> None:
         """`free` has the devices of each node."""
         self.released: list[int] = []
-        """The numbers of the places that were given back."""
+        """The ids of the requests whose places were given back."""
         self.granted: list[Place] = []
         self._free = {node: _Free(list(devices)) for node, devices in free.items()}
         self._lock = threading.RLock()
         self._waiting: list[_Request] = []
-        self._last_number = 0
+        self._last_id = 0
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="table-cluster")
         self._thread.start()
@@ -60,27 +60,27 @@ class TableCluster:
         avoided: Collection[int] = (),
     ) -> int:
         with self._lock:
-            self._last_number += 1
+            self._last_id += 1
             if key.ranks > 99:
                 self._calls.put(partial(on_failure, PlaceError(f"no node has room for {key.ranks} ranks")))
-                return self._last_number
-            if self._free.keys() <= set(avoided):
+                return self._last_id
+            if avoided and self._free.keys() <= set(avoided):
                 self._calls.put(partial(on_failure, PlaceError("there is no other node")))
-                return self._last_number
-            self._waiting.append(_Request(self._last_number, key, on_place, on_wait, avoided))
+                return self._last_id
+            self._waiting.append(_Request(self._last_id, key, on_place, on_wait, avoided))
             self._serve()
-            if any(request.number == self._last_number for request in self._waiting):
+            if any(request.id == self._last_id for request in self._waiting):
                 self._calls.put(partial(on_wait, CROWDED))
-            return self._last_number
+            return self._last_id
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, request_id: int) -> None:
         with self._lock:
-            self._waiting = [request for request in self._waiting if request.number != number]
+            self._waiting = [request for request in self._waiting if request.id != request_id]
             self._serve()
 
     def release(self, place: Place) -> None:
         with self._lock:
-            self.released.append(place.number)
+            self.released.append(place.request_id)
             for node in place.nodes:
                 if node in self._free:
                     self._free[node].ranks += 1
@@ -139,7 +139,7 @@ class TableCluster:
             self._free[node].ranks -= 1
         for node, taken in devices.items():
             del self._free[node].devices[: len(taken)]
-        return Place(request.number, tuple(nodes), devices)
+        return Place(request.id, tuple(nodes), devices)
 
 
 @dataclass(eq=False)

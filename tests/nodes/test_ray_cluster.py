@@ -139,7 +139,7 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
             assert other.waits.get(timeout=PATIENCE).startswith("4 GPU on one node of the Ray cluster")
             again = session.place(gpus(4))
             assert (again.nodes, again.devices) == (before.nodes, before.devices)
-            assert again.number != before.number
+            assert again.request_id != before.request_id
         assert isinstance(answers.get(timeout=PATIENCE), Place)
 
 
@@ -280,7 +280,7 @@ def test_nothing_is_left_of_a_controller_that_is_killed(machines: RayMachines, s
 from pathlib import Path
 from tests.nodes.test_ray_cluster import connected, gpus
 with connected({machines.address!r}) as session:
-    print(session.place(gpus(4)).number, flush=True)
+    print(session.place(gpus(4)).request_id, flush=True)
     input()
 """
     command = [sys.executable, "-c", source]

@@ -102,7 +102,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     pool.close(gracefully=False)
     nodes.cluster.settle()
     nodes.cluster.close()
-    assert sorted(nodes.cluster.released) == sorted(place.number for place in nodes.cluster.granted)
+    assert sorted(nodes.cluster.released) == sorted(place.request_id for place in nodes.cluster.granted)
 
 
 def test_a_world_has_the_nodes_of_its_place(cluster: Cluster) -> None:

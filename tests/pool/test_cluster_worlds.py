@@ -153,7 +153,7 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
         table.settle()
         table.close()
     assert set(statuses.values()) <= {0, -signal.SIGKILL}
-    assert sorted(table.released) == sorted(place.number for place in table.granted)
+    assert sorted(table.released) == sorted(place.request_id for place in table.granted)
 
 
 @pytest.fixture
