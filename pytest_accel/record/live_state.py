@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from pytest_accel.core.clock import monotonic
@@ -18,6 +19,9 @@ from pytest_accel.core.record_events import (
     WorldReturned,
     WorldStarting,
 )
+
+_MOST_NEW = 1_000
+"""Maximum number of events that are collected before they are applied."""
 
 
 @dataclass(slots=True)
@@ -145,17 +149,29 @@ class LiveState:
 
 
 class LiveEvents:
-    """Receives the events of a session, in any thread, and keeps its state."""
+    """Receives the events of a session, in any thread, and keeps its state.
+
+    The state is seldom asked for, and each test has four events or more. So they are only collected, and applied later.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state = LiveState()
+        self._new: deque[tuple[Event, float]] = deque()
+        """The events that are not part of the state yet, with their times."""
 
     def __call__(self, event: Event) -> None:
-        with self._lock:
-            self._state.apply(event, monotonic())
+        self._new.append((event, monotonic()))
+        if len(self._new) > _MOST_NEW:
+            with self._lock:
+                self._apply_new()
 
     def state(self) -> LiveState:
         """Return the present state, which does not change any more; its times are those of `clock.monotonic`."""
         with self._lock:
+            self._apply_new()
             return self._state.copy()
+
+    def _apply_new(self) -> None:
+        while self._new:
+            self._state.apply(*self._new.popleft())

@@ -395,8 +395,9 @@ def _captured_output(outcomes: Sequence[RankOutcome]) -> tuple[tuple[str, str], 
     for outcome in outcomes:
         end = outcome.later or outcome
         reported = outcome.report.report.get("sections", ()) if outcome.report is not None else ()
-        for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
-            merged.setdefault((name, text), []).append(outcome.rank)
+        if reported or end.sections:
+            for name, text in dict.fromkeys(map(tuple, (*reported, *end.sections))):
+                merged.setdefault((name, text), []).append(outcome.rank)
     if len(outcomes) == 1:
         return tuple(merged)
     return tuple((f"{name} [{ranks_text(ranks)}]", text) for (name, text), ranks in merged.items())
