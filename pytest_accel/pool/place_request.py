@@ -57,6 +57,8 @@ class PlaceRequest:
         self._on_wait = on_wait
         self._on_failure = on_failure
         self._unfit_nodes = unfit_nodes
+        self._avoided: frozenset[int] = frozenset()
+        """The nodes that the submitted request avoids. Other requests may have found more since then."""
         self._request_id = 0
         """The id of the request at the cluster, once it is submitted."""
         self._leases: CombinedLeaseRequest | None = None
@@ -69,8 +71,9 @@ class PlaceRequest:
 
     def submit(self) -> None:
         """Request the place."""
+        self._avoided = frozenset(self._unfit_nodes)
         callbacks = self._placed, self._waits, self._failed
-        self._request_id = self._cluster.place(self._key, *callbacks, frozenset(self._unfit_nodes))
+        self._request_id = self._cluster.place(self._key, *callbacks, self._avoided)
 
     def waiting(self) -> str | None:
         """Return a line with the test and what it waits for; None if it is not known to wait."""
@@ -139,7 +142,7 @@ class PlaceRequest:
             place, self.place = self.place, None
             if place is not None:
                 self._cluster.release(place)
-            if isinstance(error, UnfitDevicesError) and error.node not in self._unfit_nodes:
+            if isinstance(error, UnfitDevicesError) and error.node not in self._avoided:
                 self._unfit_nodes[error.node] = str(error)
                 self._leases, self.wait_reason = None, ""
                 self.submit()
