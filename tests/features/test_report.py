@@ -335,7 +335,8 @@ def test_the_page_follows_the_colour_scheme_and_fits(
             canvas = page.locator(".bk-Figure canvas").first
             canvas.wait_for()
             shot = image.open(io.BytesIO(canvas.screenshot())).convert("L")
-            background[scheme] = shot.getpixel((shot.width - 30, shot.height - 40))
+            shades = shot.histogram()
+            background[scheme] = shades.index(max(shades))  # A single place may be on a line of the grid.
             ink = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).color")
             paper = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).backgroundColor")
             assert abs(_grey(ink) - _grey(paper)) > 150
