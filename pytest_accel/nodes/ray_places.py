@@ -290,7 +290,7 @@ class Places:
         if bundles.fits(self.nodes):
             total = sum(node.resources[bundles.resource] for node in bundles.usable(self.nodes))
             state = f"its nodes have {total:g}"
-            if not bundles.models and not bundles.avoided:  # What is free is known for the whole cluster only.
+            if not bundles.models and not bundles.avoided:  # Ray tells only what is free in the whole cluster.
                 free = ray.available_resources().get(bundles.resource, 0)
                 state = f"{free:g} of {total:g} are free"
         else:
