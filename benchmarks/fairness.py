@@ -22,7 +22,7 @@ DEVICES = 4
 ROUNDS = 20
 SECONDS = 20.0
 """Seconds for which both sessions wait for devices."""
-_PATIENCE = 600
+_TIMEOUT = 600
 _SAMPLE = 0.01
 """Seconds between two samples of the devices that each session holds."""
 
@@ -112,7 +112,7 @@ def _start(folder: Path, locks: Path, arguments: Sequence[str] = ()) -> subproce
 def _finish(sessions: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Wait for all; raise RuntimeError if one fails."""
     try:
-        failed = [number for number, session in enumerate(sessions) if session.wait(_PATIENCE)]
+        failed = [number for number, session in enumerate(sessions) if session.wait(_TIMEOUT)]
     finally:
         for session in sessions:
             session.kill()
@@ -172,7 +172,7 @@ def share(folder: Path, case: tuple[Hungry, Hungry], seconds: float) -> float:
     for process in sessions:
         process.send_signal(signal.SIGINT)
     for process in sessions:
-        process.wait(_PATIENCE)
+        process.wait(_TIMEOUT)
     return had[sessions[0].pid] / had.total()
 
 

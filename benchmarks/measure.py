@@ -22,7 +22,7 @@ WITH = ("-p", "accel")
 WITHOUT = ("-p", "no:accel")
 _DISTURBED = 0.15
 """Part of the machine's CPU time that other processes may use; above it, a run is repeated."""
-_PATIENCE = 900
+_TIMEOUT = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def session(
     command = [*begin, "-q", "-p", "no:cacheprovider", *arguments, "."]
     busy, own, started = _busy(), _children(), time.monotonic()
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
     )
     wall = time.monotonic() - started
     cpu = _children() - own

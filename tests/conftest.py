@@ -25,7 +25,7 @@ with contextlib.suppress(ImportError):  # The tests for GPUs do without it.
 
 _MARK = "ACCEL_TESTED_BY"
 """The environment variable by which every process that a test starts is known, however it has come away from it."""
-_PATIENCE = 15.0
+_TIMEOUT = 15.0
 """Seconds that what is about to end has to do so."""
 _PYTESTS_OWN = {"PYTEST_CURRENT_TEST"}
 _SHARED_MEMORY = Path("/dev/shm")
@@ -46,8 +46,8 @@ class Surroundings:
     def left(self) -> list[str]:
         """Return descriptions of the leaked resources that remain after a timeout."""
         began = time.monotonic()
-        # As in `tests.patience`, which a suite that borrows this file does not have.
-        while (found := self._look()) and time.monotonic() - began < _PATIENCE * max(1.0, os.getloadavg()[0]):
+        # As in `tests.deadline`, which a suite that borrows this file does not have.
+        while (found := self._look()) and time.monotonic() - began < _TIMEOUT * max(1.0, os.getloadavg()[0]):
             time.sleep(0.1)
         return found
 

@@ -6,7 +6,7 @@ import os
 import time
 
 
-def stretched(seconds: float) -> float:
+def scaled(seconds: float) -> float:
     """Return a time limit that is `seconds` on a machine that is not busy, and grows with the load.
 
     A hung process is not told from a slow one by the clock alone: on two cores with a load of twenty, everything takes
@@ -15,7 +15,7 @@ def stretched(seconds: float) -> float:
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-class Limit:
+class Deadline:
     """A time limit that begins now, in seconds of a machine that is not busy: the load counts as it is at each look."""
 
     def __init__(self, seconds: float) -> None:
@@ -23,6 +23,6 @@ class Limit:
         self._began = time.monotonic()
 
     @property
-    def is_over(self) -> bool:
+    def expired(self) -> bool:
         """True if the time is up."""
-        return time.monotonic() - self._began >= stretched(self._seconds)
+        return time.monotonic() - self._began >= scaled(self._seconds)

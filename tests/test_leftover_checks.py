@@ -9,15 +9,15 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and /dev/shm")
 
-CONFTEST = Path(__file__).parents[1].joinpath("conftest.py").read_text(encoding="utf-8")
-IMPATIENT = CONFTEST.replace("_PATIENCE = 15.0\n", "_PATIENCE = 0.0\n")
+CONFTEST = Path(__file__).parent.joinpath("conftest.py").read_text(encoding="utf-8")
+WITHOUT_WAIT = CONFTEST.replace("_TIMEOUT = 15.0\n", "_TIMEOUT = 0.0\n")
 
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester) -> pytest.Pytester:
     """An empty suite with the project's own checks, which do not wait."""
-    assert IMPATIENT != CONFTEST
-    pytester.makeconftest(IMPATIENT)
+    assert WITHOUT_WAIT != CONFTEST
+    pytester.makeconftest(WITHOUT_WAIT)
     return pytester
 
 

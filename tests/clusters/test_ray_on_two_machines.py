@@ -13,9 +13,9 @@ import pytest
 from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import PYTEST, Session, Suite
+from tests.launchers.launcher_sessions import suites
 from tests.launchers.machines import ADDRESSES, Machines, machines
 from tests.launchers.test_several_machines import torchrun
-from tests.launchers.under import suites
 from tests.nodes.ray_machines import StartedNode, start_node
 
 pytestmark = pytest.mark.long

@@ -15,7 +15,7 @@ import pytest
 from tests.clusters.mixed import MIXED, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import Run, Session, Suite, eventually
-from tests.launchers.under import suites
+from tests.launchers.launcher_sessions import suites
 from tests.nodes.growing_machines import GrowingMachines
 from tests.nodes.ray_machines import RayMachines
 
@@ -83,7 +83,7 @@ def ours(surroundings: Surroundings) -> list[psutil.Process]:
 
 
 def expect_free_nodes(surroundings: Surroundings) -> None:
-    eventually("all processes on the nodes to end", lambda: not ours(surroundings), patience=30)
+    eventually("all processes on the nodes to end", lambda: not ours(surroundings), timeout=30)
 
 
 def remove_folders_of_lost_nodes(surroundings: Surroundings) -> None:

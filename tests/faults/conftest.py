@@ -22,10 +22,10 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from tests.patience import Limit
+from tests.deadline import Deadline
 
-PATIENCE = 60.0
-"""Seconds of a machine that is not busy (`Limit`) after which what is waited for counts as never coming."""
+TIMEOUT = 60.0
+"""Seconds of a machine that is not busy (`Deadline`) after which what is waited for counts as never coming."""
 MARKER = "ACCEL_TEST_RUN"
 """The environment variable by which every process of a session is known, however it has come away from it."""
 
@@ -44,11 +44,11 @@ PYTEST = (sys.executable, "-m", "pytest")
 Value = TypeVar("Value")
 
 
-def eventually(what: str, look: Callable[[], Value], patience: float = PATIENCE) -> Value:
+def eventually(what: str, look: Callable[[], Value], timeout: float = TIMEOUT) -> Value:
     """The first true answer of `look`; fails if there is none in time."""
-    limit = Limit(patience)
+    limit = Deadline(timeout)
     while not (found := look()):
-        assert not limit.is_over, f"waited {patience:g} s for {what}, and longer where the machine is busy"
+        assert not limit.expired, f"waited {timeout:g} s for {what}, and longer where the machine is busy"
         time.sleep(0.02)
     return found
 
@@ -92,11 +92,11 @@ class Session:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def finish(self, patience: float = PATIENCE) -> Run:
+    def finish(self, timeout: float = TIMEOUT) -> Run:
         """Wait for its end."""
-        limit = Limit(patience)
+        limit = Deadline(timeout)
         text = None
-        while text is None and not limit.is_over:
+        while text is None and not limit.expired:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 text, _ = self.process.communicate(timeout=1.0)
         if text is None:
@@ -212,7 +212,7 @@ class Suite:
         eventually(
             "all processes to end",
             lambda: not self.processes(),
-            patience=15,
+            timeout=15,
         )
         assert list(self.temporary.glob("accel-*")) == []
         assert [name for name in os.listdir("/dev/shm") if self.run_id in name] == []

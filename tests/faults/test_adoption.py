@@ -78,7 +78,7 @@ class TestBoth(Case):
     )
 
     adopted = suite.run()
-    alone = suite.start("-o", "accel_adopt=").finish(patience=300)  # It starts six interpreters that import torch.
+    alone = suite.start("-o", "accel_adopt=").finish(timeout=300)  # It starts six interpreters that import torch.
 
     expected = {"test_adds_up": "PASSED", "test_fails_on_rank_1": "FAILED", "test_skips": "SKIPPED"}
     adopted.expect(expected)

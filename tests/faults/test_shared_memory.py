@@ -122,7 +122,7 @@ def test_orphans_have_been_removed():
     eventually(lambda: not left(""))
 """
     )
-    run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(patience=150)
+    run = suite.start("-W", "ignore::pytest_accel.LeftoverWarning").finish(timeout=150)
     passed = dict.fromkeys(run.words, "PASSED")
     run.expect(passed | {"test_dies": "FAILED", "test_server_is_killed": "FAILED"})
     assert len(passed) == 9
@@ -149,7 +149,7 @@ def test_all_are_removed():
     eventually(lambda: not left(""))
 """
     )
-    run = suite.start().finish(patience=150)
+    run = suite.start().finish(timeout=150)
     run.expect(
         {
             "test_server_is_killed[copy]": "FAILED",

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import Limit
+from tests.deadline import Deadline
 
 _WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|RERUN|SUBPASSED|SUBFAILED|SUBSKIPPED"
 _LINES = (
     re.compile(rf"^(?P<test>\S+::.+?) (?P<word>{_WORDS})\b", re.MULTILINE),
     re.compile(rf"^\[gw\d+\] (?:\[ *\d+%\] )?(?P<word>{_WORDS}) (?P<test>\S+::.+?)(?: <- .*| \(.*)?$", re.MULTILINE),
 )
-_PATIENCE = 150.0
-"""Seconds of a machine that is not busy (`Limit`) after which a session counts as hung; none takes a tenth of it."""
+_TIMEOUT = 150.0
+"""Seconds of a machine that is not busy (`Deadline`) after which a session counts as hung; none takes a tenth of it."""
 _INI = """
 [pytest]
 accel = sim:4
@@ -139,12 +139,12 @@ class Suite:
         """Return the exit status, output and errors of a session; fail if it hangs."""
         self._sessions += 1
         command = [sys.executable, "-m", "pytest", f"--basetemp={self.path / f'runpytest-{self._sessions}'}", *args]
-        limit = Limit(_PATIENCE)
+        limit = Deadline(_TIMEOUT)
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             process = self._pytester.popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=self._start
             )
-            while process.poll() is None and not limit.is_over:
+            while process.poll() is None and not limit.expired:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
             hangs = process.poll() is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.patience import stretched
+from tests.deadline import scaled
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
@@ -81,7 +81,7 @@ class Terminal:
         suite.write("pytest.ini", "[pytest]\naccel = sim:2\n")
         command = [*launcher, "-m", "pytest", "-p", "accel", "-p", "xdist", *args]
         self.child: Any = pexpect.spawn(
-            sys.executable, command, cwd=str(suite.path), timeout=stretched(60), encoding="utf-8"
+            sys.executable, command, cwd=str(suite.path), timeout=scaled(60), encoding="utf-8"
         )
 
     def see(self, text: str) -> str:

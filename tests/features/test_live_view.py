@@ -15,8 +15,8 @@ import pyte
 import pytest
 
 from pytest_accel.schedule import durations_file
-from tests.faults.conftest import PATIENCE, Suite
-from tests.patience import Limit
+from tests.deadline import Deadline
+from tests.faults.conftest import TIMEOUT, Suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -299,18 +299,18 @@ class Screen:
 
     def wait_for(self, pattern: str) -> str:
         """Wait until a line of the screen matches `pattern`, and return it."""
-        limit = Limit(PATIENCE)
+        limit = Deadline(TIMEOUT)
         while (found := next((line for line in self.lines if re.search(pattern, line)), None)) is None:
-            if limit.is_over or self.ended:
+            if limit.expired or self.ended:
                 pytest.fail(f"no {pattern} in\n{self.text()}", pytrace=False)
             self._read()
         return found
 
     def finish(self) -> str:
         """Wait for the end of the session, and return :meth:`text`."""
-        limit = Limit(PATIENCE)
+        limit = Deadline(TIMEOUT)
         while not self.ended:
-            assert not limit.is_over, self.text()
+            assert not limit.expired, self.text()
             self._read()
         os.close(self._ours)
         self.session.process.wait()

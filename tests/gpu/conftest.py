@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_accel.core.device import Device
     from pytest_accel.fixtures import Accel
 
-_PATIENCE = 240.0
+_TIMEOUT = 240.0
 """Seconds after which a session counts as hung; less than a phase of a test may take."""
 
 
@@ -33,7 +33,7 @@ class Inner:
     def run(self, *arguments: str) -> pytest.RunResult:
         """Run a session to its end."""
         options = ("-v", "-p", "no:randomly", "-p", "no:asyncio", "-p", "no:cacheprovider")
-        return self._pytester.runpytest_subprocess(*options, *arguments, timeout=_PATIENCE)
+        return self._pytester.runpytest_subprocess(*options, *arguments, timeout=_TIMEOUT)
 
 
 @pytest.fixture

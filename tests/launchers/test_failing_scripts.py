@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pytest_accel.launch import LaunchError, LaunchTimeout, NoOutput
-from tests.patience import stretched
+from tests.deadline import scaled
 
 if TYPE_CHECKING:
     from pytest_accel.launch.launch_api import Launch
@@ -126,7 +126,7 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
     nproc = None if launcher == "python" else 2
     path = script(HANG)
     with pytest.raises(LaunchTimeout) as caught:
-        launch(path, launcher=launcher, nproc=nproc, timeout=stretched(4 if launcher == "python" else 20))
+        launch(path, launcher=launcher, nproc=nproc, timeout=scaled(4 if launcher == "python" else 20))
     assert marked(mark) == []
     assert sorted(caught.value.stacks) == list(range(nproc or 1))
     for rank, stack in caught.value.stacks.items():
@@ -143,7 +143,7 @@ def test_a_timeout_shows_the_stacks_of_mpirun(
 ) -> None:
     use_mpi(flavour)
     with pytest.raises(LaunchTimeout) as caught:
-        launch(script(HANG), launcher="mpirun", nproc=2, timeout=stretched(8))
+        launch(script(HANG), launcher="mpirun", nproc=2, timeout=scaled(8))
     assert marked(mark) == []
     assert ["in wait_for_ever" in stack for _, stack in sorted(caught.value.stacks.items())] == [True, True]
 

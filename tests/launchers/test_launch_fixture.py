@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import Limit, stretched
+from tests.deadline import Deadline, scaled
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds after which a session counts as hung."""
 TRAINER = """
 import json, os
@@ -38,7 +38,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     pytester.path.joinpath("trainer.py").write_text(TRAINER)
 
     def run(*arguments: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=stretched(_PATIENCE))
+        return pytester.runpytest_subprocess("-p", "accel", "-v", "-rs", *arguments, timeout=scaled(_TIMEOUT))
 
     return run
 
@@ -219,7 +219,7 @@ def test_a_killed_test_process_leaves_no_launched_process(
         files = [pytester.path / f"rank-{rank}" for rank in range(2)]
         trainers = [psutil.Process(await_number(file)) for file in files]
         os.kill(await_number(pytester.path / "tester"), signal.SIGKILL)
-        _, alive = psutil.wait_procs(trainers, timeout=stretched(_PATIENCE))
+        _, alive = psutil.wait_procs(trainers, timeout=scaled(_TIMEOUT))
         assert alive == []
         assert process.stdout is not None
         output = process.stdout.read()
@@ -229,11 +229,11 @@ def test_a_killed_test_process_leaves_no_launched_process(
 
 def await_number(path: Path) -> int:
     """The number in a file, once there is one."""
-    limit = Limit(_PATIENCE)
+    limit = Deadline(_TIMEOUT)
     while True:
         with contextlib.suppress(OSError, ValueError):
             return int(path.read_text())
-        assert not limit.is_over, f"waited {_PATIENCE:g} s for {path}"
+        assert not limit.expired, f"waited {_TIMEOUT:g} s for {path}"
         time.sleep(0.02)
 
 

@@ -375,7 +375,7 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
 ) -> None:
     told: queue.Queue[str] = queue.Queue()
 
-    def ask_store(where: Rendezvous, value: str, patience: float) -> str:
+    def ask_store(where: Rendezvous, value: str, timeout: float) -> str:
         if value:
             told.put(value)
         return value or told.get()

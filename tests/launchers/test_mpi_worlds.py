@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_accel.launch.launch_api import missing
-from tests.faults.conftest import PATIENCE, Suite, eventually
-from tests.launchers.under import suites
+from tests.faults.conftest import TIMEOUT, Suite, eventually
+from tests.launchers.launcher_sessions import suites
 from tests.test_docs import ROOT, TORCHRUN, blocks
 
 needs_mpi4py = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
@@ -147,7 +147,7 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
 @pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)], indirect=True)
 def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_ends.py", _ENDS)
-    run = suite.start(environment=mpi).finish(2 * PATIENCE)  # Three jobs, one after the other.
+    run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
     run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
     # Hydra has killed all before the one that aborts has come to its end.
     ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.conftest import PYTEST, Suite
 from tests.launchers import slurm
-from tests.launchers.under import RANKS, expect_one_session, suites
+from tests.launchers.launcher_sessions import RANKS, expect_one_session, suites
 
 ACCELERATE = (
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"),

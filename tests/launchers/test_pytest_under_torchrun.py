@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Suite, eventually
-from tests.launchers.under import PASSES, RANKS, expect_one_session, launched, suites
+from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")

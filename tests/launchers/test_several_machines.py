@@ -21,8 +21,8 @@ import pytest
 
 from tests.faults.conftest import PYTEST, Run, Suite, eventually
 from tests.launchers import slurm
+from tests.launchers.launcher_sessions import launched, suites
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
-from tests.launchers.under import launched, suites
 
 SECRET = "a secret that nobody guesses"
 BATCH_FILES = Path(__file__).resolve().parents[2] / "examples" / "ci" / "slurm"
@@ -40,7 +40,7 @@ def two(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
     """The machines. A process that is left on one of them fails the test."""
     with machines(tmp_path) as made:
         yield made
-        eventually("all processes of both machines to end", lambda: not made.pids(), patience=15)
+        eventually("all processes of both machines to end", lambda: not made.pids(), timeout=15)
 
 
 def both(far: Sequence[str], near: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pytest_accel.leases.locks import DeviceLocks
 
 ME = Holder.here("tests/test_x.py::test_one")
 DEVICES = ("a", "b", "c", "d")
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds after which something that should come is given up; nothing waits so long when all is well."""
 
 Session = Callable[..., Broker]
@@ -55,7 +55,7 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
     for broker in brokers:
         broker.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE)  # A thread that ended with an error was replaced, and nobody waited for its last lines.
+        thread.join(TIMEOUT)  # A thread that ended with an error was replaced, and nobody waited for its last lines.
     assert set(threading.enumerate()) <= before
     assert not list((tmp_path / "locks").glob("*.wish"))
 
@@ -222,8 +222,8 @@ def test_what_another_session_gives_back_is_granted(session: Session) -> None:
     assert several.empty()
     assert single.empty()
     one.release(mine[0].id)
-    assert several.get(timeout=PATIENCE).devices == ("a", "b", "d")
-    assert single.get(timeout=PATIENCE).devices == ("c",)
+    assert several.get(timeout=TIMEOUT).devices == ("a", "b", "d")
+    assert single.get(timeout=TIMEOUT).devices == ("c",)
 
 
 def test_a_device_that_another_session_once_had_is_granted_at_once(session: Session) -> None:
@@ -244,12 +244,12 @@ def test_the_holder_learns_that_another_session_waits(session: Session, wishes: 
     one.submit(("b",), 1, ME, leases.put)
     kept, wanted = leases.get(), leases.get()
     two.submit(("b",), 1, ME, leases.put)
-    assert wishes.get(timeout=PATIENCE) == wanted.id
+    assert wishes.get(timeout=TIMEOUT) == wanted.id
     one.release(wanted.id)
-    assert leases.get(timeout=PATIENCE).devices == ("b",)
+    assert leases.get(timeout=TIMEOUT).devices == ("b",)
     assert other_wishes.empty()
     two.submit(("a",), 1, ME, leases.put)
-    assert wishes.get(timeout=PATIENCE) == kept.id
+    assert wishes.get(timeout=TIMEOUT) == kept.id
 
 
 def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session, wishes: Queue[int]) -> None:
@@ -268,12 +268,12 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
 
     two.submit(("a", "b"), 2, ME, got("other session"))
     # That it is wanted is known: from here on the wish of the other session stands.
-    assert wishes.get(timeout=PATIENCE) == mine[0].id
+    assert wishes.get(timeout=TIMEOUT) == mine[0].id
     one.submit(("a",), 1, ME, got("same session, later"))
     one.release(mine[0].id)
-    assert order.get(timeout=PATIENCE) == "other session"
+    assert order.get(timeout=TIMEOUT) == "other session"
     two.release(grants.get().id)
-    assert order.get(timeout=PATIENCE) == "same session, later"
+    assert order.get(timeout=TIMEOUT) == "same session, later"
 
 
 def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:
@@ -282,11 +282,11 @@ def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int
     one.submit(("a",), 1, ME, leases.put)
     first = leases.get()
     request = two.submit(("a",), 1, ME, leases.put)
-    assert wishes.get(timeout=PATIENCE) == first.id
+    assert wishes.get(timeout=TIMEOUT) == first.id
     one.submit(("a",), 1, ME, leases.put)
     assert two.cancel(request)
     one.release(first.id)
-    assert leases.get(timeout=PATIENCE).devices == ("a",)
+    assert leases.get(timeout=TIMEOUT).devices == ("a",)
 
 
 def test_others_see_what_a_lease_is_used_for(session: Session, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_request_that_waits_for_another_session_fails_too(session: Session, tm
     two.submit(("a",), 1, ME, leases.append, on_failure=errors.put)
     break_lock(tmp_path / "locks", "a")
     one.release(leases[0].id)
-    assert isinstance(errors.get(timeout=PATIENCE), LockFolderError)
+    assert isinstance(errors.get(timeout=TIMEOUT), LockFolderError)
     assert len(leases) == 1
 
 
@@ -356,7 +356,7 @@ def test_a_device_that_an_own_request_waits_for_is_kept_when_it_is_given_back(se
     assert mine[2].devices == ("a", "b")
     assert theirs.empty()
     one.release(mine[2].id)
-    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+    assert theirs.get(timeout=TIMEOUT).devices == ("a",)
     assert not one.cancel(waiting)
 
 
@@ -371,7 +371,7 @@ def test_what_is_kept_goes_when_nobody_waits_for_it_any_more(session: Session) -
     two.submit(("a",), 1, ME, theirs.put)
     assert theirs.empty()
     one.cancel(waiting)
-    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+    assert theirs.get(timeout=TIMEOUT).devices == ("a",)
 
 
 def test_two_sessions_that_keep_what_the_other_needs_do_not_wait_for_each_other(session: Session) -> None:
@@ -387,7 +387,7 @@ def test_two_sessions_that_keep_what_the_other_needs_do_not_wait_for_each_other(
     for broker, lease in zip((brokers[0], brokers[0], brokers[1], brokers[1]), held, strict=True):
         broker.release(lease.id)
     for _ in brokers:
-        broker, lease = got.get(timeout=PATIENCE)
+        broker, lease = got.get(timeout=TIMEOUT)
         assert lease.devices == DEVICES
         broker.release(lease.id)
 
@@ -408,7 +408,7 @@ def test_a_device_whose_last_process_lives_is_kept_for_the_own_request(session: 
     two.submit(("a",), 1, ME, theirs.put)
     assert mine.empty()
     os.kill(child, signal.SIGKILL)
-    assert mine.get(timeout=PATIENCE).devices == ("a",)
+    assert mine.get(timeout=TIMEOUT).devices == ("a",)
     assert theirs.empty()
 
 
@@ -441,12 +441,12 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
         patch.setattr(DeviceLocks, "unlock", raise_in_thread)
         two.submit(("a",), 1, ME, leases.put, on_failure=ask_again)
         patch.setattr(DeviceLocks, "retained", frozenset({"b"}))
-        error = errors.get(timeout=PATIENCE)
+        error = errors.get(timeout=TIMEOUT)
     assert isinstance(error, BrokerError)
     assert str(error).startswith("the thread that grants devices has ended with an error:\nTraceback")
     assert "KeyError: 'met in the thread'" in str(error)
     one.release(held[0].id)
-    assert leases.get(timeout=PATIENCE).devices == ("a",)
+    assert leases.get(timeout=TIMEOUT).devices == ("a",)
 
 
 def test_a_wish_of_nonsense_stops_nobody(session: Session, tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_a_wish_of_nonsense_stops_nobody(session: Session, tmp_path: Path) -> No
     for number, since in enumerate(("1" + "0" * 400, "-Infinity", "NaN", "1e400")):
         (tmp_path / "locks" / f"pytest-accel-{number}.wish").write_text(f'{{"a": {since}}}')
     one.release(mine[0].id)
-    assert theirs.get(timeout=PATIENCE).devices == ("a",)
+    assert theirs.get(timeout=TIMEOUT).devices == ("a",)
     for path in (tmp_path / "locks").glob("*.wish"):
         path.unlink(missing_ok=True)
 
@@ -473,7 +473,7 @@ def test_a_lease_whose_lock_is_lost_is_told_of(session: Session, tmp_path: Path)
     assert elsewhere.try_acquire("b", ME)
     # In one step, so that the broker does not look between a file's end and the beginning of the next.
     lock_path(tmp_path / "elsewhere", "b").rename(lock_path(folder, "b"))
-    lease, why = lost.get(timeout=PATIENCE)
+    lease, why = lost.get(timeout=TIMEOUT)
     assert lease == leases[0].id
     assert "the lock of b was lost, since its lock file was deleted or moved" in why
     assert f"locked by pid {os.getpid()}" in why

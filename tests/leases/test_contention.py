@@ -14,7 +14,7 @@ from pytest_accel.leases.holder import Holder
 from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import DeviceLocks
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 ME = Holder.here("next")
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -66,7 +66,7 @@ def test_no_device_is_ever_granted_twice(start: Start, tmp_path: Path) -> None:
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in contenders:
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     owner: dict[str, str | None] = dict.fromkeys("abc")
     leases = set()
     for line in log.read_text().splitlines():
@@ -92,7 +92,7 @@ def test_a_killed_session_gives_its_device_back(
     assert shown is not None
     assert (shown.pid, shown.test) == (session.pid, "killed")
     session.kill()
-    assert granted.get(timeout=PATIENCE).devices == ("a",)
+    assert granted.get(timeout=TIMEOUT).devices == ("a",)
 
 
 def test_a_process_of_a_killed_session_keeps_its_device(
@@ -102,10 +102,10 @@ def test_a_process_of_a_killed_session_keeps_its_device(
     created = psutil.Process(rank.pid).create_time()
     session = start(*CONTENDER, "hold", tmp_path / "locks", "a", rank.pid, created)
     session.kill()
-    session.wait(PATIENCE)
+    session.wait(TIMEOUT)
     broker.submit(("a",), 1, ME, granted.put)
     others = DeviceLocks(tmp_path / "locks")
     assert not others.try_acquire("a", ME)
     assert granted.empty()
     rank.kill()
-    assert granted.get(timeout=PATIENCE).devices == ("a",)
+    assert granted.get(timeout=TIMEOUT).devices == ("a",)

@@ -27,7 +27,7 @@ from pytest_accel.nodes.ray_machine import RayMachine
 from pytest_accel.nodes.ray_messages import Connect
 from pytest_accel.settings.options import Settings
 from tests.conftest import Surroundings
-from tests.faults.conftest import PATIENCE, eventually
+from tests.faults.conftest import TIMEOUT, eventually
 from tests.nodes.ray_machines import RayMachines
 
 # tests/clusters has one session that covers all of this.
@@ -62,12 +62,12 @@ class Session:
         return self.cluster.place(key, answers.put, self.waits.put, answers.put, avoided), answers
 
     def place(self, key: WorldKey, avoided: Collection[int] = ()) -> Place:
-        answer = self.request(key, avoided)[1].get(timeout=PATIENCE)
+        answer = self.request(key, avoided)[1].get(timeout=TIMEOUT)
         assert isinstance(answer, Place), answer
         return answer
 
     def failure(self, key: WorldKey, avoided: Collection[int] = ()) -> str:
-        answer = self.request(key, avoided)[1].get(timeout=PATIENCE)
+        answer = self.request(key, avoided)[1].get(timeout=TIMEOUT)
         assert isinstance(answer, PlaceError), answer
         return str(answer)
 
@@ -84,7 +84,7 @@ class Session:
 def connected(address: str) -> Iterator[Session]:
     made = Session(address)
     try:
-        made.cluster.connect(PATIENCE)
+        made.cluster.connect(TIMEOUT)
         yield made
     finally:
         made.close()
@@ -136,11 +136,11 @@ def test_a_released_place_is_kept_for_a_world_of_the_same_shape(machines: RayMac
             before = session.place(gpus(4))
             session.cluster.release(before)
             _, answers = other.request(gpus(4))
-            assert other.waits.get(timeout=PATIENCE).startswith("4 GPU on one node of the Ray cluster")
+            assert other.waits.get(timeout=TIMEOUT).startswith("4 GPU on one node of the Ray cluster")
             again = session.place(gpus(4))
             assert (again.nodes, again.devices) == (before.nodes, before.devices)
             assert again.request_id != before.request_id
-        assert isinstance(answers.get(timeout=PATIENCE), Place)
+        assert isinstance(answers.get(timeout=TIMEOUT), Place)
 
 
 def test_a_name_chooses_the_node(session: Session) -> None:
@@ -168,12 +168,12 @@ def test_a_request_waits_until_there_is_room(session: Session) -> None:
     places = [session.place(gpus(4)), session.place(gpus(2))]
     number, cancelled = session.request(gpus(1))
     text = "{} GPU on one node of the Ray cluster; 0 of 6 are free"
-    assert session.waits.get(timeout=PATIENCE) == text.format(1)
+    assert session.waits.get(timeout=TIMEOUT) == text.format(1)
     session.cluster.cancel(number)
     _, answers = session.request(gpus(3))
-    assert session.waits.get(timeout=PATIENCE) == text.format(3)
+    assert session.waits.get(timeout=TIMEOUT) == text.format(3)
     session.cluster.release(places[0])  # Kept for a world with 4 devices, but given up for this request.
-    found = answers.get(timeout=PATIENCE)
+    found = answers.get(timeout=TIMEOUT)
     assert isinstance(found, Place)
     assert set(found.nodes) == set(places[0].nodes)
     assert cancelled.empty()
@@ -206,7 +206,7 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     place = session.place(gpus(4))
     (agent,) = agents(surroundings)
     agent.kill()
-    assert lost.get(timeout=PATIENCE)[0] == place.nodes[0]
+    assert lost.get(timeout=TIMEOUT)[0] == place.nodes[0]
     session.cluster.release(place)
     again = session.place(gpus(4))
     assert again.devices[again.nodes[0]] == place.devices[place.nodes[0]]
@@ -228,9 +228,9 @@ def test_an_agent_that_does_not_join_is_named(session: Session, monkeypatch: pyt
 def test_a_request_that_waits_gets_a_node_that_has_just_joined(session: Session, machines: RayMachines) -> None:
     held = [session.place(gpus(4)), session.place(gpus(2))]
     _, answers = session.request(gpus(2))
-    assert session.waits.get(timeout=PATIENCE)
+    assert session.waits.get(timeout=TIMEOUT)
     node = machines.add(2)
-    found = answers.get(timeout=PATIENCE)
+    found = answers.get(timeout=TIMEOUT)
     assert isinstance(found, Place), found
     assert not set(found.nodes) & {one for place in held for one in place.nodes}
     node.kill()
@@ -245,7 +245,7 @@ def test_nodes_join_and_leave(session: Session, machines: RayMachines) -> None:
     lost: queue.SimpleQueue[int] = queue.SimpleQueue()
     session.nodes.on_lost = lambda number, _: lost.put(number)
     node.kill()
-    assert lost.get(timeout=PATIENCE) == place.nodes[0]
+    assert lost.get(timeout=TIMEOUT) == place.nodes[0]
     eventually("the report of Ray", lambda: len(session.cluster.nodes) == 3)
     session.cluster.release(place)
     assert session.failure(gpus(7)).startswith("needs 7 GPU on one node")
@@ -256,11 +256,11 @@ def test_requests_fail_if_the_helper_dies(session: Session, surroundings: Surrou
     session.place(gpus(4))
     session.place(gpus(2))
     _, waiting = session.request(gpus(1))
-    session.waits.get(timeout=PATIENCE)
+    session.waits.get(timeout=TIMEOUT)
     (helper,) = named(surroundings, "ray_process")
     helper.kill()
     reason = "the connection to the Ray cluster is lost: the process that held it was killed by SIGKILL"
-    assert str(waiting.get(timeout=PATIENCE)).startswith(reason)
+    assert str(waiting.get(timeout=TIMEOUT)).startswith(reason)
     assert session.failure(gpus(1)).startswith(reason)
     eventually("the end of the agents", lambda: not agents(surroundings))
 
@@ -269,7 +269,7 @@ def test_nothing_is_left_of_a_session_that_ends(machines: RayMachines, surroundi
     with connected(machines.address) as session:
         session.place(gpus(4))
         _, waiting = session.request(gpus(4))
-    assert str(waiting.get(timeout=PATIENCE)) == "the session has left the Ray cluster"
+    assert str(waiting.get(timeout=TIMEOUT)) == "the session has left the Ray cluster"
     eventually("the end of the agents", lambda: not agents(surroundings))
     with connected(machines.address) as session:
         session.place(gpus(4))
@@ -300,7 +300,7 @@ def test_requests_fail_if_the_head_dies(surroundings: Surroundings) -> None:
         with connected(machines.address) as session:
             machines.head.kill()
             _, answers = session.request(gpus(1))
-            assert "the connection to the Ray cluster is lost" in str(answers.get(timeout=PATIENCE))
+            assert "the connection to the Ray cluster is lost" in str(answers.get(timeout=TIMEOUT))
     finally:
         machines.close()
 

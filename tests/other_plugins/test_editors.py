@@ -23,14 +23,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from tests.deadline import Deadline, scaled
 from tests.other_plugins.conftest import needs
 from tests.other_plugins.test_reporters import VSCODE
-from tests.patience import Limit, stretched
 
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 """Seconds of a machine that is not busy after which what a test waits for counts as never coming."""
 _FOLDER = os.environ.get("VSCODE_PYTHON_FILES")
 _STOPPED = """
@@ -90,9 +90,9 @@ _ATTACHED = """
 
 
 def _eventually(what: str, look: Callable[[], object]) -> None:
-    limit = Limit(_PATIENCE)
+    limit = Deadline(_TIMEOUT)
     while not look():
-        assert not limit.is_over, f"waited for {what} in vain"
+        assert not limit.expired, f"waited for {what} in vain"
         time.sleep(0.02)
 
 
@@ -134,10 +134,10 @@ def test_results_reach_an_editor_that_stops_the_session(suite: Suite, plugin: st
         waits = [suite.path / f"waits.{rank}" for rank in (0, 1)]
         _eventually("the last test", lambda: session.poll() is not None or all(map(Path.exists, waits)))
         session.send_signal(number)
-        text, _ = session.communicate(timeout=stretched(_PATIENCE))
+        text, _ = session.communicate(timeout=scaled(_TIMEOUT))
     print(text)
     assert session.returncode == (2 if number == signal.SIGINT else -number)
-    reader.join(stretched(_PATIENCE))
+    reader.join(scaled(_TIMEOUT))
     assert not reader.is_alive()
     results = _results(sent[0])
     results.pop("test_waits", None)
@@ -197,7 +197,7 @@ class Debugger:
                 case "terminated":
                     break
         for thread in self._subprocesses:
-            thread.join(stretched(_PATIENCE))
+            thread.join(scaled(_TIMEOUT))
 
     def _debug_subprocess(self, file: Path, found: dict[str, Any]) -> None:
         with connected(found["connect"]["port"], self._line) as debugger:
@@ -239,7 +239,7 @@ class Debugger:
 def connected(port: int, line: int) -> Iterator[Debugger]:
     """Yield a debugger that is connected to an adapter."""
     with (
-        socket.create_connection(("127.0.0.1", port), stretched(_PATIENCE)) as connection,
+        socket.create_connection(("127.0.0.1", port), scaled(_TIMEOUT)) as connection,
         connection.makefile("rwb") as stream,
     ):
         yield Debugger(stream, stream, line)
@@ -257,7 +257,7 @@ def test_breakpoints_of_an_editor_stop_ranks(suite: Suite) -> None:
     line = _marked_line(_DEBUGGED)
     command = [sys.executable, "-m", "debugpy.adapter"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=suite.path) as adapter:
-        watchdog = threading.Timer(stretched(2 * _PATIENCE), adapter.kill)
+        watchdog = threading.Timer(scaled(2 * _TIMEOUT), adapter.kill)
         watchdog.start()
         assert adapter.stdin is not None
         assert adapter.stdout is not None
@@ -289,7 +289,7 @@ def test_a_debugger_attaches_to_one_rank(suite: Suite) -> None:
         _eventually("the port", lambda: session.poll() is not None or port.exists())
         with connected(int(port.read_text()), line) as debugger:
             debugger.debug(file, "attach", {"justMyCode": True, "subProcess": True})
-        text, _ = session.communicate(timeout=stretched(_PATIENCE))
+        text, _ = session.communicate(timeout=scaled(_TIMEOUT))
     print(text)
     assert debugger.stops == [(line, "41")]
     assert "1 passed" in text

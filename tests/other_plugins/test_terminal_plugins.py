@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.deadline import scaled
 from tests.other_plugins.conftest import needs
-from tests.patience import stretched
 
 if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
@@ -191,7 +191,7 @@ def test_assertions_are_explained_in_ranks_as_in_the_driver(
     suite.write("pytest.ini", "[pytest]\n")
     suite.write("test_it.py", _COMPARES)
     arguments = ["-m", "pytest", "-paccel", "-pxdist", f"-p{name}", "-vv"]
-    terminal = pexpect.spawn(sys.executable, arguments, cwd=suite.path, dimensions=(40, 170), timeout=stretched(150))
+    terminal = pexpect.spawn(sys.executable, arguments, cwd=suite.path, dimensions=(40, 170), timeout=scaled(150))
     try:
         terminal.expect(pexpect.EOF)
     finally:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Suite, eventually
-from tests.launchers.under import suites
+from tests.launchers.launcher_sessions import suites
 
 NO_MASKS = "MASKS = {}"
 CONFTEST = f"""
