@@ -102,14 +102,17 @@ def start_node(
 
 
 def address_of(folder: Path) -> str:
-    """Return the address of the head of a cluster with the folder `folder`; empty until the head has written it."""
-    return (folder / "ray" / "ray_current_cluster").read_text()
+    """Return the address of the head of a cluster with the folder `folder`.
+
+    Waits for it: `ray start` writes the file after it has said that the node runs.
+    """
+    file = folder / "ray" / "ray_current_cluster"
+    return eventually(f"the address of the head in {file}", lambda: file.read_text() if file.exists() else "")
 
 
 def join_options(folder: Path, gpus: int) -> tuple[str, ...]:
     """Return the options of a node with `gpus` GPUs that joins the cluster with the folder `folder`."""
-    address = eventually("the address of the head", lambda: address_of(folder))
-    return f"--address={address}", "--include-log-monitor=false", f"--num-gpus={gpus}"
+    return f"--address={address_of(folder)}", "--include-log-monitor=false", f"--num-gpus={gpus}"
 
 
 class RayMachines:
