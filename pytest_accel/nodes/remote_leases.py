@@ -117,9 +117,6 @@ class RemoteDevicesError(Exception):
 class UnfitDevicesError(RemoteDevicesError):
     """The devices that a cluster has reserved on a node do not meet the need."""
 
-    node = 0
-    """The number of the node in the session."""
-
 
 class LostNodeError(RemoteDevicesError):
     """The connection to the node or its agent is lost."""

@@ -26,6 +26,15 @@ class LeaseId(NamedTuple):
     number: int
 
 
+class UnfitNodeError(Exception):
+    """The devices that a cluster has reserved on a node do not meet the need; the message says why."""
+
+    def __init__(self, node: int, text: str) -> None:
+        """`node` is the number of the node in the session."""
+        super().__init__(text)
+        self.node = node
+
+
 class LeaseNotices:
     """Notices about leases that no world holds yet.
 
@@ -261,9 +270,7 @@ class RemoteNodeRequest:
             on_grant(RemoteNodeLease(self.leases, self.notices, self.node, lease))
 
         def failed(error: Exception) -> None:
-            if isinstance(error, UnfitDevicesError):
-                error.node = self.node
-            on_failure(error)
+            on_failure(UnfitNodeError(self.node, str(error)) if isinstance(error, UnfitDevicesError) else error)
 
         self.number = self.leases.submit(self.kind, self.need, holder, granted, failed, self.mask)
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.nodes.placement import Cluster, Place, PlaceError
-from pytest_accel.nodes.remote_leases import UnfitDevicesError
 from pytest_accel.pool.lease_request import CombinedLeaseRequest
-from pytest_accel.pool.node_lease import NodeLease, NodeRequest
+from pytest_accel.pool.node_lease import NodeLease, NodeRequest, UnfitNodeError
 
 
 class PlaceRequest:
@@ -142,7 +141,7 @@ class PlaceRequest:
             place, self.place = self.place, None
             if place is not None:
                 self._cluster.release(place)
-            if isinstance(error, UnfitDevicesError) and error.node not in self._avoided:
+            if isinstance(error, UnfitNodeError) and error.node not in self._avoided:
                 self._unfit_nodes[error.node] = str(error)
                 self._leases, self.wait_reason = None, ""
                 self.submit()

@@ -13,8 +13,7 @@ from pytest_accel.core.device import Device, DeviceNeed
 from pytest_accel.core.world_key import WorldKey
 from pytest_accel.leases.holder import Holder
 from pytest_accel.nodes.placement import Place
-from pytest_accel.nodes.remote_leases import UnfitDevicesError
-from pytest_accel.pool.node_lease import LeaseId, NodeLease
+from pytest_accel.pool.node_lease import LeaseId, NodeLease, UnfitNodeError
 from pytest_accel.pool.place_request import PlaceRequest
 from tests.nodes.table_cluster import TableCluster
 
@@ -65,9 +64,7 @@ class NodeRequest:
 
     def refuse(self) -> None:
         assert self.on_failure is not None
-        error = UnfitDevicesError(f"the devices of node {self.node} are too small")
-        error.node = self.node
-        self.on_failure(error)
+        self.on_failure(UnfitNodeError(self.node, f"the devices of node {self.node} are too small"))
 
 
 @dataclass(eq=False)
