@@ -1,4 +1,4 @@
-"""Conversion of values to plain data."""
+"""Tests of `to_plain`, which converts values that ranks send to plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Level(enum.IntEnum):
 
 
 @pytest.mark.parametrize(
-    ("value", "sent"),
+    ("value", "expected"),
     [
         (np.int64(7), 7),
         (np.float32(0.25), 0.25),
@@ -38,6 +38,6 @@ class Level(enum.IntEnum):
         (np.arange(2), "[0 1]"),
     ],
 )
-def test_numbers_and_containers_keep_their_values(value: object, sent: object) -> None:
-    found = to_plain(value)
-    assert (found, type(found)) == (sent, type(sent))
+def test_numbers_and_containers_keep_their_values(value: object, expected: object) -> None:
+    converted = to_plain(value)
+    assert (converted, type(converted)) == (expected, type(expected))

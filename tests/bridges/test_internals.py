@@ -1,4 +1,4 @@
-"""Releases of other plugins that lack internals which a bridge needs are refused."""
+"""Tests of the checks that refuse a release of another plugin without the internals that a bridge needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pytest_accel.bridges.internals import require, require_parameters, take
 
 
-def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
+def test_release_without_a_required_name_is_refused() -> None:
     assert take("plugin", "json.decoder", "JSONDecoder") is json.decoder.JSONDecoder
     require("plugin", json.decoder, "JSONDecoder", "JSONDecodeError")
     text = "pytest-accel does not know this release of plugin, which has no Lost: install another release"
@@ -23,10 +23,10 @@ def test_a_release_without_what_a_bridge_needs_is_refused() -> None:
 
 
 def _compare(new: object, old: object, limit: int = 3) -> None:
-    """Have two parameters that must be given, and one that may be omitted."""
+    """Take two required parameters and an optional one."""
 
 
-def test_a_release_whose_function_has_other_parameters_is_refused() -> None:
+def test_release_whose_function_has_other_parameters_is_refused() -> None:
     require_parameters("plugin", _compare, "new", "old")
     require_parameters("plugin", _compare, "old", "new", "limit")
     for names in (("new", "old", "first"), ("new",)):
@@ -34,7 +34,7 @@ def test_a_release_whose_function_has_other_parameters_is_refused() -> None:
             require_parameters("plugin", _compare, *names)
 
 
-def test_the_refused_release_is_named() -> None:
+def test_error_names_the_refused_release() -> None:
     with pytest.raises(
         pytest.UsageError, match=f"does not know release {version('pluggy')} of pluggy, which has no Lost"
     ):

@@ -1,4 +1,4 @@
-"""Suites that run twice: marked tests with this plugin, and the same tests without it.
+"""Fixtures for tests of other projects' plugins: suites that run with this plugin, and without it for comparison.
 
 Each session loads only the plugins that its test names, so all of them can be installed together.
 """
@@ -25,22 +25,22 @@ markers =
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:
-    """Skip a test whose plugins are not installed: the extra `plugins` has them."""
+    """Return a mark that skips a test if one of `modules` is not installed. The extra `plugins` has all of them."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One suite in two folders. The marks of its tests mean something in `marked` alone."""
+    """One suite in two folders. The marks of its tests have an effect in `marked` only."""
 
     plain: Suite
-    """Runs without this plugin."""
+    """The suite that runs without this plugin."""
     marked: Suite
-    """Runs with it."""
+    """The suite that runs with this plugin."""
 
     def plugin(self, *names: str) -> None:
-        """Have the sessions of both load the plugins `names`, as ``-p`` has them."""
+        """Load the plugins `names` in the sessions of both suites. The names are those that ``-p`` takes."""
         for one in (self.plain, self.marked):
             for name in names:
                 one.plugin(name)
@@ -51,12 +51,12 @@ class Pair:
             one.ini(text)
 
     def write(self, name: str, text: str) -> None:
-        """Make a file in both folders."""
+        """Write a file in both folders."""
         for one in (self.plain, self.marked):
             one.write(name, text)
 
-    def agree(self, *args: str) -> tuple[Run, Run]:
-        """Return a session in each folder; fail unless their exit status and the outcomes of all tests are equal."""
+    def run_both(self, *args: str) -> tuple[Run, Run]:
+        """Run both suites and return their sessions; fail unless exit status and outcomes are equal."""
         plain, marked = self.plain.run(*args), self.marked.run(*args)
         assert plain.words
         assert marked.outcomes() == plain.outcomes()
@@ -66,7 +66,7 @@ class Pair:
 
 @pytest.fixture
 def pair(suite: Suite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
-    """Two empty folders, and sessions in them that share no lock with any other."""
+    """Provide a pair of empty suites, whose sessions share no lock with other sessions."""
     folders = tmp_path / "plain", tmp_path / "marked"
     for folder in folders:
         folder.mkdir()

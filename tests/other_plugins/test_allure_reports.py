@@ -1,4 +1,4 @@
-"""Marked tests in the results that allure-pytest writes."""
+"""Tests of allure-pytest: results, fixtures, steps and attachments of marked tests."""
 
 from __future__ import annotations
 
@@ -99,11 +99,12 @@ _SUITE = """
     """
 
 
-_OF_A_RUN = ("uuid", "start", "stop", "timestamp")
+_VOLATILE_KEYS = ("uuid", "start", "stop", "timestamp")
+"""Keys whose values differ between sessions."""
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
-    """Return the results by test, the fixtures, and what is of no test; without times, ids and places of files."""
+def _read_results(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """Return results by test, fixtures, and entries that belong to no test; without times, ids and absolute paths."""
 
     def load(path: Path) -> Any:
         return json.loads(path.read_text().replace(str(folder.parent), ""))
@@ -113,7 +114,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
             return [clean(part) for part in data]
         if not isinstance(data, dict):
             return data
-        kept = {name: clean(value) for name, value in data.items() if name not in _OF_A_RUN}
+        kept = {name: clean(value) for name, value in data.items() if name not in _VOLATILE_KEYS}
         if "source" in kept:
             kept["source"] = (folder / kept["source"]).read_text()
         if "labels" in kept:
@@ -126,46 +127,47 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Any], list[Any]]:
     tests: dict[str, str] = {}
     for path in folder.glob("*-result.json"):
         data = load(path)
-        numbers = [one["value"] for one in data.get("parameters", ()) if one["name"] == "number"]
+        numbers = [parameter["value"] for parameter in data.get("parameters", ()) if parameter["name"] == "number"]
         name = data["fullName"].partition("#")[2] + "".join(numbers)
         assert name not in results, f"two results for {name}"
         tests[data["uuid"]], results[name] = name, clean(data)
     fixtures = []
     for path in folder.glob("*-container.json"):
         data = load(path)
-        # allure does not write the status of what ends after the container is written.
+        # allure does not write the status of a teardown that ends after the container is written.
         afters = [{**after, "status": "passed"} for after in clean(data.get("afters", []))]
         if "children" in data:
             befores = clean(data["befores"])
             for before in befores:
-                before.get("statusDetails", {}).pop("trace", None)  # It has frames of pytest's plugins.
+                before.get("statusDetails", {}).pop("trace", None)  # The traceback has frames of pytest's plugins.
             fixtures.append((sorted(tests[child] for child in data["children"]), befores, afters))
-    of_none = [clean(load(path)) for path in folder.glob("*-globals.json")]
-    return results, sorted(fixtures, key=repr), sorted(of_none, key=repr)
+    global_entries = [clean(load(path)) for path in folder.glob("*-globals.json")]
+    return results, sorted(fixtures, key=repr), sorted(global_entries, key=repr)
 
 
 def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
     pair.plugin("allure_pytest")
     pair.write("test_it.py", _SUITE)
-    # Ranks that emptied the folder, or wrote into it, would do so while the driver writes.
+    # Ranks must neither empty the folder nor write to it: the driver writes there at the same time.
     options = "--alluredir=results", "--clean-alluredir"
     plain = pair.plain.run(*options)
-    expected, fixtures, of_none = _read(pair.plain.path / "results")
-    assert len(of_none) == 2
-    for more in ((), ("-n2",)):
-        run = pair.marked.run(*options, *more)
+    expected, fixtures, global_entries = _read_results(pair.plain.path / "results")
+    assert len(global_entries) == 2
+    for workers in ((), ("-n2",)):
+        run = pair.marked.run(*options, *workers)
         assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
-        results, merged, merged_of_none = _read(pair.marked.path / "results")
-        assert merged_of_none == of_none
+        results, merged_fixtures, merged_global_entries = _read_results(pair.marked.path / "results")
+        assert merged_global_entries == global_entries
         assert results.keys() == expected.keys()
         differs = results.pop("test_differs_by_rank")
         for name, result in results.items():
-            details, wanted = result.pop("statusDetails", {}), dict(expected[name])
-            said = wanted.pop("statusDetails", {})
-            assert result == wanted
-            assert details.get("message") == said.get("message")
-            trace = details.get("trace", "").removeprefix("ranks 0-1 of 2 on cpu\n").strip()  # allure strips its own.
-            assert trace.startswith(said.get("trace", ""))
+            details, expected_result = result.pop("statusDetails", {}), dict(expected[name])
+            expected_details = expected_result.pop("statusDetails", {})
+            assert result == expected_result
+            assert details.get("message") == expected_details.get("message")
+            # allure strips the traceback of a plain test.
+            trace = details.get("trace", "").removeprefix("ranks 0-1 of 2 on cpu\n").strip()
+            assert trace.startswith(expected_details.get("trace", ""))
 
         assert [(step["name"], step.get("attachments")) for step in differs["steps"]] == [
             ("all", None),
@@ -178,19 +180,19 @@ def test_allure_has_one_result_for_each_test(pair: Pair) -> None:
             {"name": "rank [rank 1]", "value": "1"},
         ]
         assert differs["labels"] == expected["test_differs_by_rank"]["labels"]
-        if not more:
-            # Those of tests in ranks, and those that the driver has set up for its own.
+        if not workers:
+            # The ranks set up the module's fixture for marked tests, and the driver for the unmarked test.
             shared = [one for one in fixtures if one[1][0]["name"] == "shared"]
             others = [one for one in fixtures if one not in shared]
-            assert [one for one in merged if one[1][0]["name"] != "shared"] == others
+            assert [one for one in merged_fixtures if one[1][0]["name"] != "shared"] == others
             ((_, befores, afters),) = shared
-            assert [one for one in merged if one[1][0]["name"] == "shared"] == [
+            assert [one for one in merged_fixtures if one[1][0]["name"] == "shared"] == [
                 (["test_fails", "test_passes'two'", "test_passes1"], befores, afters),
                 (["test_is_not_marked"], befores, afters),
             ]
 
 
-def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
+def test_allure_shows_tracebacks_of_ranks(pair: Pair) -> None:
     pair.plugin("allure_pytest")
     pair.write(
         "test_it.py",
@@ -211,7 +213,7 @@ def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
         """,
     )
     assert pair.marked.run("--alluredir=results").ret == 1
-    results, *_ = _read(pair.marked.path / "results")
+    results, *_ = _read_results(pair.marked.path / "results")
     failed, died = results["test_one_fails"], results["test_one_dies"]
     assert (failed["status"], died["status"]) == ("failed", "broken")
     trace = failed["statusDetails"]["trace"]
@@ -223,7 +225,7 @@ def test_allure_shows_the_text_of_the_ranks(pair: Pair) -> None:
 
 
 @pytest.mark.nightly
-def test_allure_without_its_option(pair: Pair) -> None:
+def test_allure_without_alluredir_changes_no_outcome(pair: Pair) -> None:
     pair.plugin("allure_pytest")
     pair.write("test_it.py", _SUITE)
     plain, run = pair.plain.run(), pair.marked.run()

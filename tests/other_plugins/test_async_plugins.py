@@ -1,4 +1,4 @@
-"""Coroutines as marked tests, run by the plugin that would run them unmarked."""
+"""Tests of plugins that run coroutines as tests (pytest-asyncio, anyio, pytest-trio, pytest-aiohttp)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEAD = """
 
 
 @needs("pytest_asyncio")
-def test_asyncio(pair: Pair) -> None:
+def test_pytest_asyncio_runs_marked_coroutines(pair: Pair) -> None:
     pair.plugin("pytest_asyncio.plugin")
     pair.ini("asyncio_default_fixture_loop_scope = function")
     pair.write(
@@ -90,12 +90,12 @@ def test_asyncio(pair: Pair) -> None:
         in_ranks()
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 6, "FAILED": 1}
 
 
 @needs("anyio", "trio")
-def test_anyio(pair: Pair) -> None:
+def test_anyio_runs_marked_coroutines(pair: Pair) -> None:
     pair.plugin("anyio.pytest_plugin")
     pair.write(
         "test_backends.py",
@@ -132,12 +132,12 @@ def test_anyio(pair: Pair) -> None:
         assert number == 7
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 5, "FAILED": 1}
 
 
 @needs("anyio", "trio")
-def test_anyio_on_tests_that_a_conftest_marks(pair: Pair) -> None:
+def test_anyio_runs_coroutines_that_a_conftest_marks(pair: Pair) -> None:
     pair.plugin("anyio.pytest_plugin")
     pair.write(
         "conftest.py",
@@ -171,12 +171,12 @@ def test_anyio_on_tests_that_a_conftest_marks(pair: Pair) -> None:
         assert not LAST
     """,
     )
-    pair.agree()
+    pair.run_both()
     assert pair.plain.read("ran.1") == pair.marked.read("ran.1") == pair.marked.read("ran.0") == ["x"] * 2
 
 
 @needs("pytest_trio")
-def test_trio(pair: Pair) -> None:
+def test_pytest_trio_runs_marked_coroutines(pair: Pair) -> None:
     pair.plugin("pytest_trio.plugin")
     pair.ini("trio_mode = true")
     pair.write(
@@ -217,12 +217,12 @@ def test_trio(pair: Pair) -> None:
         assert number == 7
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
 @needs("pytest_aiohttp", "pytest_asyncio")
-def test_aiohttp(pair: Pair) -> None:
+def test_pytest_aiohttp_runs_marked_coroutines(pair: Pair) -> None:
     pair.plugin("pytest_asyncio.plugin", "pytest_aiohttp.plugin")
     pair.ini("asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function")
     pair.write(
@@ -260,5 +260,5 @@ def test_aiohttp(pair: Pair) -> None:
         assert (await (await aiohttp_client(server)).get("/")).status == 200
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 2, "FAILED": 1}

@@ -1,4 +1,4 @@
-"""pytest-benchmark: the statistics of marked tests stand next to those of others."""
+"""Tests of pytest-benchmark: statistics of marked tests in tables and files, and equal rounds on all ranks."""
 
 from __future__ import annotations
 
@@ -113,42 +113,42 @@ _RANKS = """
     """
 
 
-def entries(suite: Suite, name: str = "out.json") -> dict[str, Any]:
-    """Return a file's entries by test, without times and the values of single ranks."""
+def read_benchmarks(suite: Suite, name: str = "out.json") -> dict[str, Any]:
+    """Return the entries of the file `name` by test, without times and the values of single ranks."""
     found = {}
-    for one in json.loads((suite.path / name).read_text())["benchmarks"]:
-        one["extra_info"].pop("accel_ranks", None)
-        fixed = one["stats"]["rounds"] if one["group"] else None
-        about = {key: one[key] for key in ("name", "group", "param", "params", "extra_info", "options")}
-        found[one["fullname"]] = about, sorted(one["stats"]), "cprofile" in one, fixed
+    for entry in json.loads((suite.path / name).read_text())["benchmarks"]:
+        entry["extra_info"].pop("accel_ranks", None)
+        fixed_rounds = entry["stats"]["rounds"] if entry["group"] else None
+        fields = {key: entry[key] for key in ("name", "group", "param", "params", "extra_info", "options")}
+        found[entry["fullname"]] = fields, sorted(entry["stats"]), "cprofile" in entry, fixed_rounds
     return found
 
 
-def table(run: Run) -> tuple[list[str], list[str]]:
-    """The headlines of the tables of a session, and the tests in them."""
+def parse_tables(run: Run) -> tuple[list[str], list[str]]:
+    """Return the headlines of the tables that a session shows, and the tests in them."""
     headlines = re.findall(r"^-+ (benchmark.*: \d+ tests) -+$", run.text, re.MULTILINE)
     tests = re.findall(r"^(test_\w+(?:\[\d\])?(?: \(\w+\))?) +[\d.,]+ \(", run.text, re.MULTILINE)
     return headlines, sorted(tests)
 
 
-def files(suite: Suite) -> set[str]:
-    """The files that sessions have made, without the time in the name of a saved one."""
+def list_files(suite: Suite) -> set[str]:
+    """Return the paths of all files of the suite, without the time in the names of saved benchmarks."""
     paths = [str(path.relative_to(suite.path)) for path in suite.path.rglob("*") if path.is_file()]
     return {re.sub(r"_\d{8}_\d{6}", "", path) for path in paths if "__pycache__" not in path}
 
 
-def test_statistics_are_in_the_table_and_in_the_files(pair: Pair) -> None:
+def test_statistics_of_marked_tests_are_in_tables_and_files(pair: Pair) -> None:
     pair.plugin("benchmark")
     pair.write("test_x.py", _SUITE)
-    first = ("--benchmark-json=out.json", "--benchmark-save=first", "--benchmark-cprofile=tottime")
-    dump = "--benchmark-cprofile-dump=profiles/of"
-    runs = [one.run(*_QUICK, *first, dump) for one in (pair.plain, pair.marked)]
+    save_options = ("--benchmark-json=out.json", "--benchmark-save=first", "--benchmark-cprofile=tottime")
+    dump_option = "--benchmark-cprofile-dump=profiles/of"
+    runs = [one.run(*_QUICK, *save_options, dump_option) for one in (pair.plain, pair.marked)]
     assert runs[1].outcomes() == runs[0].outcomes()
     assert [run.ret for run in runs] == [1, 1]
-    assert table(runs[1]) == table(runs[0])
-    assert table(runs[1])[0] == ["benchmark: 4 tests", "benchmark 'sums': 2 tests"]
-    assert entries(pair.marked) == entries(pair.plain)
-    assert files(pair.marked) == files(pair.plain) >= {"out.json", "profiles/of-test_ranks.prof"}
+    assert parse_tables(runs[1]) == parse_tables(runs[0])
+    assert parse_tables(runs[1])[0] == ["benchmark: 4 tests", "benchmark 'sums': 2 tests"]
+    assert read_benchmarks(pair.marked) == read_benchmarks(pair.plain)
+    assert list_files(pair.marked) == list_files(pair.plain) >= {"out.json", "profiles/of-test_ranks.prof"}
     infos = {
         one["name"]: one["extra_info"] for one in json.loads((pair.marked.path / "out.json").read_text())["benchmarks"]
     }
@@ -157,12 +157,14 @@ def test_statistics_are_in_the_table_and_in_the_files(pair: Pair) -> None:
     assert infos["test_ranks"]["accel_ranks"]["1"]["min"] > 0
     assert "accel_ranks" not in infos["test_device"]
 
-    again = ("--benchmark-compare", "--benchmark-autosave", "--benchmark-compare-fail=min:1", "-k", "ranks or plain")
-    runs = [one.run(*_QUICK, *again) for one in (pair.plain, pair.marked)]
-    assert table(runs[1]) == table(runs[0])
-    assert table(runs[1])[1] == [f"test_{test} ({of})" for test in ("plain", "ranks") for of in ("0001_first", "NOW")]
+    compare = ("--benchmark-compare", "--benchmark-autosave", "--benchmark-compare-fail=min:1", "-k", "ranks or plain")
+    runs = [one.run(*_QUICK, *compare) for one in (pair.plain, pair.marked)]
+    assert parse_tables(runs[1]) == parse_tables(runs[0])
+    assert parse_tables(runs[1])[1] == [
+        f"test_{test} ({name})" for test in ("plain", "ranks") for name in ("0001_first", "NOW")
+    ]
     assert [run.ret for run in runs] == [0, 0]
-    assert files(pair.marked) == files(pair.plain)
+    assert list_files(pair.marked) == list_files(pair.plain)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +175,14 @@ def test_statistics_are_in_the_table_and_in_the_files(pair: Pair) -> None:
         pytest.param("--benchmark-skip", marks=pytest.mark.nightly),
     ],
 )
-def test_benchmarks_are_selected_and_disabled_as_unmarked_ones(pair: Pair, option: str) -> None:
+def test_options_select_and_disable_marked_benchmarks(pair: Pair, option: str) -> None:
     pair.plugin("benchmark")
     pair.write("test_x.py", _SUITE)
     plain, marked = (one.run(*_QUICK, option, "--benchmark-json=out.json") for one in (pair.plain, pair.marked))
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
-    assert table(marked) == table(plain)
-    assert files(pair.marked) == files(pair.plain)
+    assert parse_tables(marked) == parse_tables(plain)
+    assert list_files(pair.marked) == list_files(pair.plain)
 
 
 def test_workers_of_xdist_measure_nothing(pair: Pair) -> None:
@@ -205,8 +207,8 @@ def test_workers_of_xdist_measure_nothing(pair: Pair) -> None:
     options = ("-n", "2", "--benchmark-json=out.json", "-W", "default")
     plain, marked = pair.plain.run(*_QUICK, *options), pair.marked.run(*_QUICK, *options)
     assert marked.outcomes() == plain.outcomes() == {"test_ranks": "PASSED", "test_plain": "PASSED"}
-    assert table(marked) == table(plain) == ([], [])
-    assert files(pair.marked) == files(pair.plain)
+    assert parse_tables(marked) == parse_tables(plain) == ([], [])
+    assert list_files(pair.marked) == list_files(pair.plain)
     for run in (plain, marked):
         assert "Benchmarks are automatically disabled because xdist plugin is active" in run.text + run.errors
 
@@ -239,7 +241,7 @@ def test_all_ranks_run_as_many_rounds_as_rank_0(suite: Suite, precision: str) ->
     assert rounds == {"0": found["test_reduce"]["stats"]["rounds"], "1": found["test_reduce"]["stats"]["rounds"]}
 
 
-_ASKS = """
+_DYNAMIC_REQUESTS = """
     import pytest
     import torch
     import torch.distributed as dist
@@ -279,9 +281,9 @@ _ASKS = """
     """
 
 
-def test_ranks_that_wait_for_rank_0_hear_that_it_does_not_measure(suite: Suite) -> None:
+def test_benchmark_fails_if_rank_0_does_not_measure(suite: Suite) -> None:
     suite.plugin("benchmark")
-    suite.write("test_x.py", _ASKS)
+    suite.write("test_x.py", _DYNAMIC_REQUESTS)
     run = suite.run(*_QUICK, "--benchmark-json=out.json", "-W", "ignore")
     assert run.outcomes() == {
         "test_asks": "PASSED",

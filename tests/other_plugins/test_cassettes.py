@@ -1,4 +1,4 @@
-"""Cassettes of pytest-recording: replayed in all ranks, written by one."""
+"""Tests of pytest-recording: all ranks replay a cassette, and one rank records it."""
 
 from __future__ import annotations
 
@@ -84,33 +84,33 @@ _SUITE = """
     """
 
 
-def _cassettes(folder: Pair) -> list[dict[str, list[str]]]:
-    """Return the paths of the requests in each cassette, without and with marks."""
+def _read_cassettes(pair: Pair) -> list[dict[str, list[str]]]:
+    """Return the paths of the requests in each cassette, for the plain and the marked suite."""
     return [
         {
             file.name: [line.rpartition("/")[2] for line in file.read_text().splitlines() if "uri:" in line]
-            for file in (one.path / "cassettes" / "test_web").iterdir()
+            for file in (suite.path / "cassettes" / "test_web").iterdir()
         }
-        for one in (folder.plain, folder.marked)
+        for suite in (pair.plain, pair.marked)
     ]
 
 
 def test_all_ranks_replay_cassettes_and_one_records(pair: Pair) -> None:
     pair.plugin("pytest_recording.plugin")
     pair.write("test_web.py", _SUITE)
-    _, marked = pair.agree("--record-mode=once")
+    _, marked = pair.run_both("--record-mode=once")
     assert marked.count() == {"PASSED": 2, "FAILED": 1}
-    plain, recorded = _cassettes(pair)
+    plain, recorded = _read_cassettes(pair)
     assert plain == recorded
     assert recorded["test_passes.yaml"] == ["one", "two"]
 
     pair.write("offline", "")
-    _, marked = pair.agree("--block-network", "-n2")
+    _, marked = pair.run_both("--block-network", "-n2")
     assert marked.count() == {"PASSED": 2, "FAILED": 1}
 
     run = pair.marked.run("--record-mode=rewrite", "-k", "test_passes")
     assert "record with --record-mode=once" in run.failure("test_passes")
-    assert _cassettes(pair)[1] == recorded
+    assert _read_cassettes(pair)[1] == recorded
 
 
 def test_ranks_import_vcr_with_the_first_test_that_uses_it(pair: Pair) -> None:
@@ -134,5 +134,5 @@ def test_ranks_import_vcr_with_the_first_test_that_uses_it(pair: Pair) -> None:
             assert "vcr" in sys.modules
         """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 2}

@@ -1,4 +1,4 @@
-"""Reports, coverage and random order of marked tests, by the plugins that most suites have."""
+"""Tests of pytest-html, pytest-cov and pytest-randomly with marked tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @needs("pytest_html")
-def test_reports_for_people_and_machines(suite: Suite) -> None:
+def test_html_and_junit_reports_contain_marked_tests(suite: Suite) -> None:
     suite.plugin("pytest_metadata.plugin")
     suite.plugin("pytest_html.plugin")
     suite.write(
@@ -49,8 +49,8 @@ def test_reports_for_people_and_machines(suite: Suite) -> None:
 
 
 @needs("pytest_cov")
-@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.nightly), ("-n1",)], ids=["plain", "xdist"])
-def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [pytest.param((), marks=pytest.mark.nightly), ("-n1",)], ids=["no-xdist", "xdist"])
+def test_coverage_of_driver_and_ranks_is_combined(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.plugin("pytest_cov.plugin")
     suite.write(
         "product.py",
@@ -79,7 +79,7 @@ def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> N
             assert product.here() == 1
         """,
     )
-    run = suite.run("--cov=product", "--cov-report=json:cover.json", "--cov-report=term", *how)
+    run = suite.run("--cov=product", "--cov-report=json:cover.json", "--cov-report=term", *workers)
     assert run.count() == {"PASSED": 2}
     cover = json.loads((suite.path / "cover.json").read_text())
     assert {2, 3, 6} <= set(cover["files"]["product.py"]["executed_lines"])
@@ -87,7 +87,7 @@ def test_coverage_of_the_driver_is_kept(suite: Suite, how: tuple[str, ...]) -> N
 
 
 @needs("pytest_randomly")
-def test_one_seed_for_all_ranks(suite: Suite) -> None:
+def test_pytest_randomly_uses_one_seed_in_all_ranks(suite: Suite) -> None:
     suite.plugin("pytest_randomly")
     suite.write(
         "test_random.py",
@@ -103,8 +103,6 @@ def test_one_seed_for_all_ranks(suite: Suite) -> None:
         def test_draws(number, gather):
             drawn = gather(random.random())
             assert drawn[0] == drawn[1]
-            with open("order.log", "a") as file:
-                print(number, file=file)
         """,
     )
     run = suite.run("--randomly-seed=12")

@@ -1,4 +1,4 @@
-"""Coverage of what ranks run: the lines, arcs and contexts of the same tests without ranks, with no setting for it."""
+"""Tests of coverage in ranks: lines, branches and contexts equal those of the same tests without ranks."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ _TESTS = """
     """
 
 
-def contexts(folder: Path) -> dict[int, set[str]]:
-    """The contexts in which each line of the product was run; fails where there is a data file beside the one."""
+def read_contexts(folder: Path) -> dict[int, set[str]]:
+    """Return the contexts in which each line of the product ran; fail unless there is exactly one data file."""
     from coverage import CoverageData
 
     assert [path.name for path in folder.glob(".coverage*")] == [".coverage"]
@@ -102,24 +102,24 @@ def contexts(folder: Path) -> dict[int, set[str]]:
     return {line: set(names) for line, names in found.items()}
 
 
-@pytest.mark.parametrize("options", [pytest.param((), id="alone"), pytest.param(("-n2",), id="xdist")])
-def test_contexts_and_branches_of_ranks_are_measured(pair: Pair, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [pytest.param((), id="no-xdist"), pytest.param(("-n2",), id="xdist")])
+def test_contexts_and_branches_of_ranks_are_measured(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_cov")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)
-    how = ("--cov=product", "--cov-branch", "--cov-context=test", "--cov-report=term-missing", "--cov-fail-under=70")
-    plain = pair.plain.run(*how)
-    marked = pair.marked.run(*how, *options)
+    args = ("--cov=product", "--cov-branch", "--cov-context=test", "--cov-report=term-missing", "--cov-fail-under=70")
+    plain = pair.plain.run(*args)
+    marked = pair.marked.run(*args, *workers)
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
-    expected = contexts(pair.plain.path)
+    expected = read_contexts(pair.plain.path)
     assert expected[8] == {"test_product.py::test_marked|run"}
-    assert contexts(pair.marked.path) == expected
+    assert read_contexts(pair.marked.path) == expected
     totals = [[line for line in run.text.splitlines() if line.startswith("TOTAL")] for run in (plain, marked)]
     assert totals[0] == totals[1] != []
 
 
-def test_a_killed_rank_loses_one_test_and_data_is_appended(suite: Suite) -> None:
+def test_killed_rank_loses_coverage_of_one_test_and_data_is_appended(suite: Suite) -> None:
     suite.plugin("pytest_cov")
     suite.write("product.py", _PRODUCT)
     suite.write(
@@ -154,13 +154,13 @@ def test_a_killed_rank_loses_one_test_and_data_is_appended(suite: Suite) -> None
     assert run.count() == {"PASSED": 1}
     run = suite.run("--cov=product", "--cov-report=term", "--cov-append", "-k", "not other")
     assert run.outcomes() == {"test_before": "PASSED", "test_dies": "FAILED"}
-    found = contexts(suite.path)
+    found = read_contexts(suite.path)
     assert {8, 9} <= found.keys()
     assert 25 not in found
     assert "coverage of ranks is incomplete" not in run.text
 
 
-def test_without_pytest_cov_and_with_an_old_coverage(pair: Pair, pytester: pytest.Pytester) -> None:
+def test_coverage_without_pytest_cov_measures_ranks_unless_it_is_too_old(pair: Pair, pytester: pytest.Pytester) -> None:
     marked = pair.marked
     marked.write("product.py", _PRODUCT)
     marked.write(
@@ -181,7 +181,7 @@ def test_without_pytest_cov_and_with_an_old_coverage(pair: Pair, pytester: pytes
     )
     result = pytester.run(*command)
     result.assert_outcomes(passed=1)
-    assert {7, 8, 9} <= contexts(marked.path).keys()
+    assert {7, 8, 9} <= read_contexts(marked.path).keys()
 
     marked.write("conftest.py", "import coverage.config\n\ndel coverage.config.CoverageConfig.serialize\n")
     result = pytester.run(*command)

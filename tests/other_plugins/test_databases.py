@@ -1,4 +1,4 @@
-"""Databases of pytest-django: each rank has its own."""
+"""Tests of pytest-django: each rank has its own databases."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 pytestmark = needs("pytest_django")
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_each_rank_has_its_own_databases(pair: Pair, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+def test_each_rank_has_its_own_databases(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_django.plugin")
     pair.ini("DJANGO_SETTINGS_MODULE = project_settings\npythonpath = .")
     pair.write(
@@ -156,7 +156,7 @@ def test_each_rank_has_its_own_databases(pair: Pair, how: tuple[str, ...]) -> No
             assert Book.objects.count() == 1
         """,
     )
-    _, marked = pair.agree(*how)
+    _, marked = pair.run_both(*workers)
     assert marked.count() == {"PASSED": 7, "FAILED": 1}
     for one in (pair.plain, pair.marked):
         assert not list(one.path.glob("*.sqlite3*"))

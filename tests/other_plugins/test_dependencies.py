@@ -1,4 +1,4 @@
-"""Marked tests among those that pytest-dependency lets depend on each other."""
+"""Tests of pytest-dependency: marked and unmarked tests that depend on each other."""
 
 from __future__ import annotations
 
@@ -106,18 +106,18 @@ _SUITE = """
     """
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
-def test_dependencies(pair: Pair, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
+def test_tests_are_skipped_if_tests_that_they_depend_on_fail(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_dependency")
     pair.write("test_depends.py", _SUITE)
-    _, marked = pair.agree("-rs", *how)
+    _, marked = pair.run_both("-rs", *workers)
     assert marked.count() == {"PASSED": 8, "FAILED": 1, "SKIPPED": 4, "ERROR": 1}
     assert "test_on_a_failure depends on test_fails" in marked.text
-    # Ranks run no test that the driver skips, not even ahead of it.
+    # Ranks run no test that the driver skips, not even when they run ahead.
     assert sorted(set(pair.marked.read("ran.log"))) == ["test_in_class", "test_on_another_world", "test_on_unmarked"]
 
 
-def test_depends_fails_in_a_rank(pair: Pair) -> None:
+def test_calling_depends_in_a_rank_fails(pair: Pair) -> None:
     pair.plugin("pytest_dependency")
     pair.write("conftest.py", "from pytest_dependency import depends as early")
     pair.write(
@@ -146,13 +146,13 @@ def test_depends_fails_in_a_rank(pair: Pair) -> None:
     run = pair.marked.run()
     assert run.count() == {"PASSED": 2, "FAILED": 2}
     for name in ("early", "late"):
-        told = run.failure(f"test_calls[{name}]")
-        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in told
+        failure = run.failure(f"test_calls[{name}]")
+        assert "mark the test with @pytest.mark.dependency(depends=['test_before']) instead" in failure
 
 
 @pytest.mark.parametrize("role", ["+", "-"])
-def test_a_role_that_the_user_gives_replaces_the_bridge(pair: Pair, role: str) -> None:
-    """In ranks the plugin acts by its own hooks, or by none: not by the bridge as well."""
+def test_role_that_the_user_sets_replaces_the_bridge(pair: Pair, role: str) -> None:
+    """Ranks call the plugin's own hooks (`+`) or none of them (`-`). The bridge is inactive in both cases."""
     pair.plugin("pytest_dependency")
     pair.marked.ini(f"accel_rank_plugins = {role}pytest_dependency")
     pair.write(
@@ -189,7 +189,7 @@ def test_a_role_that_the_user_gives_replaces_the_bridge(pair: Pair, role: str) -
         """,
     )
     if role == "+":
-        pair.agree("-rs")
+        pair.run_both("-rs")
     else:
-        _, marked = pair.agree("-rs", "-k", "not test_calls")
+        _, marked = pair.run_both("-rs", "-k", "not test_calls")
         assert "test_on_a_failure depends on test_fails" in marked.text

@@ -1,4 +1,4 @@
-"""pytest-fail-slow, which judges a test by the time that it has taken."""
+"""Tests of pytest-fail-slow, which fails a test that took too long."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _CONFTEST = """
 
 
 @needs("pytest_fail_slow")
-def test_slow_tests_fail(pair: Pair) -> None:
+def test_slow_marked_tests_fail(pair: Pair) -> None:
     pair.plugin("fail-slow")
     pair.write("test_slow.py", _TESTS)
     pair.write("conftest.py", _CONFTEST)
@@ -74,6 +74,6 @@ def test_slow_tests_fail(pair: Pair) -> None:
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
     assert plain.count() == {"PASSED": 2, "FAILED": 1, "ERROR": 1, "XFAIL": 1}
-    # What plugins get to know in the driver does not contain the start of the ranks.
+    # The duration that plugins see in the driver does not include the start of the ranks.
     assert set(pair.marked.read("durations")) == {"True"}
     assert "Test passed but took too long to run: Duration 0.3" in marked.failure("test_too_slow")

@@ -1,4 +1,4 @@
-"""Plugins whose fixtures and settings belong where the test runs."""
+"""Tests of plugins with fixtures and settings that must be active in the process that runs the test."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def test_fixtures_of_plugins_work_in_ranks(pair: Pair) -> None:
     test_unmarked.pytestmark = []
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 7, "FAILED": 3}
-    # All ranks have the same seed, which is that of a plain session.
+    # Faker has the same seed in all ranks and in the plain session.
     assert pair.plain.read("names.1") == pair.marked.read("names.0") == pair.marked.read("names.1") != []
 
 
 @needs("pytest_factoryboy")
-def test_factories(pair: Pair) -> None:
+def test_factories_of_pytest_factoryboy_work_in_ranks(pair: Pair) -> None:
     pair.plugin("pytest_factoryboy.plugin")
     pair.write(
         "test_books.py",
@@ -169,12 +169,12 @@ def test_factories(pair: Pair) -> None:
         assert book.author.name == "Ada"
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
 @needs("pytest_httpserver")
-def test_http_server(pair: Pair) -> None:
+def test_each_rank_has_its_own_http_server(pair: Pair) -> None:
     pair.plugin("pytest_httpserver.pytest_plugin")
     pair.write(
         "test_server.py",
@@ -216,15 +216,15 @@ def test_http_server(pair: Pair) -> None:
         assert get(httpserver.url_for("/")) == b"hello"
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 3, "FAILED": 1}
 
 
 @pytest.mark.parametrize(
-    "how", [("--disable-socket",), pytest.param(("--allow-hosts=192.0.2.2", "-n2"), marks=pytest.mark.nightly)]
+    "options", [("--disable-socket",), pytest.param(("--allow-hosts=192.0.2.2", "-n2"), marks=pytest.mark.nightly)]
 )
 @needs("pytest_socket", "pytest_rerunfailures")
-def test_sockets(pair: Pair, how: tuple[str, ...]) -> None:
+def test_pytest_socket_blocks_tests_but_not_process_groups(pair: Pair, options: tuple[str, ...]) -> None:
     pair.plugin("pytest_socket", "pytest_rerunfailures")
     pair.write(
         "test_network.py",
@@ -311,12 +311,12 @@ def test_sockets(pair: Pair, how: tuple[str, ...]) -> None:
         in_ranks()
     """,
     )
-    _, marked = pair.agree(*how)
+    _, marked = pair.run_both(*options)
     assert marked.count() == {"PASSED": 7, "FAILED": 1, "RERUN": 1}
 
 
 @needs("xprocess")
-def test_external_processes(pair: Pair) -> None:
+def test_each_rank_has_its_own_external_process(pair: Pair) -> None:
     pair.plugin("xprocess.pytest_xprocess")
     pair.write(
         "test_external.py",
@@ -354,5 +354,5 @@ def test_external_processes(pair: Pair) -> None:
         assert external
     """,
     )
-    _, marked = pair.agree()
+    _, marked = pair.run_both()
     assert marked.count() == {"PASSED": 2, "FAILED": 1}

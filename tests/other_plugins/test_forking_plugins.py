@@ -1,4 +1,4 @@
-"""Plugins that run each test in a fork of the pytest process."""
+"""Tests of plugins that run each test in a fork of the pytest process (pytest-forked, pytest-isolate)."""
 
 from __future__ import annotations
 
@@ -65,25 +65,25 @@ _SUITE = """
 def test_marked_tests_are_not_forked(pair: Pair, mark: str) -> None:
     pair.plugin("pytest_forked")
     pair.write("test_forked.py", _SUITE % ((mark,) * 6))
-    how = () if mark else ("--forked",)
-    plain, marked = pair.plain.run(*how), pair.marked.run(*how)
+    options = () if mark else ("--forked",)
+    plain, marked = pair.plain.run(*options), pair.marked.run(*options)
     for name in (
         "test_unmarked",
         "test_unmarked_finds_no_state",
     ):  # pytest-forked 1.7.5 fails all tests under pytest 9.2.
         assert marked.word(name) == plain.word(name)
-    # A marked test has processes of its own in any case.
+    # A marked test has its own processes without forking, too.
     assert marked.word("test_leaves_state") == marked.word("test_finds_no_state") == "PASSED"
     assert marked.word("test_fails") == marked.word("test_dies") == "FAILED"
     assert "rank 1 exited with status 3" in marked.failure("test_dies")
 
 
 @needs("pytest_isolate")
-def test_isolation_is_refused(pair: Pair) -> None:
+def test_pytest_isolate_is_refused_for_marked_tests(pair: Pair) -> None:
     pair.plugin("pytest_isolate.plugin")
     pair.write("test_isolated.py", _SUITE % ("", "@pytest.mark.isolate(timeout=30)", "", "", "", ""))
-    for how in (("--isolate",), ("-k", "finds", "-n2")):
-        run = pair.marked.run("-W", "default", *how)
+    for options in (("--isolate",), ("-k", "finds", "-n2")):
+        run = pair.marked.run("-W", "default", *options)
         assert run.ret == pytest.ExitCode.USAGE_ERROR
         assert "pytest-isolate runs a test in a fork of the pytest process" in run.text + run.errors
     run = pair.marked.run("-W", "default", "--no-isolate", "-k", "fails or dies or leaves")

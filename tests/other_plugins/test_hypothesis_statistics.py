@@ -1,4 +1,4 @@
-"""Hypothesis shows the statistics of marked tests, and offers patches for their failing examples."""
+"""Tests of Hypothesis: statistics of marked tests, and patches for their failing examples."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ _TESTS = """
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_statistics(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_statistics_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("_hypothesis_pytestplugin")
     pair.write("test_it.py", _TESTS)
     args = ("--hypothesis-show-statistics", "-Wdefault", *workers)
     plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.outcomes() == plain.outcomes()
-    assert _statistics(marked) == _statistics(plain)
-    assert len(_statistics(plain)) == 3
-    assert "Highest target score: 9" in _statistics(marked)["test_it.py::test_passes"]
+    assert _parse_statistics(marked) == _parse_statistics(plain)
+    assert len(_parse_statistics(plain)) == 3
+    assert "Highest target score: 9" in _parse_statistics(marked)["test_it.py::test_passes"]
     assert ("git apply" in marked.text) == ("git apply" in plain.text)
 
 
-def _statistics(run: Run) -> dict[str, str]:
-    """Return what is shown of each test, without the times that it took."""
+def _parse_statistics(run: Run) -> dict[str, str]:
+    """Return the statistics that `run` shows of each test, without run times."""
     shown = run.text.partition(" Hypothesis Statistics ")[2].partition("\n===")[0]
     _, *parts = re.split(r"^(test_it\.py::\w+):$", shown, flags=re.MULTILINE)
     texts = [re.sub(r"\(.* seconds\)|Typical runtimes: .*", "", text) for text in parts[1::2]]

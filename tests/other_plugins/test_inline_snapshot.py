@@ -1,4 +1,4 @@
-"""inline-snapshot on marked tests: ranks compare, and nothing is changed by what they have not told."""
+"""Tests of inline-snapshot: ranks compare, and flags that change snapshots are refused with marked tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_expected():
 def test_unmarked():
     assert 5 == snapshot(5)
 """
-_LOST = """
+_DYING = """
 
 @both
 def test_dies(rank):
@@ -59,7 +59,7 @@ def test_dies(rank):
 """
 
 
-_TERMINAL = """
+_TERMINAL_CONFTEST = """
 import sys
 
 import pytest
@@ -70,17 +70,18 @@ def pytest_configure():
     sys.stdout.isatty = lambda: True
 """
 _CI = ("CI", "BUILD_ID", "BUILD_NUMBER", "BUILDKITE", "CIRCLECI", "GITHUB_ACTIONS", "JENKINS_URL", "TEAMCITY_VERSION")
-"""Variables with which inline-snapshot is inactive unless a flag is given."""
+"""Environment variables that make inline-snapshot inactive unless a flag is given."""
 
 
 @pytest.fixture(autouse=True)
 def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the variables that CI systems set."""
     for name in _CI:
         monkeypatch.delenv(name, raising=False)
 
 
 def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outcomes are those of unmarked tests; flags that change snapshots are refused while marked tests are selected."""
+    """Outcomes equal those of unmarked tests. Flags that change snapshots are refused if marked tests are selected."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -93,12 +94,12 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
         assert marked.ret == plain.ret
     assert "{'a': [1, 2]} == {'a': [1, 3]}" in marked.failure("test_differs")
 
-    source = pair.marked.write("test_inline.py", _SUITE + _LOST).read_text()
+    source = pair.marked.write("test_inline.py", _SUITE + _DYING).read_text()
     refused = pair.marked.run("--inline-snapshot=create,fix")
     assert refused.ret == 4
     assert "--inline-snapshot=create,fix cannot be used with tests that run in ranks" in refused.text + refused.errors
-    lost = pair.marked.run("--inline-snapshot=report", "-k", "dies or equal")
-    assert lost.outcomes() == {"test_equal": "PASSED", "test_dies": "FAILED"}
+    reported = pair.marked.run("--inline-snapshot=report", "-k", "dies or equal")
+    assert reported.outcomes() == {"test_equal": "PASSED", "test_dies": "FAILED"}
     assert pair.marked.run("--inline-snapshot=fix", "-m", "not distributed").ret == 0
     assert (pair.marked.path / "test_inline.py").read_text() == source
     assert not list(temporary.glob("inline-snapshot-*"))
@@ -115,18 +116,18 @@ def test_ranks_compare_and_changes_are_refused(pair: Pair, tmp_path: Path, monke
 def test_default_flags_that_change_snapshots_are_refused(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, settings: str, flags: str
 ) -> None:
-    """Flags of pyproject.toml are refused where they apply to the session and change snapshots."""
+    """Flags of pyproject.toml are refused if they apply to the session and change snapshots."""
     pair.plugin("inline_snapshot.pytest_plugin")
     source = pair.marked.write("test_inline.py", _SUITE)
     pair.marked.write("pyproject.toml", f"[tool.inline-snapshot]\n{settings}\n")
     if "tui" in settings:
         assert pair.marked.run("-k", "equal").ret == 0
-        pair.marked.write("conftest.py", _TERMINAL)
+        pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
     refused = pair.marked.run()
     assert refused.ret == 4
     assert f"the default flags of pyproject.toml, {flags}, cannot be used with" in refused.text + refused.errors
     assert pair.marked.run("--inline-snapshot=report", "-k", "equal").ret == 0
-    # As without marks, nothing is changed under xdist, and where a variable takes the place of the file.
+    # As for unmarked tests, nothing is changed under xdist, and a variable overrides the file.
     assert pair.marked.run("-n", "2", "-k", "equal").ret == 0
     monkeypatch.setenv("INLINE_SNAPSHOT_DEFAULT_FLAGS", "report")
     assert pair.marked.run("-k", "equal").ret == 0
@@ -136,12 +137,12 @@ def test_default_flags_that_change_snapshots_are_refused(
     assert source.read_text() == _SUITE
 
 
-def test_the_default_at_a_terminal_is_to_report(pair: Pair) -> None:
-    """By default a session with marked tests runs as it does elsewhere: it compares, reports and asks nothing."""
+def test_inline_snapshot_reports_by_default_at_a_terminal(pair: Pair) -> None:
+    """At a terminal, a session with marked tests compares and reports by default, and asks no question."""
     pair.plugin("inline_snapshot.pytest_plugin")
     pair.write("test_inline.py", _SUITE.replace("== snapshot(5)", "== snapshot()"))
-    pair.marked.write("conftest.py", _TERMINAL)
-    _, marked = pair.agree()
+    pair.marked.write("conftest.py", _TERMINAL_CONFTEST)
+    _, marked = pair.run_both()
     assert "These changes are not applied." in marked.text
     assert "Do you want to" not in marked.text
     for flags in ("review", "create,review"):

@@ -1,4 +1,4 @@
-"""Worlds whose ranks are JAX processes: the tests of the page about JAX, and what happens without its advice."""
+"""Tests of JAX in ranks: the examples of docs/how-to/jax.md, and initializing JAX again in a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs("jax")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "jax.md"
-_FORGOTTEN = """
+_REINITIALIZING = """
     import os
 
     import pytest
@@ -53,10 +53,10 @@ _FORGOTTEN = """
     """
 
 
-def test_the_tests_of_the_page_pass(suite: Suite) -> None:
-    found = re.findall(r"^```python needs jax( conftest)?\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert [bool(conftest) for conftest, _ in found] == [True, False, False, False]
-    for number, (conftest, block) in enumerate(found):
+def test_examples_of_the_jax_page_pass(suite: Suite) -> None:
+    blocks = re.findall(r"^```python needs jax( conftest)?\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert [bool(conftest) for conftest, _ in blocks] == [True, False, False, False]
+    for number, (conftest, block) in enumerate(blocks):
         suite.write("conftest.py" if conftest else f"test_page_{number}.py", block)
     run = suite.run("--accel=none")
     assert run.outcomes() == {
@@ -70,8 +70,8 @@ def test_the_tests_of_the_page_pass(suite: Suite) -> None:
     assert "ranks start without what is preloaded" not in run.text
 
 
-def test_a_process_initializes_again_only_if_it_has_forgotten_its_backends(suite: Suite) -> None:
-    suite.write("test_it.py", _FORGOTTEN)
+def test_process_initializes_jax_again_only_after_clearing_its_backends(suite: Suite) -> None:
+    suite.write("test_it.py", _REINITIALIZING)
     run = suite.run("--accel=none")
     assert run.outcomes() == {
         "test_forgets[1]": "PASSED",
@@ -79,5 +79,5 @@ def test_a_process_initializes_again_only_if_it_has_forgotten_its_backends(suite
         "test_remembers[1]": "PASSED",
         "test_remembers[2]": "ERROR",
     }
-    why = "jax.distributed.initialize() must be called before any JAX calls that might initialise the XLA backend"
-    assert f"RuntimeError: {why}" in run.text
+    message = "jax.distributed.initialize() must be called before any JAX calls that might initialise the XLA backend"
+    assert f"RuntimeError: {message}" in run.text

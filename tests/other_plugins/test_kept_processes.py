@@ -1,4 +1,4 @@
-"""Processes that a library keeps for the life of its process outlive a test, and end with its rank."""
+"""Tests of processes that a library keeps running after a test: they are no leak, and end with their rank."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ def test_the_processes_of_joblib_are_no_leak(suite: Suite) -> None:
 
 
 def _loky_files() -> set[str]:
-    """Return what loky has in shared memory, for which its tracker answers."""
+    """Return the names of loky's and joblib's files in shared memory, which loky's resource tracker removes."""
     folder = Path("/dev/shm")
     return {name for name in os.listdir(folder) if "loky" in name or "joblib" in name} if folder.is_dir() else set()
 
 
-def test_processes_that_a_setting_names_are_no_leak(suite: Suite) -> None:
+def test_processes_named_by_accel_keep_processes_are_no_leak(suite: Suite) -> None:
     suite.ini("accel_keep_processes = our-helper 'our helper'")
     suite.write("test_it.py", _KEEPS)
     run = suite.run("-W", "default", "-rP")
@@ -132,7 +132,7 @@ def test_processes_that_a_setting_names_are_no_leak(suite: Suite) -> None:
     pids = [int(line.split()[1]) for line in run.text.splitlines() if line.startswith("pid ")]
     assert len(pids) == 6
     killed = re.findall(r"left process (\d+) running .*; it has been killed$", run.text, re.MULTILINE)
-    assert sorted(map(int, killed)) == sorted(pids[2::3])  # Each rank started the one of `test_starts[another]` third.
+    assert sorted(map(int, killed)) == sorted(pids[2::3])  # Each rank's third process, of `test_starts[another]`.
     # The session has killed all of them. The system may show a killed process for a moment.
-    there = [process for process in psutil.process_iter() if process.pid in pids]
-    assert psutil.wait_procs(there, timeout=60)[1] == []
+    remaining = [process for process in psutil.process_iter() if process.pid in pids]
+    assert psutil.wait_procs(remaining, timeout=60)[1] == []

@@ -1,4 +1,4 @@
-"""Helpers that libraries have for their own tests and those of their users, in marked tests."""
+"""Tests of the test helpers of libraries (accelerate, transformers, lightning) in marked tests."""
 
 from __future__ import annotations
 
@@ -205,25 +205,25 @@ _LIGHTNING = """
 
 
 @needs("accelerate")
-def test_helpers_of_accelerate(pair: Pair) -> None:
+def test_helpers_of_accelerate_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _ACCELERATE)
-    _, run = pair.agree("-rs", "-W", "default")
+    _, run = pair.run_both("-rs", "-W", "default")
     assert run.count() == {"PASSED": 5, "FAILED": 1, "SKIPPED": 5}
     assert "test requires multiple hardware accelerators" in run.text
 
 
 @needs("transformers", "tokenizers")
-def test_helpers_of_transformers(pair: Pair) -> None:
+def test_helpers_of_transformers_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _TRANSFORMERS)
-    _, run = pair.agree("-rs", "-W", "default")
+    _, run = pair.run_both("-rs", "-W", "default")
     assert run.count() == {"PASSED": 4, "FAILED": 1, "SKIPPED": 4}
     assert "test requires multiple CUDA GPUs" in run.text
 
 
 @pytest.mark.nightly
 @needs("lightning", "torchmetrics")
-def test_helpers_of_lightning(pair: Pair) -> None:
+def test_helpers_of_lightning_work_in_ranks(pair: Pair) -> None:
     pair.write("test_it.py", _LIGHTNING)
-    _, run = pair.agree("-rs", "-W", "default")
+    _, run = pair.run_both("-rs", "-W", "default")
     assert run.count() == {"PASSED": 4, "FAILED": 1, "SKIPPED": 2}
     assert "Requires: [GPUs>=2" in run.text

@@ -1,4 +1,4 @@
-"""Plugins that measure tests: time, memory, calls, lines, and values that tests record. Each has those of ranks."""
+"""Tests of plugins that measure marked tests in ranks: time, memory, calls, lines, and values that tests record."""
 
 from __future__ import annotations
 
@@ -13,25 +13,15 @@ import pytest
 from tests.other_plugins.conftest import needs
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
 
 _WORKERS = [(), pytest.param(("-n", "2"), marks=pytest.mark.nightly)]
 
 
-def both(pair: Pair, *options: str) -> tuple[Run, Run]:
-    """Run both suites; they end alike."""
-    plain, marked = pair.plain.run(*options), pair.marked.run(*options)
-    assert marked.outcomes() == plain.outcomes()
-    assert marked.ret == plain.ret
-    return plain, marked
-
-
 # pytest-monitor
 
-_NODEID = """
+_NODEID_CONFTEST = """
     import pytest
 
     # pytest-monitor 1.6 reads `_nodeid`, which pytest 9.2 has no more.
@@ -62,8 +52,8 @@ _MONITORED = """
     """
 
 
-def monitored(suite: Suite) -> tuple[int, list[tuple[Any, ...]]]:
-    """The number of sessions in a database of pytest-monitor, and its rows without times."""
+def read_monitor_database(suite: Suite) -> tuple[int, list[tuple[Any, ...]]]:
+    """Return the number of sessions in the database of pytest-monitor, and its rows without times."""
     database = sqlite3.connect(suite.path / ".pymon")
     try:
         sessions = database.execute("select count(*) from TEST_SESSIONS").fetchone()[0]
@@ -75,21 +65,21 @@ def monitored(suite: Suite) -> tuple[int, list[tuple[Any, ...]]]:
 
 @needs("pytest_monitor")
 @pytest.mark.parametrize("workers", _WORKERS)
-def test_monitor_has_one_session_and_one_row_for_a_test(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_monitor_has_one_session_and_one_row_for_each_test(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("monitor")
-    pair.write("conftest.py", _NODEID)
+    pair.write("conftest.py", _NODEID_CONFTEST)
     pair.write("test_x.py", _MONITORED)
-    both(pair, *workers, "-W", "ignore")
-    assert monitored(pair.marked) == monitored(pair.plain)
-    sessions, rows = monitored(pair.marked)
+    pair.run_both(*workers, "-W", "ignore")
+    assert read_monitor_database(pair.marked) == read_monitor_database(pair.plain)
+    sessions, rows = read_monitor_database(pair.marked)
     assert sessions == (3 if workers else 1)
     assert [row[2] for row in rows] == ["test_plain", "test_ranks[1]", "test_ranks[2]"]
 
 
 @needs("pytest_monitor")
-def test_monitor_counts_a_test_that_has_passed_on_all_ranks(suite: Suite) -> None:
+def test_monitor_records_only_tests_that_pass_on_all_ranks(suite: Suite) -> None:
     suite.plugin("monitor")
-    suite.write("conftest.py", _NODEID)
+    suite.write("conftest.py", _NODEID_CONFTEST)
     suite.write(
         "test_x.py",
         """
@@ -111,7 +101,7 @@ def test_monitor_counts_a_test_that_has_passed_on_all_ranks(suite: Suite) -> Non
     rows = database.execute("select ITEM, MEM_USAGE from TEST_METRICS").fetchall()
     database.close()
     assert [name for name, _ in rows] == ["test_largest"]
-    assert 64 <= rows[0][1] < 400  # Rank 1's, in MiB, above what a rank has at its start.
+    assert 64 <= rows[0][1] < 400  # Rank 1's memory in MiB, above that of a rank at its start.
     refused = suite.run("--restrict-scope-to=function,module", "-W", "ignore")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     assert (
@@ -120,11 +110,11 @@ def test_monitor_counts_a_test_that_has_passed_on_all_ranks(suite: Suite) -> Non
 
 
 @needs("pytest_monitor")
-def test_monitor_that_is_switched_off_refuses_nothing(pair: Pair) -> None:
+def test_disabled_monitor_refuses_no_option(pair: Pair) -> None:
     pair.plugin("monitor")
-    pair.write("conftest.py", _NODEID)
+    pair.write("conftest.py", _NODEID_CONFTEST)
     pair.write("test_x.py", _MONITORED)
-    both(pair, "--no-monitor", "--restrict-scope-to=module", "-W", "ignore")
+    pair.run_both("--no-monitor", "--restrict-scope-to=module", "-W", "ignore")
     assert not (pair.marked.path / ".pymon").exists()
 
 
@@ -156,25 +146,25 @@ _MEMORY = """
     """
 
 
-def allocations(run: Run) -> list[tuple[str, str, str]]:
-    """Each test in a report of pytest-memray, with its memory, and where most of it was allocated."""
+def parse_allocations(run: Run) -> list[tuple[str, str, str]]:
+    """Return each test in a report of pytest-memray, with its memory and the function that allocated most of it."""
     pattern = r"^Allocation results for (\S+) at .*\n\n.*allocated: (\S+)\n(?:.*\n){3}\t\t- (\w+):"
     return re.findall(pattern, run.text, re.MULTILINE)
 
 
 @needs("pytest_memray")
 @pytest.mark.parametrize("workers", _WORKERS)
-def test_memray_reports_marked_tests(pair: Pair, workers: tuple[str, ...], tmp_path: Path) -> None:
+def test_memray_reports_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("memray")
     pair.write("test_x.py", _MEMORY)
     options = ("--memray", "--most-allocations=0", "--memray-bin-path=bins", "--memray-bin-prefix=of")
-    plain, marked = both(pair, *options, *workers)
-    assert allocations(marked) == allocations(plain)
-    assert [name for name, _, _ in allocations(marked)] == [
+    plain, marked = pair.run_both(*options, *workers)
+    assert parse_allocations(marked) == parse_allocations(plain)
+    assert [name for name, _, _ in parse_allocations(marked)] == [
         f"test_x.py::test_{test}" for test in ("device", "within", "too_much", "plain", "ranks")
     ]
-    made = [sorted(path.name for path in (one.path / "bins").rglob("*")) for one in (pair.plain, pair.marked)]
-    assert made[1] == made[0]
+    dumps = [sorted(path.name for path in (one.path / "bins").rglob("*")) for one in (pair.plain, pair.marked)]
+    assert dumps[1] == dumps[0]
     for run in (plain, marked):
         assert "Test was limited to 1.0MiB but allocated 3.8MiB" in run.text
         assert "MEMORY PROBLEMS test_x.py::test_too_much" in run.text
@@ -210,7 +200,7 @@ def test_memray_judges_each_rank_and_compares_the_highest_peak_with_the_last_run
     run = suite.run("--memray", "--fail-on-increase", "-k", "grows")
     assert run.ret == 1
     assert re.search(r"Test previously used 1\.9MiB but now uses 3\.8MiB", run.text)
-    assert "[rank " not in run.text  # The driver compares, which has the peak of the last run.
+    assert "[rank " not in run.text  # The driver compares, not a rank: it has the peak of the last run.
 
 
 # Profilers
@@ -248,7 +238,7 @@ _WORK = """
     """
 
 
-def calls(suite: Suite) -> dict[str, int]:
+def count_calls(suite: Suite) -> dict[str, int]:
     """Return the number of calls of the function `slow` in each file with a profile."""
     found = {}
     for path in (suite.path / "prof").iterdir():
@@ -259,24 +249,24 @@ def calls(suite: Suite) -> dict[str, int]:
 
 @needs("pytest_profiling")
 @pytest.mark.parametrize("workers", _WORKERS)
-def test_profiles_of_marked_tests_are_rank_0s(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_profiles_of_marked_tests_are_those_of_rank_0(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("profiling")
     pair.write("conftest.py", "def pytest_configure(config):\n    config.addinivalue_line('markers', 'line_profile')\n")
     pair.write("work.py", _WORK)
     pair.write("test_x.py", _PROFILED)
-    plain, marked = both(pair, "--profile", *workers)
-    assert calls(pair.marked).keys() == calls(pair.plain).keys()
+    plain, marked = pair.run_both("--profile", *workers)
+    assert count_calls(pair.marked).keys() == count_calls(pair.plain).keys()
     tests = {f"test_{test}.prof": count for test, count in (("plain", 1), ("ranks", 2), ("fails", 1), ("device", 1))}
-    assert calls(pair.marked).items() >= tests.items()
+    assert count_calls(pair.marked).items() >= tests.items()
     if not workers:  # Workers overwrite each other's file.
-        assert calls(pair.marked) == calls(pair.plain) == {**tests, "combined.prof": 5}
+        assert count_calls(pair.marked) == count_calls(pair.plain) == {**tests, "combined.prof": 5}
         assert "Profiling (from" in plain.text
         assert "Profiling (from" in marked.text
 
 
 @needs("pytest_profiling")
 def test_the_profile_of_a_dead_rank_is_left_out(suite: Suite) -> None:
-    """pytest-profiling has one file for all tests of a name, and adds up all files when the session ends."""
+    """pytest-profiling has one file for all tests with the same name, and sums up all files at the end."""
     suite.plugin("profiling")
     suite.write("work.py", _WORK)
     for name, end in (("first", "pass"), ("second", "os._exit(1)")):
@@ -299,17 +289,17 @@ def test_the_profile_of_a_dead_rank_is_left_out(suite: Suite) -> None:
         )
     run = suite.run("--profile")
     assert [run.word(f"test_{name}.py::test_ranks") for name in ("first", "second")] == ["PASSED", "FAILED"]
-    assert calls(suite) == {"test_plain_first.prof": 1, "test_plain_second.prof": 1, "combined.prof": 2}
+    assert count_calls(suite) == {"test_plain_first.prof": 1, "test_plain_second.prof": 1, "combined.prof": 2}
     assert "Profiling (from" in run.text
 
 
 @needs("pytest_line_profiler")
-def test_lines_of_marked_tests_are_rank_0s(pair: Pair) -> None:
+def test_line_profiles_of_marked_tests_are_those_of_rank_0(pair: Pair) -> None:
     pair.plugin("line-profiler")
     pair.write("work.py", _WORK)
     pair.write("test_x.py", _PROFILED)
     texts = []
-    for run in both(pair):
+    for run in pair.run_both():
         hits = re.findall(r"Line Profile result for (\S+) =|^ +4 +(\d+) ", run.text, re.MULTILINE)
         texts.append([name or count for name, count in hits])
     assert texts[1] == texts[0] == ["test_x.py::test_ranks", "6", "test_x.py::test_device", "5"]
@@ -320,7 +310,7 @@ def test_lines_of_marked_tests_are_rank_0s(pair: Pair) -> None:
 
 @needs("pytest_durations")
 @pytest.mark.parametrize("workers", _WORKERS)
-def test_durations_of_marked_tests_and_their_fixtures_are_the_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
+def test_durations_of_marked_tests_and_fixtures_are_those_of_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_durations")
     pair.write(
         "test_x.py",
@@ -350,21 +340,21 @@ def test_durations_of_marked_tests_and_their_fixtures_are_the_ranks(pair: Pair, 
             pass
         """,
     )
-    both(pair, "--pytest-durations-json=out.json", *workers)
+    pair.run_both("--pytest-durations-json=out.json", *workers)
     found = []
     for one in (pair.plain, pair.marked):
         categories = json.loads((one.path / "out.json").read_text())["categories"]
         found.append({name: {entry["name"]: entry for entry in entries} for name, entries in categories.items()})
-    numbers = [
+    counts = [
         {category: {name: entry["calls"] for name, entry in entries.items()} for category, entries in one.items()}
         for one in found
     ]
-    assert numbers[1] == numbers[0]
-    assert numbers[1]["fixture"]["test_x.py::data"] == 3
+    assert counts[1] == counts[0]
+    assert counts[1]["fixture"]["test_x.py::data"] == 3
     marked = found[1]
     assert marked["fixture"]["test_x.py::data"]["min"] >= 0.01
     assert marked["test call"]["test_x.py::test_ranks"]["total"] >= 0.5
-    # The driver waits for all phases in the first one.
+    # The driver waits for all phases of the ranks in its own setup phase.
     assert marked["test setup"]["test_x.py::test_ranks"]["total"] < 0.5
 
 
@@ -431,10 +421,10 @@ def test_harvest_has_the_results_of_marked_tests(pair: Pair, workers: tuple[str,
     pair.write("conftest.py", _HARVEST)
     tests = _HARVESTED.partition("def test_last")[0] if workers else _HARVESTED
     pair.write("test_x.py", tests)
-    both(pair, "-W", "ignore", *workers)
-    told = [json.loads((one.path / "out.json").read_text()) for one in (pair.plain, pair.marked)]
-    assert told[1] == told[0]
-    assert told[1]["test_x.py::test_fails"] == [
+    pair.run_both("-W", "ignore", *workers)
+    results = [json.loads((one.path / "out.json").read_text()) for one in (pair.plain, pair.marked)]
+    assert results[1] == results[0]
+    assert results[1]["test_x.py::test_fails"] == [
         *("failed", ["passed", "failed", "passed"], {}, [["results_bag", "ResultsBag:\n{'score': 1}"]])
     ]
 
@@ -498,7 +488,7 @@ def test_codspeed_is_refused_while_it_measures(pair: Pair) -> None:
             assert codspeed_benchmark(sum, [1, 2]) == 3
         """,
     )
-    both(pair)
+    pair.run_both()
     options = ("--codspeed", "--codspeed-warmup-time=0.01", "--codspeed-max-time=0.01")
     refused = pair.marked.run(*options)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR

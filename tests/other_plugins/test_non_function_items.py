@@ -1,4 +1,4 @@
-"""Doctests, notebook cells and other items that are no functions run in ranks when a rule marks them."""
+"""Tests of items that are not functions, such as doctests and notebook cells, which rules mark to run in ranks."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _CELLS = [
     ("print(total.item())", "2.0"),
     ("print(int(os.environ['RANK']) + 7)", "7"),
 ]
-"""Code and wanted output; a cell uses what an earlier one has left in the kernel."""
-_CUSTOM = """
+"""Code and expected output of each cell. Later cells use modules and variables of earlier ones."""
+_CUSTOM_ITEMS = """
     import pytest
 
 
@@ -96,8 +96,9 @@ _CUSTOM = """
     """
 
 
-def _notebook(cells: list[tuple[str, str]]) -> str:
-    made = [
+def _make_notebook(cells: list[tuple[str, str]]) -> str:
+    """Return the text of a notebook with `cells`: code and expected output of each."""
+    json_cells = [
         {
             "cell_type": "code",
             "id": f"cell{number}",
@@ -109,11 +110,11 @@ def _notebook(cells: list[tuple[str, str]]) -> str:
         for number, (source, output) in enumerate(cells)
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    return json.dumps({"cells": json_cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-def test_doctests(suite: Suite, workers: tuple[str, ...]) -> None:
+def test_doctests_run_in_ranks(suite: Suite, workers: tuple[str, ...]) -> None:
     suite.ini("accel_rules = mod.py: distributed(2, device='cpu')\n    notes.rst: distributed(2, device='cpu')")
     suite.write("mod.py", _DOCTESTS)
     suite.write("notes.rst", ">>> import os\n>>> os.environ['WORLD_SIZE']\n'2'\n")
@@ -132,13 +133,13 @@ def test_doctests(suite: Suite, workers: tuple[str, ...]) -> None:
     assert "rank 0: passed\n" in run.text
     assert "UNEXPECTED EXCEPTION: ValueError('no such file')" in run.text
     assert "pytest mod.py::mod.differs" in run.text
-    assert "--doctest-modules '--doctest-glob=*.rst'" in run.text  # In the command that runs it again.
+    assert "--doctest-modules '--doctest-glob=*.rst'" in run.text  # The command that repeats the test has them.
 
 
-def test_items_of_a_conftest(suite: Suite) -> None:
-    """Their failures are told in their own words, which take what the exception alone knows."""
+def test_custom_items_run_in_ranks_and_format_their_failures(suite: Suite) -> None:
+    """`repr_failure` of the item makes the text of a failure from attributes of the exception."""
     suite.ini("accel_rules = sums.lines: distributed(2, device='cpu')")
-    suite.write("conftest.py", _CUSTOM)
+    suite.write("conftest.py", _CUSTOM_ITEMS)
     suite.write("sums.lines", "4=2 + 2\n5=2 + 2\n0=int(__import__('os').environ['RANK'])\n")
     suite.write("plain.lines", "4=2 + 2\n5=2 + 2\n")
     run = suite.run()
@@ -151,29 +152,29 @@ def test_items_of_a_conftest(suite: Suite) -> None:
 
 @needs("nbval", "ipykernel")
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2", "--dist=loadfile"), marks=pytest.mark.nightly)])
-def test_notebooks(pair: Pair, workers: tuple[str, ...]) -> None:
-    """The cells of a notebook have one kernel in each rank, which its collector starts before the first of them."""
+def test_notebook_cells_run_in_ranks(pair: Pair, workers: tuple[str, ...]) -> None:
+    """The cells of a notebook share one kernel in each rank, which the collector starts before the first cell."""
     pair.plugin("nbval.plugin")
     pair.marked.ini("accel_rules = ranks.ipynb: distributed(2, device='cpu')")
-    pair.marked.write("ranks.ipynb", _notebook(_CELLS))
-    pair.write("alone.ipynb", _notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
+    pair.marked.write("ranks.ipynb", _make_notebook(_CELLS))
+    pair.write("alone.ipynb", _make_notebook([("x = 1\nprint(x)", "1"), ("print(x)", "2")]))
     args = ("--nbval", "-Wdefault", *workers)
     plain, marked = pair.plain.run(*args), pair.marked.run("--accel-leaks=fail", *args)
-    words = [" ".join(said) for name, said in marked.words.items() if "ranks" in name]
+    words = [" ".join(results) for name, results in marked.words.items() if "ranks" in name]
     assert words == ["PASSED", "PASSED", "SKIPPED", "FAILED", "PASSED", "FAILED"], marked.text
     assert "- ranks 0-1: NbCellError: Cell outputs differ\n" in marked.text
     assert "'7\\n' == '8\\n'" in marked.text
     assert "rank 1: failed\nrank 0: passed\n" in marked.text
-    alone = [{name: said for name, said in run.words.items() if "alone" in name} for run in (plain, marked)]
-    assert alone[0] == alone[1] != {}
+    unmarked = [{name: results for name, results in run.words.items() if "alone" in name} for run in (plain, marked)]
+    assert unmarked[0] == unmarked[1] != {}
 
 
 @needs("nbmake", "ipykernel")
-def test_notebooks_that_are_one_item(pair: Pair) -> None:
+def test_notebooks_that_are_one_item_run_in_ranks(pair: Pair) -> None:
     pair.plugin("nbmake.pytest_plugin")
     pair.marked.ini("accel_rules = *.ipynb: distributed(2, device='cpu')")
-    pair.write("good.ipynb", _notebook([("number = 2", ""), ("assert number == 2", "")]))
-    pair.write("bad.ipynb", _notebook([("number = 2", ""), ("assert number == 3", "")]))
+    pair.write("good.ipynb", _make_notebook([("number = 2", ""), ("assert number == 2", "")]))
+    pair.write("bad.ipynb", _make_notebook([("number = 2", ""), ("assert number == 3", "")]))
     plain, marked = (one.run("--nbmake", "-Wdefault") for one in (pair.plain, pair.marked))
     assert marked.words == plain.words
     assert marked.outcomes() == {"good.ipynb": "PASSED", "bad.ipynb": "FAILED"}
@@ -197,8 +198,8 @@ _DOCUMENT = """
 
 
 @needs("pytest_markdown_docs", "pytest_codeblocks", "sybil")
-def test_blocks_of_code_in_documents(pair: Pair) -> None:
-    """Each of three plugins collects blocks of code in documents."""
+def test_code_blocks_in_documents_run_in_ranks(pair: Pair) -> None:
+    """Three plugins collect code blocks: each has some blocks of the documents."""
     pair.plugin("pytest_markdown_docs.plugin", "pytest_codeblocks.plugin")
     pair.marked.ini("accel_rules = *.md: distributed(2, device='cpu')\n    *.rst: distributed(2, device='cpu')")
     pair.write("README.md", _DOCUMENT)
@@ -221,7 +222,7 @@ def test_blocks_of_code_in_documents(pair: Pair) -> None:
 
 
 @needs("pytest_doctestplus")
-def test_comparisons_of_doctestplus(pair: Pair) -> None:
+def test_comparisons_of_doctestplus_work_in_ranks(pair: Pair) -> None:
     pair.plugin("pytest_doctestplus.plugin")
     pair.marked.ini("accel_rules = mod.py: distributed(2, device='cpu')")
     doctest = 'def {}():\n    """\n    >>> 0.1 + 0.2{}\n    0.3\n    """\n\n\n'

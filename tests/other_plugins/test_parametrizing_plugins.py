@@ -1,4 +1,4 @@
-"""Plugins that make tests of others: by cases, and by parameters that are fixtures."""
+"""Tests of plugins that parametrize tests with cases or with fixtures (pytest-cases, pytest-lazy-fixtures)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _LAZY_FIXTURES = """
         pytest.param(["pytest_lazyfixture"], _LAZY_FIXTURES, marks=needs("pytest_lazy_fixtures"), id="lazy-fixtures"),
     ],
 )
-def test_the_same_tests_are_made(pair: Pair, names: list[str], tests: str) -> None:
+def test_marked_and_unmarked_tests_are_parametrized_alike(pair: Pair, names: list[str], tests: str) -> None:
     pair.plugin(*names)
     pair.write("test_made.py", tests)
 

@@ -1,4 +1,4 @@
-"""Plugins that compare what tests return with reference files, and generate these: each file has one writer."""
+"""Tests of plugins that compare return values of tests with reference files (pytest-mpl, pytest-arraydiff)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _ON_ONE_RANK = """
         return {value}
     """
 _OUTCOMES_ON_ONE_RANK = {"test_set_up_on_one": "ERROR", "test_made_on_one": "FAILED", "test_dies": "FAILED"}
-_UNHASHABLE = """
+_UNHASHABLE_PLUGIN = """
     import dataclasses
 
 
@@ -119,7 +119,7 @@ _UNHASHABLE = """
     def pytest_configure(config):
         config.pluginmanager.register(Plugin())
     """
-_DIFFERS = """
+_DIFFERING_TEST = """
 
     @ranks
     @pytest.mark.array_compare
@@ -140,7 +140,7 @@ def test_images_are_written_once_and_compared_in_each_rank(
     generate = ("--mpl-generate-path=baseline", "--mpl-generate-hash-library=hashes.json", "-Wdefault", *workers)
     generated = [one.run(*generate) for one in both]
     assert generated[0].outcomes() == generated[1].outcomes()
-    assert _contents(pair.plain.path / "baseline") == _contents(pair.marked.path / "baseline")
+    assert _read_files(pair.plain.path / "baseline") == _read_files(pair.marked.path / "baseline")
     hashes = [json.loads((one.path / "hashes.json").read_text()) for one in both]
     assert hashes[0] == hashes[1]
     assert len(hashes[0]) == 3
@@ -153,10 +153,10 @@ def test_images_are_written_once_and_compared_in_each_rank(
     results = [json.loads((one.path / "results/results.json").read_text()) for one in both]
     for found in results:
         for result in found.values():
-            result.pop("status_msg")  # It names the folder.
+            result.pop("status_msg")  # The message contains the path of the folder.
     assert results[0] == results[1]
-    # Other ranks have folders of their own; workers' files have a number of the session in their names.
-    names = [{*_contents(one.path / "results")} for one in both]
+    # Other ranks have their own folders, and the names of workers' files contain a number of the session.
+    names = [{*_read_files(one.path / "results")} for one in both]
     names = [{name for name in found if not name.startswith(("rank-1", "results-xdist"))} for found in names]
     assert names[0] == names[1]
     if not workers:
@@ -173,15 +173,15 @@ def test_arrays_are_written_once_and_compared_in_each_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
     pair.plugin("pytest_arraydiff.plugin")
-    pair.write("conftest.py", _UNHASHABLE)
+    pair.write("conftest.py", _UNHASHABLE_PLUGIN)
     pair.write("test_it.py", _ARRAYS)
-    pair.marked.write("test_it.py", _ARRAYS + _DIFFERS)
+    pair.marked.write("test_it.py", _ARRAYS + _DIFFERING_TEST)
     generate = ("--arraydiff-generate-path=reference", "-Wdefault", *workers)
     plain, marked = pair.plain.run(*generate), pair.marked.run(*generate)
     assert marked.outcomes() == {**plain.outcomes(), "test_differs": "FAILED"}
     assert "rank 1 generated test_differs.txt with other content than rank 0: nothing has been written" in marked.text
-    references = _contents(pair.marked.path / "reference")
-    assert references == _contents(pair.plain.path / "reference")
+    references = _read_files(pair.marked.path / "reference")
+    assert references == _read_files(pair.plain.path / "reference")
     assert len(references) == 3
 
     monkeypatch.setenv("HEIGHT", "4")
@@ -222,7 +222,7 @@ def test_images_of_one_rank_are_not_written(pair: Pair, monkeypatch: pytest.Monk
 
 
 @needs("pytest_mpl")
-def test_results_are_those_of_the_rank_whose_image_failed(
+def test_image_results_are_those_of_the_rank_whose_image_failed(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
@@ -231,7 +231,7 @@ def test_results_are_those_of_the_rank_whose_image_failed(
     for one in (pair.plain, pair.marked):
         one.run("--mpl-generate-path=baseline", "-Wdefault")
     pair.write("test_it.py", _IMAGES.replace("draw(3)", 'draw(3 + int(os.environ.get("RANK", "1")))'))
-    pair.agree("--mpl", "--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
+    pair.run_both("--mpl", "--mpl-generate-summary=json", "--mpl-results-path=results", "-Wdefault")
     plain, marked = (
         json.loads((one.path / "results/results.json").read_text())["test_it.test_same"]
         for one in (pair.plain, pair.marked)
@@ -242,8 +242,8 @@ def test_results_are_those_of_the_rank_whose_image_failed(
         assert (pair.marked.path / "results" / marked[name]).is_file()
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    """Return what is in the files of a folder, by their names; of pages that have other paths in them, nothing."""
+def _read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below `folder`, by name; empty for HTML and JSON, which contain other paths."""
     files = (Path(path) / name for path, _, names in os.walk(folder) for name in names)
     return {
         str(file.relative_to(folder)): b"" if file.suffix in (".html", ".json") else file.read_bytes() for file in files

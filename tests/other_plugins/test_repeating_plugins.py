@@ -1,4 +1,4 @@
-"""Plugins that run each test several times."""
+"""Tests of plugins that run each test several times (pytest-repeat, pytest-flakefinder, pytest-run-parallel)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ _UNITTEST = """
 """
 
 
-def _same_counts(pair: Pair, *names: str) -> None:
+def _assert_equal_counts(pair: Pair, *names: str) -> None:
+    """Assert that the plain process and both ranks have noted each of `names` equally often."""
     for name in names:
         assert pair.plain.read(f"{name}.1") == pair.marked.read(f"{name}.1") == pair.marked.read(f"{name}.0") != [], (
             name
@@ -65,19 +66,19 @@ def _same_counts(pair: Pair, *names: str) -> None:
 def test_repeated_tests_run_on_all_ranks(pair: Pair) -> None:
     pair.plugin("pytest_repeat")
     pair.write("test_repeated.py", _SUITE % "")
-    _, marked = pair.agree("--count=2", "--repeat-scope=session")
+    _, marked = pair.run_both("--count=2", "--repeat-scope=session")
     assert marked.count() == {"PASSED": 6, "FAILED": 2}
     assert next(iter(marked.words)).endswith("test_passes[1-2]")
-    _same_counts(pair, "passes", "fails")
+    _assert_equal_counts(pair, "passes", "fails")
 
 
 @needs("pytest_flakefinder")
-def test_flake_finder(pair: Pair) -> None:
+def test_flakefinder_repeats_tests_on_all_ranks(pair: Pair) -> None:
     pair.plugin("pytest_flakefinder")
     pair.write("test_flaky.py", _SUITE % _UNITTEST)
-    _, marked = pair.agree("--flake-finder", "--flake-runs=2", "--flake-max-minutes=10")
+    _, marked = pair.run_both("--flake-finder", "--flake-runs=2", "--flake-max-minutes=10")
     assert marked.count() == {"PASSED": 8, "FAILED": 2}
-    _same_counts(pair, "passes", "fails", "case")
+    _assert_equal_counts(pair, "passes", "fails", "case")
 
 
 @needs("pytest_run_parallel")

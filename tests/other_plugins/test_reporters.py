@@ -1,4 +1,4 @@
-"""Marked tests in reports for people and machines: as if they were not marked, but for what only ranks have."""
+"""Tests of reporters: reports of marked and unmarked tests are equal, except for data that differs between ranks."""
 
 from __future__ import annotations
 
@@ -106,33 +106,34 @@ _OPTIONS = (
     "--nunitxml=nunit.xml",
     "--ctrf=ctrf.json",
     "--json=buildkite.json",
-    *("-W", "ignore"),  # Some of them use what pytest deprecates.
+    *("-W", "ignore"),  # Some plugins use what pytest deprecates.
 )
 
 
-def _text(text: str | None) -> str:
-    """Return `text` without the labels that say which ranks it is of."""
+def _strip_rank_labels(text: str | None) -> str:
+    """Return `text` without labels that name ranks."""
     return re.sub(r"( \[ranks? [\d, -]+\])|(\branks? [\d, -]+: )", "", text or "")
 
 
 def _first_line(text: str | None) -> str:
-    """Return the first line of `text` that is not about ranks."""
-    return re.sub(r"^ranks [\d-]+ of .*\n", "", _text(text).strip()).strip().partition("\n")[0]
+    """Return the first line of `text` below the headline of ranks."""
+    return re.sub(r"^ranks [\d-]+ of .*\n", "", _strip_rank_labels(text).strip()).strip().partition("\n")[0]
 
 
-def _properties(element: xml.etree.ElementTree.Element) -> list[tuple[str, str]]:
+def _read_properties(element: xml.etree.ElementTree.Element) -> list[tuple[str, str]]:
+    """Return names and values of the properties of `element`, without those of this plugin."""
     found = [(one.get("name", ""), one.get("value", "")) for one in element.iterfind("./properties/property")]
     return [one for one in found if not one[0].startswith("accel_")]
 
 
-def _junit(folder: Path) -> Any:
+def _read_junit(folder: Path) -> Any:
     suite = next(xml.etree.ElementTree.parse(folder / "junit.xml").iter("testsuite"))
     cases = [
         (
             {name: value for name, value in case.attrib.items() if name != "time"},
-            _properties(case),
+            _read_properties(case),
             [
-                (one.tag, _text(one.get("message")), "said" in (one.text or ""))
+                (one.tag, _strip_rank_labels(one.get("message")), "said" in (one.text or ""))
                 for one in case
                 if one.tag != "properties"
             ],
@@ -140,10 +141,10 @@ def _junit(folder: Path) -> Any:
         for case in suite.iter("testcase")
     ]
     numbers = {name: suite.get(name) for name in ("tests", "errors", "failures", "skipped")}
-    return numbers, _properties(suite), sorted(cases, key=repr)
+    return numbers, _read_properties(suite), sorted(cases, key=repr)
 
 
-def _html(folder: Path) -> Any:
+def _read_html(folder: Path) -> Any:
     page = (folder / "page.html").read_text()
     found = re.search(r'data-jsonblob="([^"]*)"', page)
     assert found is not None
@@ -155,12 +156,12 @@ def _html(folder: Path) -> Any:
     return tests, data["environment"]["cluster"]
 
 
-def _json(folder: Path) -> Any:
+def _read_json(folder: Path) -> Any:
     data = json.loads((folder / "report.json").read_text())
 
     def stage(one: dict[str, Any]) -> Any:
         logged = [record["msg"] for record in one.get("log", ())]
-        crash = _text(one["crash"]["message"]) if "crash" in one else None
+        crash = _strip_rank_labels(one["crash"]["message"]) if "crash" in one else None
         return one["outcome"], one.get("stdout"), logged, crash, len(one.get("traceback", ()))
 
     tests = {
@@ -175,41 +176,41 @@ def _json(folder: Path) -> Any:
     return data["summary"], data["exitcode"], tests
 
 
-def _report_log(folder: Path) -> Any:
+def _read_report_log(folder: Path) -> Any:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return sorted((line["$report_type"], line.get("nodeid"), line.get("when"), line.get("outcome")) for line in lines)
 
 
-def _csv(folder: Path) -> Any:
+def _read_csv(folder: Path) -> Any:
     with open(folder / "table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    kept = [[(name, _first_line(row[name])) for name in row if not name.startswith("accel_")] for row in rows]
-    return sorted(kept)
+    kept_rows = [[(name, _first_line(row[name])) for name in row if not name.startswith("accel_")] for row in rows]
+    return sorted(kept_rows)
 
 
-def _markdown(folder: Path) -> Any:
+def _read_markdown(folder: Path) -> Any:
     return sorted((folder / "table.md").read_text().splitlines())
 
 
-def _nunit(folder: Path) -> Any:
+def _read_nunit(folder: Path) -> Any:
     def case(element: xml.etree.ElementTree.Element) -> Any:
         parts = [element.find(name) for name in ("failure/message", "reason/message", "output")]
         attachments = [
             (one.findtext("filePath"), one.findtext("description"))
             for one in element.iterfind("attachments/attachment")
         ]
-        said = [_first_line(part.text) if part is not None else None for part in parts]
-        return element.get("fullname"), element.get("result"), _properties(element), attachments, said
+        texts = [_first_line(part.text) if part is not None else None for part in parts]
+        return element.get("fullname"), element.get("result"), _read_properties(element), attachments, texts
 
     root = xml.etree.ElementTree.fromstring(re.sub(rf"{folder}|gw\d", "", (folder / "nunit.xml").read_text()))
     return sorted((case(one) for one in root.iter("test-case")), key=repr)
 
 
-def _ctrf(folder: Path) -> Any:
+def _read_ctrf(folder: Path) -> Any:
     results = json.loads((folder / "ctrf.json").read_text())["results"]
-    kept = ("name", "status", "rawStatus", "parameters", "suite", "filePath")
+    names = ("name", "status", "rawStatus", "parameters", "suite", "filePath")
     tests = [
-        ({name: one.get(name) for name in kept}, sorted(one.get("tags", ())), _text(one.get("message")))
+        ({name: one.get(name) for name in names}, sorted(one.get("tags", ())), _strip_rank_labels(one.get("message")))
         for one in results["tests"]
     ]
     return {name: results["summary"][name] for name in ("tests", "passed", "failed", "skipped")}, sorted(
@@ -217,14 +218,14 @@ def _ctrf(folder: Path) -> Any:
     )
 
 
-def _buildkite(folder: Path) -> Any:
+def _read_buildkite(folder: Path) -> Any:
     tests = json.loads((folder / "buildkite.json").read_text())
     return sorted(
         (
             one["scope"],
             one["name"],
             one["result"],
-            _text(one.get("failure_reason")),
+            _strip_rank_labels(one.get("failure_reason")),
             [(span["section"], span["duration"], span["detail"]) for span in one["history"]["children"]],
             sorted(one.get("tags", {}).items()),
         )
@@ -233,17 +234,25 @@ def _buildkite(folder: Path) -> Any:
 
 
 _READERS: tuple[Callable[[Path], Any], ...] = (
-    *(_junit, _html, _json, _report_log, _csv, _markdown, _nunit, _ctrf, _buildkite),
+    _read_junit,
+    _read_html,
+    _read_json,
+    _read_report_log,
+    _read_csv,
+    _read_markdown,
+    _read_nunit,
+    _read_ctrf,
+    _read_buildkite,
 )
 
 
 @needs(*_PLUGINS.values())
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
-def test_reports_of_a_session(pair: Pair, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+def test_reports_of_marked_and_unmarked_tests_are_equal(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1\njunit_logging = all")
     pair.write("test_it.py", _SUITE)
-    plain, run = pair.plain.run(*_OPTIONS, *how), pair.marked.run(*_OPTIONS, *how)
+    plain, run = pair.plain.run(*_OPTIONS, *workers), pair.marked.run(*_OPTIONS, *workers)
     assert plain.count() == {"PASSED": 3, "FAILED": 1, "ERROR": 1, "SKIPPED": 1, "XFAIL": 1}
     assert (run.ret, run.outcomes()) == (plain.ret, plain.outcomes())
     for read in _READERS:
@@ -251,8 +260,8 @@ def test_reports_of_a_session(pair: Pair, how: tuple[str, ...]) -> None:
 
 
 @needs("buildkite_test_collector")
-def test_spans_of_tests_that_a_conftest_skips_or_runs(pair: Pair) -> None:
-    """The hook of a conftest in a folder comes before those of plugins."""
+def test_buildkite_spans_are_equal_if_a_conftest_skips_or_runs_tests(pair: Pair) -> None:
+    """The hooks of a conftest in a folder run before those of plugins."""
     pair.plugin("buildkite-test-collector")
     pair.write(
         "skips/conftest.py",
@@ -295,8 +304,8 @@ def test_spans_of_tests_that_a_conftest_skips_or_runs(pair: Pair) -> None:
             """,
         )
     for folder, names in ((".", ["test_a", "test_skips", "test_z"]), ("runs", [])):
-        pair.agree("--json=buildkite.json", "-W", "ignore", folder)
-        tests = [_buildkite(one.path) for one in (pair.plain, pair.marked)]
+        pair.run_both("--json=buildkite.json", "-W", "ignore", folder)
+        tests = [_read_buildkite(one.path) for one in (pair.plain, pair.marked)]
         assert tests[1] == tests[0]
         assert [name for _, name, *_ in tests[1]] == names
 
@@ -340,9 +349,9 @@ _STREAMED = """
         assert "ab" == "ac"
     """
 
-# A reporter with the hooks of VS Code's runner, which the editor loads by ``-p vscode_pytest`` from its own folder:
-# it sends each test once for a process, at the first of the hooks that tells how the test has ended.
-VSCODE = """
+# A reporter with the hooks of VS Code's plugin, which the editor loads by ``-p vscode_pytest`` from its own folder. In
+# each process, it sends each test once, at the first hook that shows the outcome.
+VSCODE_PLUGIN = """
     import json
     import os
 
@@ -381,17 +390,18 @@ VSCODE = """
     """
 
 
-def _vscode(suite: Suite, run: Run) -> Any:
+def _read_vscode(suite: Suite, run: Run) -> Any:
     sent = [json.loads(line) for line in suite.read("pipe")]
     return sorted((nodeid, outcome, _first_difference(message)) for nodeid, outcome, message in sent)
 
 
 def _first_difference(message: str | None) -> list[str]:
+    """Return the first line of the error in `message`; an empty list if there is none."""
     return [line for line in (message or "").splitlines() if line.startswith("E ")][:1]
 
 
-def _teamcity(suite: Suite, run: Run) -> Any:
-    """Return the messages without times; the text of a failure by its first difference."""
+def _parse_teamcity(suite: Suite, run: Run) -> Any:
+    """Return the messages that `run` shows, without times, and only with the first line of an error."""
     found = re.findall(r"##teamcity\[(\w+) (.*)\]$", run.text, re.MULTILINE)
     messages = []
     for name, text in found:
@@ -403,11 +413,13 @@ def _teamcity(suite: Suite, run: Run) -> Any:
     return sorted(messages, key=repr)
 
 
-def _annotations(suite: Suite, run: Run) -> Any:
-    return sorted(_text(line.partition("%0A%0A")[0]) for line in run.errors.splitlines() if line.startswith("::"))
+def _parse_annotations(suite: Suite, run: Run) -> Any:
+    return sorted(
+        _strip_rank_labels(line.partition("%0A%0A")[0]) for line in run.errors.splitlines() if line.startswith("::")
+    )
 
 
-def _azure(suite: Suite, run: Run) -> Any:
+def _parse_azure(suite: Suite, run: Run) -> Any:
     return sorted(
         line.replace(str(suite.path), "")
         for line in run.text.splitlines()
@@ -416,27 +428,29 @@ def _azure(suite: Suite, run: Run) -> Any:
 
 
 @needs("teamcity", "pytest_github_actions_annotate_failures", "pytest_azurepipelines", "pytest_nunit")
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["alone", "xdist"])
-def test_reports_while_a_session_runs(pair: Pair, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+def test_streamed_reports_of_marked_and_unmarked_tests_are_equal(
+    pair: Pair, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair.plugin(
         "pytest-teamcity", "pytest_github_actions_annotate_failures", "nunit", "azurepipelines", "vscode_pytest"
     )
     pair.write("test_it.py", _STREAMED)
-    pair.write("vscode_pytest.py", VSCODE)
+    pair.write("vscode_pytest.py", VSCODE_PLUGIN)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("TEST_RUN_PIPE", "pipe")
-    plain, run = (suite.run("--teamcity", "-W", "default", *how) for suite in (pair.plain, pair.marked))
+    plain, run = (suite.run("--teamcity", "-W", "default", *workers) for suite in (pair.plain, pair.marked))
     assert plain.ret == 1
     assert (run.ret, run.count()) == (plain.ret, plain.count())
-    for read in (_vscode, _teamcity, _annotations, _azure):
+    for read in (_read_vscode, _parse_teamcity, _parse_annotations, _parse_azure):
         expected = read(pair.plain, plain)
         assert expected
         assert read(pair.marked, run) == expected
 
 
 @needs("teamcity")
-def test_runner_that_hands_its_plugin_to_pytest(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyCharm's, where teamcity-messages is not installed: it brings its own copy."""
+def test_plugin_passed_by_a_runner_reports_marked_tests(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyCharm's runner passes its own copy of the plugin if teamcity-messages is not installed."""
     pair.write("test_it.py", _STREAMED)
     pair.write(
         "runner.py",
@@ -452,18 +466,18 @@ def test_runner_that_hands_its_plugin_to_pytest(pair: Pair, monkeypatch: pytest.
     pair.plain.write("pytest.ini", "[pytest]\nmarkers = distributed")
     pair.marked.write("pytest.ini", "[pytest]\naccel = sim:4")
     monkeypatch.setenv("TEAMCITY_VERSION", "LOCAL")
-    found = []
+    results = []
     for suite, options in ((pair.plain, ()), (pair.marked, ("-p", "accel"))):
         command = [sys.executable, "runner.py", *options, "--jb-swapdiff", "-W", "default", "-k", "fails or passes"]
         done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
-        found.append((done.returncode, _teamcity(suite, Run(done.returncode, done.stdout, done.stderr, {}))))
-    assert found[0][0] == 1
-    assert found[1] == found[0]
+        results.append((done.returncode, _parse_teamcity(suite, Run(done.returncode, done.stdout, done.stderr, {}))))
+    assert results[0][0] == 1
+    assert results[1] == results[0]
 
 
 @needs(*_PLUGINS.values())
-def test_data_that_differ_between_ranks_are_labelled_by_rank(pair: Pair) -> None:
+def test_data_that_differs_between_ranks_is_labelled_by_rank(pair: Pair) -> None:
     pair.plugin(*_PLUGINS)
     pair.ini("junit_family = xunit1")
     pair.write(
@@ -517,8 +531,8 @@ def test_data_that_differ_between_ranks_are_labelled_by_rank(pair: Pair) -> None
     assert (run.ret, run.count()) == (0, {"PASSED": 2})
     folder = pair.marked.path
     assert [pair.marked.read(f"end.{rank}") for rank in (0, 1)] == [["False"], ["False"]]
-    assert not (folder / "assets").exists()  # Ranks, which begin later, do not make the folder of the report again.
-    _, properties, ((attributes, *_), _) = _junit(folder)
+    assert not (folder / "assets").exists()  # Ranks start later and do not create the report's folder again.
+    _, properties, ((attributes, *_), _) = _read_junit(folder)
     assert properties == [("board [rank 0]", "0"), ("board [rank 1]", "1")]
     assert {name: attributes.get(name) for name in ("node.rank0", "node.rank1", "only")} == {
         "node.rank0": "0",
@@ -538,13 +552,13 @@ def test_data_that_differ_between_ranks_are_labelled_by_rank(pair: Pair) -> None
     assert test["metadata"] == {"table [rank 0]": 0, "table [rank 1]": 1}
     assert test["call"]["stdout"] == "[rank 0]\nsaid by 0\n\n[rank 1]\nsaid by 1\n"
     assert [one["msg"] for one in test["call"]["log"]] == ["logged by 0 [rank 0]", "logged by 1 [rank 1]"]
-    (_, _, lamps, attachments, _), _ = _nunit(folder)
-    assert [one for one in lamps if "lamp" in one[0]] == [("lamp [rank 0]", "0"), ("lamp [rank 1]", "1")]
+    (_, _, nunit_properties, attachments, _), _ = _read_nunit(folder)
+    assert [one for one in nunit_properties if "lamp" in one[0]] == [("lamp [rank 0]", "0"), ("lamp [rank 1]", "1")]
     assert [description for _, description in attachments] == ["the lamp [rank 0]", "the lamp [rank 1]"]
 
 
-class _Portal(BaseHTTPRequestHandler):
-    """Answers as ReportPortal does to a session that begins and ends."""
+class _PortalHandler(BaseHTTPRequestHandler):
+    """A handler that answers requests like ReportPortal when a session begins and ends."""
 
     def do_POST(self) -> None:
         body = b'{"id": "1", "number": 1}'
@@ -561,7 +575,7 @@ class _Portal(BaseHTTPRequestHandler):
 
 
 @needs("pytest_jsonreport")
-def test_metadata_keep_their_numbers(pair: Pair) -> None:
+def test_json_metadata_of_ranks_keeps_numbers(pair: Pair) -> None:
     pair.plugin("pytest_metadata.plugin", "pytest_jsonreport.plugin")
     pair.write(
         "test_it.py",
@@ -584,7 +598,7 @@ def test_metadata_keep_their_numbers(pair: Pair) -> None:
             json_metadata.update(loss=np.float64(0.5), size=Size(4, np.float64(5)), level=Level.HIGH)
         """,
     )
-    pair.agree("--json-report", "-Wdefault")
+    pair.run_both("--json-report", "-Wdefault")
     plain, marked = (
         json.loads((one.path / ".report.json").read_text())["tests"][0]["metadata"] for one in (pair.plain, pair.marked)
     )
@@ -592,8 +606,8 @@ def test_metadata_keep_their_numbers(pair: Pair) -> None:
 
 
 @needs("pytest_bdd", "pytest_reportportal")
-def test_report_portal_is_refused(suite: Suite) -> None:
-    suite.plugin("pytest_bdd.plugin")  # pytest-reportportal implements its hooks where it is installed.
+def test_reportportal_is_refused_for_marked_tests(suite: Suite) -> None:
+    suite.plugin("pytest_bdd.plugin")  # pytest-reportportal implements hooks of pytest-bdd if it is installed.
     suite.plugin("pytest_reportportal")
     suite.write(
         "test_it.py",
@@ -610,7 +624,7 @@ def test_report_portal_is_refused(suite: Suite) -> None:
             pass
         """,
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _PortalHandler)
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = (

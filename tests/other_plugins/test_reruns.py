@@ -1,4 +1,4 @@
-"""Plugins that run a failed test again: the driver's business, of which a rank sees one more test."""
+"""Tests of plugins that rerun failed tests (pytest-rerunfailures, flaky, pytest-retry): all ranks run them again."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ _SUITE = """
     """
 
 
-def _counts(pair: Pair, *names: str) -> None:
-    """Check that the only process of the plain tests and rank 1 have called functions equally often."""
+def _assert_equal_counts(pair: Pair, *names: str) -> None:
+    """Assert that the plain process and rank 1 have counted equally many calls of each of `names`."""
     for name in names:
         assert pair.marked.read(f"{name}.1") == pair.plain.read(f"{name}.1"), name
 
@@ -107,47 +107,47 @@ def _counts(pair: Pair, *names: str) -> None:
 _COUNTED = ("once", "always", "passes", "skips", "expected", "not_flaky", "after_setup", "setup", "teardown", "last")
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_rerunfailures")
-def test_reruns_of_marked_and_unmarked_tests_are_equal(pair: Pair, how: tuple[str, ...]) -> None:
+def test_rerunfailures_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_rerunfailures")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(reruns=1)")
-    plain, marked = pair.agree("-rR", *how)
+    plain, marked = pair.run_both("-rR", *workers)
     assert marked.words == plain.words
     assert marked.count() == {"RERUN": 4, "PASSED": 5, "FAILED": 2, "SKIPPED": 1, "XFAIL": 1}
-    _counts(pair, *_COUNTED)
+    _assert_equal_counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("flaky")
-def test_flaky(pair: Pair, how: tuple[str, ...]) -> None:
+def test_flaky_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=2)")
-    plain, marked = pair.agree(*how)
+    plain, marked = pair.run_both(*workers)
     assert "test_once failed (1 runs remaining out of 2)" in plain.text
     assert "test_once failed (1 runs remaining out of 2)" in marked.text
-    _counts(pair, *_COUNTED)
+    _assert_equal_counts(pair, *_COUNTED)
 
 
 @needs("flaky")
-def test_flaky_that_must_pass_several_times(pair: Pair) -> None:
+def test_flaky_reruns_marked_tests_until_min_passes(pair: Pair) -> None:
     pair.plugin("flaky.flaky_pytest_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(max_runs=3, min_passes=2)")
-    pair.agree()
+    pair.run_both()
     assert pair.plain.read("passes.1") == ["xx"]
-    _counts(pair, *_COUNTED)
+    _assert_equal_counts(pair, *_COUNTED)
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
 @needs("pytest_retry")
-def test_retries(pair: Pair, how: tuple[str, ...]) -> None:
+def test_pytest_retry_reruns_marked_tests_like_unmarked_ones(pair: Pair, workers: tuple[str, ...]) -> None:
     pair.plugin("pytest_retry.retry_plugin")
     pair.write("test_flaky.py", _SUITE % "pytest.mark.flaky(retries=1)")
-    plain, marked = pair.agree(*how)
+    plain, marked = pair.run_both(*workers)
     assert "test_once passed on attempt 2!" in plain.text
     assert "test_once passed on attempt 2!" in marked.text
     assert "ranks 0-1: failed" in marked.failure("test_always")
-    _counts(pair, *_COUNTED)
+    _assert_equal_counts(pair, *_COUNTED)
 
 
 _DYING = """
@@ -198,7 +198,7 @@ _DYING = """
 
 
 @needs("pytest_rerunfailures")
-def test_reruns(suite: Suite) -> None:
+def test_rerunfailures_reruns_all_ranks_if_one_fails_or_dies(suite: Suite) -> None:
     suite.plugin("pytest_rerunfailures")
     suite.write("test_flaky.py", _DYING % ("", "", "", ""))
     run = suite.run("--reruns=1")
@@ -210,12 +210,12 @@ def test_reruns(suite: Suite) -> None:
     }
     assert "1 failed, 3 passed, 3 rerun" in run.text
     for rank in (0, 1):
-        assert suite.read(f"setup.{rank}") == ["xx"]  # All of the test is run again, and only as often as it is said.
+        assert suite.read(f"setup.{rank}") == ["xx"]  # The whole test is rerun, and exactly once.
 
 
 @pytest.mark.nightly
 @needs("pytest_rerunfailures")
-def test_reruns_of_some(suite: Suite) -> None:
+def test_only_rerun_matches_errors_of_ranks(suite: Suite) -> None:
     suite.plugin("pytest_rerunfailures")
     flaky = "@pytest.mark.flaky(reruns=2, only_rerun='Flaky')"
     suite.write("test_flaky.py", _DYING % (flaky, flaky, flaky, ""))

@@ -1,4 +1,4 @@
-"""Scenarios of pytest-bdd whose steps run in ranks."""
+"""Tests of pytest-bdd: scenarios whose steps run in ranks."""
 
 from __future__ import annotations
 
@@ -94,23 +94,24 @@ _STEPS = """
     """
 
 
-def test_reports_of_scenarios(pair: Pair) -> None:
+def test_reports_of_marked_and_unmarked_scenarios_are_equal(pair: Pair) -> None:
     pair.plugin("pytest_bdd.plugin")
     pair.write("sums.feature", _FEATURE)
     pair.write("test_sums.py", _STEPS)
-    _, marked = pair.agree("--cucumberjson=cucumber.json")
+    _, marked = pair.run_both("--cucumberjson=cucumber.json")
     assert marked.count() == {"PASSED": 4, "FAILED": 1}
-    assert len(_features(pair.plain)[0]["elements"]) == 5
-    assert _features(pair.marked) == _features(pair.plain)
+    assert len(_read_features(pair.plain)[0]["elements"]) == 5
+    assert _read_features(pair.marked) == _read_features(pair.plain)
 
     plain, marked = (one.run("--gherkin-terminal-reporter", "-v") for one in (pair.plain, pair.marked))
     assert "When the last process doubles it" in marked.text
-    said = [[line for line in run.text.splitlines() if line.startswith("    ")] for run in (plain, marked)]
-    assert said[1][: len(said[0])] == said[0]
+    steps = [[line for line in run.text.splitlines() if line.startswith("    ")] for run in (plain, marked)]
+    assert steps[0]
+    assert steps[1][: len(steps[0])] == steps[0]
 
 
-def _features(suite: Suite) -> Any:
-    """Return what ``--cucumberjson`` has written, less what differs from run to run."""
+def _read_features(suite: Suite) -> Any:
+    """Return the features that ``--cucumberjson`` has written, without values that differ from run to run."""
     features = json.loads((suite.path / "cucumber.json").read_text().replace(f"{suite.path.name}/", ""))
     for feature in features:
         for element in feature["elements"]:

@@ -1,4 +1,4 @@
-"""Plugins that choose which tests of a session run, and in which order."""
+"""Tests of plugins that select, order or partition the tests of a session."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _TESTS = """
         def test_first(self):
             pass
     """
-_MORE = """
+_MORE_TESTS = """
     import pytest
 
 
@@ -105,16 +105,18 @@ _MORE = """
     """
 
 
-def _ran(suite: Suite, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, dict[str, str], list[str]]:
-    """Return the exit status of a session, the outcomes of its tests, and the order in which they ran on rank 0."""
+def _run_in_order(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, *options: str
+) -> tuple[int, dict[str, str], list[str]]:
+    """Run a session; return its exit status, the outcomes of its tests, and their order on rank 0."""
     monkeypatch.setenv("NOTES", str(suite.path / "notes"))
     (suite.path / "notes").unlink(missing_ok=True)
     run = suite.run(*options)
     return run.ret, run.outcomes(), suite.read("notes")
 
 
-def _plugins(names: str, options: str) -> object:
-    """Return parameters: plugins by their modules and the names that ``-p`` takes (``MODULE:NAME``), and options."""
+def _plugin_params(names: str, options: str) -> object:
+    """Return a parameter set of options and of plugins, each given by module and name for ``-p`` (``MODULE:NAME``)."""
     modules, registered = zip(*(name.split(":") for name in names.split()), strict=True)
     return pytest.param(registered, options.split(), marks=needs(*modules), id="+".join(registered))
 
@@ -129,7 +131,7 @@ _DURATIONS = {
 
 
 def _write_durations(pair: Pair) -> None:
-    """Write the files in which plugins have what tests took in an earlier session."""
+    """Write the files in which pytest-split and pytest-slow-first have the durations of an earlier session."""
     pair.write(".test_durations", json.dumps(_DURATIONS))
     entries = [
         {"nodeid": nodeid, "setup_duration": 0.0, "call_duration": seconds, "teardown_duration": 0.0}
@@ -139,30 +141,30 @@ def _write_durations(pair: Pair) -> None:
 
 
 _SELECTIONS = [
-    _plugins("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
-    _plugins("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
-    _plugins("pytest_randomly:randomly", "--randomly-seed=4"),
-    _plugins(
+    _plugin_params("pytest_order:pytest_order.plugin", "--error-on-failed-ordering"),
+    _plugin_params("pytest_ordering:pytest_ordering pytest_skip_slow:skip_slow", ""),
+    _plugin_params("pytest_randomly:randomly", "--randomly-seed=4"),
+    _plugin_params(
         "random_order:random_order pytest_test_groups:test-groups",
         "--random-order --random-order-seed=4 --test-group-count=6 --test-group=5",
     ),
-    _plugins("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
-    _plugins("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
+    _plugin_params("pytest_reverse:reverse pytest_shard:pytest-shard", "--reverse --num-shards=2 --shard-id=1"),
+    _plugin_params("pytest_slow_first:slow-first pytest_split:pytest-split", "--slow-first --splits=2 --group=2"),
 ]
 
 
 @pytest.mark.parametrize(("names", "options"), _SELECTIONS)
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
-def test_the_same_tests_run_in_the_same_order(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], how: tuple[str, ...]
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+def test_marked_and_unmarked_tests_run_in_the_same_order(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], options: list[str], workers: tuple[str, ...]
 ) -> None:
     pair.plugin(*names)
     pair.write("conftest.py", _CONFTEST)
     pair.write("test_a.py", _TESTS)
-    pair.write("test_b.py", _MORE)
+    pair.write("test_b.py", _MORE_TESTS)
     _write_durations(pair)
-    plain, marked = (_ran(one, monkeypatch, *how, *options) for one in (pair.plain, pair.marked))
-    if how:  # The order is that in which workers ask for tests.
+    plain, marked = (_run_in_order(one, monkeypatch, *workers, *options) for one in (pair.plain, pair.marked))
+    if workers:  # The order depends on when workers ask for tests.
         plain[2].sort()
         marked[2].sort()
     assert marked == plain
@@ -188,8 +190,8 @@ _PASSING = """
 
 
 @needs("pytest_split", "pytest_slow_first")
-@pytest.mark.parametrize("how", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
-def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["no-xdist", "xdist"])
+def test_durations_are_stored_once(pair: Pair, workers: tuple[str, ...]) -> None:
     """The driver stores what the slowest rank took; no rank writes a file."""
     pair.plugin("pytest-split", "slow-first")
     pair.write(
@@ -207,16 +209,16 @@ def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
     )
     pair.write("test_it.py", _PASSING)
     for one in (pair.plain, pair.marked):
-        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *how, quiet=True)
+        run = one.run("-s", "--store-durations", "--splits=1", "--group=1", *workers, quiet=True)
         assert re.search(r"\b3 passed\b", run.text)
-        if not how:
+        if not workers:
             assert len(re.findall(r"\[pytest-split\] (?:Running group|Stored)", run.text)) == 2
         split = json.loads((one.path / ".test_durations").read_text())
         tests = json.loads((one.path / "pytest-slow-first.json").read_text())["tests"]
-        first = {test["nodeid"]: test["call_duration"] for test in tests}
+        slow_first = {test["nodeid"]: test["call_duration"] for test in tests}
         names = {f"test_it.py::test_in_ranks[{n}]" for n in (1, 2)}
-        assert set(split) == set(first) == {"test_it.py::test_here", *names}
-        assert all(stored[name] >= 0.3 for stored in (split, first) for name in names)
+        assert set(split) == set(slow_first) == {"test_it.py::test_here", *names}
+        assert all(stored[name] >= 0.3 for stored in (split, slow_first) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,9 @@ def test_durations_are_stored_once(pair: Pair, how: tuple[str, ...]) -> None:
         ),
     ],
 )
-def test_two_partitions_are_refused(suite: Suite, plugin: str, options: str, refused: str | None) -> None:
+def test_accel_shard_with_another_partition_is_refused(
+    suite: Suite, plugin: str, options: str, refused: str | None
+) -> None:
     suite.plugin(plugin)
     suite.write("test_it.py", "def test_it():\n    pass\n")
     run = suite.run("--accel-shard=1/1" if refused is None else "--accel-shard=1/2", *options.split())

@@ -1,4 +1,4 @@
-"""Plugins with a fixture, a comparison or a check of their own: marked tests have what unmarked ones have."""
+"""Tests of plugins with one fixture, comparison or check each: results of marked and unmarked tests are equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.other_plugins.conftest import needs
 if TYPE_CHECKING:
     from tests.other_plugins.conftest import Pair
 
-_HELPERS = {
+_TESTS = {
     "pytest_unordered": """
         from pytest_unordered import unordered
 
@@ -85,18 +85,18 @@ _HELPERS = {
         """,
     "pytest_astropy_header.display": "",
 }
-"""The tested suites by the plugin's module."""
-_BEGINNING = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
+"""The tests of each plugin, by the plugin's module."""
+_HEAD = 'import pytest\n\nranks = pytest.mark.distributed(2, device="cpu")\n'
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)])
-@needs(*(name.partition(".")[0] for name in _HELPERS))
+@needs(*(name.partition(".")[0] for name in _TESTS))
 def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]) -> None:
-    pair.plugin(*_HELPERS)
+    pair.plugin(*_TESTS)
     pair.ini("remote_data_strict = true")
-    for module, text in _HELPERS.items():
+    for module, text in _TESTS.items():
         name = module.partition(".")[0].removeprefix("pytest_")
-        pair.write(f"test_{name}.py", "def test_unmarked():\n    pass\n" + _BEGINNING)
+        pair.write(f"test_{name}.py", "def test_unmarked():\n    pass\n" + _HEAD)
         for suite in (pair.plain, pair.marked):
             with (suite.path / f"test_{name}.py").open("a") as file:
                 file.write(_dedented(text))
@@ -111,13 +111,13 @@ def test_small_plugins_work_in_marked_tests(pair: Pair, workers: tuple[str, ...]
     }
     assert "One item replaced:" in marked.failure("test_unordered_fails")
     assert "need --remote-data option to run" in marked.text
-    assert re.findall("^Running tests with .*", marked.text, re.MULTILINE) == re.findall(
-        "^Running tests with .*", plain.text, re.MULTILINE
-    )
+    headers = [re.findall("^Running tests with .*", run.text, re.MULTILINE) for run in (plain, marked)]
+    assert headers[0]
+    assert headers[1] == headers[0]
 
 
 @needs("pytest_openfiles")
-def test_open_files(pair: Pair) -> None:
+def test_openfiles_fails_marked_tests_that_leave_files_open(pair: Pair) -> None:
     pair.plugin("pytest_openfiles.plugin")
     pair.write(
         "test_it.py",
@@ -151,7 +151,7 @@ def test_open_files(pair: Pair) -> None:
 
 @needs("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins")
 def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
-    """Their items are not marked by what the file's tests are marked with."""
+    """The items of these plugins do not get the marks of the file's tests."""
     pair.plugin("pytest_mypy", "pytest_ruff", "pytest_mypy_plugins.collect")
     pair.write(
         "test_it.py",
@@ -190,14 +190,14 @@ def test_items_that_check_files_are_not_marked(pair: Pair) -> None:
 
 
 @needs("pytest_deadfixtures", "pytest_examples")
-def test_options_that_are_refused(pair: Pair) -> None:
+def test_options_that_do_not_work_with_marked_tests_are_refused(pair: Pair) -> None:
     pair.plugin("pytest_deadfixtures", "pytest_examples")
-    pair.marked.write("test_it.py", f"{_BEGINNING}\n\n@ranks\ndef test_it():\n    pass\n")
+    pair.marked.write("test_it.py", f"{_HEAD}\n\n@ranks\ndef test_it():\n    pass\n")
     run = pair.marked.run("--dup-fixtures", "--update-examples")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    said = run.text + run.errors
-    assert "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out" in said
-    assert "--update-examples would have each rank of a marked test change the files" in said
+    text = run.text + run.errors
+    assert "--dup-fixtures cannot compare the fixtures of marked tests, whose values are in ranks: leave it out" in text
+    assert "--update-examples would have each rank of a marked test change the files" in text
     assert pair.marked.run().count() == {"PASSED": 1}
 
 

@@ -1,4 +1,4 @@
-"""Expected files that plugins write beside the tests: ranks compare, and the driver writes what they agree on."""
+"""Tests of plugins that store expected files beside the tests: ranks compare, and the driver writes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from tests.features.conftest import Run, Suite
     from tests.other_plugins.conftest import Pair
 
-_NOT_EXPECTED = ("__pycache__", ".approval_tests_temp", ".pytest_cache", "runpytest-")
+_IGNORED_FOLDERS = ("__pycache__", ".approval_tests_temp", ".pytest_cache", "runpytest-")
 
 
-def files(suite: Suite) -> dict[str, bytes]:
-    """Return the files in the folders below that of the tests."""
+def read_files(suite: Suite) -> dict[str, bytes]:
+    """Return the contents of the files in subfolders of the suite, by path."""
     found = {path.relative_to(suite.path): path for path in suite.path.rglob("*") if path.is_file()}
     return {
         str(name): path.read_bytes()
         for name, path in found.items()
-        if len(name.parts) > 1 and not any(part.startswith(_NOT_EXPECTED) for part in name.parts)
+        if len(name.parts) > 1 and not any(part.startswith(_IGNORED_FOLDERS) for part in name.parts)
     }
 
 
 def run_both(pair: Pair, *args: str) -> Run:
-    """Run both suites, assert that the outcomes and the files are the same, and return the marked one's session."""
+    """Run both suites, assert that outcomes and files are equal, and return the session of the marked suite."""
     plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
-    assert files(pair.marked) == files(pair.plain)
+    assert read_files(pair.marked) == read_files(pair.plain)
     return marked
 
 
@@ -84,8 +84,8 @@ def test_unmarked(data_regression):
 
 
 @needs("pytest_regressions", "numpy")
-def test_expected_files_of_pytest_regressions_are_handled_like_others(pair: Pair) -> None:
-    """Expected files are created, compared and regenerated as by unmarked tests, alone and under xdist."""
+def test_pytest_regressions_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Expected files are created, compared and regenerated as for unmarked tests, with and without xdist."""
     pair.plugin("pytest_datadir.plugin", "pytest_regressions.plugin")
     pair.write("value", "first")
     pair.write("test_files.py", _REGRESSIONS)
@@ -95,7 +95,7 @@ def test_expected_files_of_pytest_regressions_are_handled_like_others(pair: Pair
     assert created.word("test_datadir") == "PASSED"
     assert created.word("test_data[1]") == "FAILED"
     assert "File not found in data directory, created:" in created.failure("test_data[1]")
-    assert len(files(pair.marked)) == 9
+    assert len(read_files(pair.marked)) == 9
 
     pair.write("value", "second")
     regenerated = run_both(pair, "--force-regen", "-n", "2").failure("TestFiles.test_text")
@@ -131,15 +131,15 @@ def test_one_rank_uses_it(data_regression, rank):
 
 
 @needs("pytest_regressions")
-def test_expected_files_are_kept_if_ranks_disagree(pair: Pair) -> None:
-    """A file is left as it was where ranks differ, or where one has not reported."""
+def test_pytest_regressions_keeps_files_if_ranks_disagree(pair: Pair) -> None:
+    """A file is not changed if ranks differ, or if one has not reported."""
     suite = pair.marked
     suite.plugin("pytest_datadir.plugin")
     suite.plugin("pytest_regressions.plugin")
     suite.write("value", "first")
     suite.write("test_ranks.py", _DISAGREEING)
     assert suite.run("--regen-all").ret == 0
-    before = files(suite)
+    before = read_files(suite)
 
     suite.write("value", "second")
     regenerated = suite.run("--regen-all")
@@ -151,12 +151,12 @@ def test_expected_files_are_kept_if_ranks_disagree(pair: Pair) -> None:
     assert "test_ranks/test_differs.yml differs between ranks" in regenerated.failure("test_differs")
     assert "-rank: 0\n+rank: 1" in regenerated.failure("test_differs")
     assert "test_dies.yml is left as it was: only rank 0 reported" in regenerated.failure("test_dies")
-    after = files(suite)
+    after = read_files(suite)
     assert {name for name in before if before[name] != after[name]} == {"test_ranks/test_one_rank_uses_it.yml"}
 
     forced = suite.run("--force-regen", "-k", "differs").failure("test_differs")
     assert "-rank: 0\n+rank: 1" in forced
-    assert files(suite) == after
+    assert read_files(suite) == after
 
 
 _SNAPSHOT = """
@@ -208,14 +208,14 @@ def test_differs(snapshot, rank):
 
 
 @needs("pytest_snapshot")
-def test_files_of_pytest_snapshot_are_handled_like_others(pair: Pair) -> None:
-    """Snapshots are created, compared, updated and deleted as by unmarked tests, alone and under xdist."""
+def test_pytest_snapshot_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as for unmarked tests, with and without xdist."""
     pair.plugin("pytest_snapshot.plugin")
     pair.write("value", "first")
     pair.write("test_files.py", _SNAPSHOT)
     created = run_both(pair, "--snapshot-update", "-n", "2")
     assert "Created snapshots:\n    value.txt\n    same.txt\n    raw.bin" in created.failure("test_text")
-    assert len(files(pair.marked)) == 9
+    assert len(read_files(pair.marked)) == 9
 
     pair.write("value", "second")
     compared = run_both(pair)
@@ -223,14 +223,14 @@ def test_files_of_pytest_snapshot_are_handled_like_others(pair: Pair) -> None:
     assert "+ second" in compared.failure("test_text")
     updated = run_both(pair, "--snapshot-update", "--allow-snapshot-deletion")
     assert "Deleted snapshots:\n    folder/first.txt" in updated.failure("test_folder")
-    before = files(pair.marked)
+    before = read_files(pair.marked)
     assert "snapshots/test_files/test_folder/folder/second.txt" in before
     assert "snapshots/test_files/test_folder/folder/first.txt" not in before
 
     pair.marked.write("test_by_rank.py", _SNAPSHOT_BY_RANK)
     differing = pair.marked.run("--snapshot-update", "test_by_rank.py")
     assert "-of rank 0\n+of rank 1" in differing.text
-    assert files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
+    assert read_files(pair.marked).keys() - before.keys() == {"snapshots/test_by_rank/test_differs/alike.txt"}
 
 
 _INSTA = """
@@ -282,15 +282,15 @@ def test_differs(snapshot, rank):
 
 
 @needs("pytest_insta")
-def test_files_of_pytest_insta_are_handled_like_others(pair: Pair) -> None:
-    """Snapshots are created, compared, updated and deleted as by unmarked tests; the plugin cannot do xdist."""
+def test_pytest_insta_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Snapshots are created, compared, updated and deleted as for unmarked tests. The plugin does not support xdist."""
     pair.plugin("pytest_insta.plugin")
     pair.write("value", "first")
     pair.write("test_files.py", _INSTA)
     created = run_both(pair, "--insta=update-new")
     assert created.ret == 0
     assert len(re.findall("^CREATE snapshots/", created.text, re.MULTILINE)) == 7
-    assert {name for name in files(pair.marked) if name.startswith("snapshots")} == set(
+    assert {name for name in read_files(pair.marked) if name.startswith("snapshots")} == set(
         re.findall("^CREATE (snapshots/.*)$", created.text, re.MULTILINE)
     )
     pair.write("value", "second")
@@ -305,10 +305,10 @@ def test_files_of_pytest_insta_are_handled_like_others(pair: Pair) -> None:
         ("UPDATE", "snapshots/files__unmarked__0.txt"),
         ("DELETE", "snapshots/files__more__first.txt"),
     ]
-    before = files(pair.marked)
+    before = read_files(pair.marked)
     pair.marked.write("test_by_rank.py", _INSTA_BY_RANK)
     assert "-of rank 0\n+of rank 1" in pair.marked.run("--insta=update", "test_by_rank.py").text
-    assert files(pair.marked).keys() - before.keys() == {"snapshots/by_rank__differs__alike.txt"}
+    assert read_files(pair.marked).keys() - before.keys() == {"snapshots/by_rank__differs__alike.txt"}
 
 
 _APPROVALS = """
@@ -362,14 +362,14 @@ def test_differs(rank):
 
 
 def _approval_logs(suite: Suite) -> list[str]:
-    """Return the lines that scripts which approve and clean up go by."""
+    """Return the lines of the logs that approvaltests' scripts for approval and cleanup read."""
     texts = [path.read_text() for path in sorted(suite.path.glob(".approval_tests_temp/.*.log"))]
     return [line for text in texts for line in sorted(text.replace(str(suite.path), "").splitlines())]
 
 
 @needs("approvaltests", "pytest_approvaltests")
-def test_files_of_approvaltests_are_handled_like_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are received, and approved by a reporter, as by unmarked tests, alone and under xdist."""
+def test_approvaltests_handles_marked_tests_like_unmarked_ones(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are received, and approved by a reporter, as for unmarked tests, with and without xdist."""
     monkeypatch.setenv("APPROVALTESTS_DISABLE_SCRIPT_DOWNLOADS", "1")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     pair.plugin("approvaltests.integrations.pytest.pytest_plugin", "pytest_approvaltests")
@@ -387,11 +387,11 @@ def test_files_of_approvaltests_are_handled_like_others(pair: Pair, monkeypatch:
     }
     assert not list(pair.marked.path.rglob("*.received.*"))
     pair.marked.write("tests/test_by_rank.py", _APPROVALS_BY_RANK)
-    before = files(pair.marked)
+    before = read_files(pair.marked)
     failure = pair.marked.run("tests/test_by_rank.py").failure("test_differs")
     assert "-of rank 0\n+of rank 1" in failure
-    new = files(pair.marked).keys() - before.keys()
-    assert [name for name in new if "received" in name] == ["tests/test_by_rank.test_unmarked.received.txt"]
+    created = read_files(pair.marked).keys() - before.keys()
+    assert [name for name in created if "received" in name] == ["tests/test_by_rank.test_unmarked.received.txt"]
     assert {line.rpartition("/")[2] for line in _approval_logs(pair.marked) if "->" not in line} == {
         "test_by_rank.test_unmarked.approved.txt",
         "test_by_rank.test_differs.approved.txt",

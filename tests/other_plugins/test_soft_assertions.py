@@ -1,4 +1,4 @@
-"""Failures that a plugin notes while a test goes on, and adds to its report later, when they happen in one rank."""
+"""Tests of plugins that collect failures while a test continues, and report them later: failures in one rank."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ _CHECKS = """
 
 
 @needs("pytest_check")
-def test_failed_checks(pair: Pair) -> None:
+def test_failed_checks_in_one_rank_fail_the_test(pair: Pair) -> None:
     pair.plugin("pytest_check.plugin")
     pair.write("test_checks.py", _CHECKS)
-    _, marked = pair.agree("-rA")
-    told = marked.failure("test_wrong")
+    _, marked = pair.run_both("-rA")
+    failure = marked.failure("test_wrong")
     for text in (": soft", "Failed Checks: 2", "rank 0: passed", "rank 1 of 2"):
-        assert text in told
+        assert text in failure
     assert "FAILURE" in marked.failure("test_in_a_thread")
 
 
@@ -208,13 +208,13 @@ _ASSUMPTIONS = """
 
 
 @needs("pytest_assume")
-def test_failed_assumptions(pair: Pair) -> None:
+def test_failed_assumptions_in_one_rank_fail_the_test(pair: Pair) -> None:
     pair.plugin("pytest_assume.plugin")
     pair.write("test_assumptions.py", _ASSUMPTIONS)
-    _, marked = pair.agree("-W", "default")
-    told = marked.failure("test_wrong")
+    _, marked = pair.run_both("-W", "default")
+    failure = marked.failure("test_wrong")
     for text in ("2 Failed Assumptions", "soft", "once more", "rank 0: passed", "rank 1 of 2"):
-        assert text in told
+        assert text in failure
 
 
 _SUBTESTS = """
@@ -288,12 +288,12 @@ _SUBTESTS = """
     """
 
 
-def test_subtests(pair: Pair) -> None:
+def test_failed_subtests_in_one_rank_fail_the_test(pair: Pair) -> None:
     pair.write("test_sub.py", _SUBTESTS)
     plain, marked = pair.plain.run("-rA"), pair.marked.run("-rA")
     assert marked.ret == plain.ret == 1
-    # A marked test is reported once, after all its phases, and its failed subtests are failures of its own: those in
-    # its teardown, those of a unittest case, and those of a test that is expected to fail.
+    # A marked test is reported once, after all phases. It fails itself if subtests fail, also if these are in its
+    # teardown, if it is a unittest case, and if it is expected to fail.
     expected = plain.outcomes()
     expected["test_of_a_fixture"] = "SUBFAILED SUBFAILED FAILED"
     expected["test_case"] = "SUBPASSED SUBPASSED SUBFAILED FAILED"
@@ -303,14 +303,17 @@ def test_subtests(pair: Pair) -> None:
 
 
 @needs("pytest_subtests")
-def test_subtests_of_the_plugin(pair: Pair) -> None:
+def test_failed_subtests_of_pytest_subtests_fail_marked_tests(pair: Pair) -> None:
     pair.plugin("pytest_subtests.plugin")
     pair.write("test_sub.py", _SUBTESTS)
     plain, marked = pair.plain.run(), pair.marked.run()
     assert marked.ret == plain.ret == 1
-    # The plugin says nothing of those in a unittest case that pass.
-    said = [sorted(re.findall(r"^test_sub.py::(test_.* SUB[A-Z]+)", run.text, re.MULTILINE)) for run in (plain, marked)]
-    assert said[0] == said[1]
-    # The plugin lets a test pass whose subtests fail; pytest's own subtests, and marked tests, do not.
+    # The plugin does not show subtests of a unittest case that pass.
+    shown = [
+        sorted(re.findall(r"^test_sub.py::(test_.* SUB[A-Z]+)", run.text, re.MULTILINE)) for run in (plain, marked)
+    ]
+    assert shown[0]
+    assert shown[0] == shown[1]
+    # With the plugin, an unmarked test passes even if its subtests fail. A marked test fails, as with pytest's own.
     assert plain.word("test_one_fails") == "PASSED"
     assert marked.word("test_one_fails") == "FAILED"

@@ -1,4 +1,4 @@
-"""Snapshots of syrupy that marked tests assert: counted, written and kept as those of other tests are."""
+"""Tests of syrupy: snapshots of marked tests are counted, written and kept like those of unmarked tests."""
 
 from __future__ import annotations
 
@@ -125,35 +125,35 @@ import pytest
 def test_elsewhere(snapshot):
     assert ["elsewhere"] == snapshot
 """
-_NO_LONGER = _OTHER.replace('assert ["elsewhere"] == snapshot', "pass")
+_OTHER_WITHOUT_SNAPSHOT = _OTHER.replace('assert ["elsewhere"] == snapshot', "pass")
 
 
-def summary(run: Run) -> str:
-    """Return what syrupy says at the end of a session, its lines sorted: workers end in any order."""
+def read_summary(run: Run) -> str:
+    """Return syrupy's report at the end of a session, with sorted lines, because workers end in any order."""
     found = re.search(r"^-+ snapshot report summary -+$\n(.*?)^=", run.text, re.MULTILINE | re.DOTALL)
     return "\n".join(sorted(found[1].splitlines())) if found is not None else ""
 
 
-def snapshots(suite: Suite) -> dict[str, bytes]:
-    """Return the files in snapshot folders."""
+def read_snapshots(suite: Suite) -> dict[str, bytes]:
+    """Return the contents of the files in snapshot folders, by path."""
     files = [path for path in suite.path.rglob("__snapshots__/**/*") if path.is_file()]
     return {str(path.relative_to(suite.path)): path.read_bytes() for path in files}
 
 
 def run_both(pair: Pair, *args: str) -> Run:
-    """Run both suites, assert that syrupy and pytest say the same of them, and return the marked one's session."""
+    """Run both suites, assert that outcomes, summary and snapshots are equal, and return the marked suite's session."""
     plain, marked = pair.plain.run(*args), pair.marked.run(*args)
     assert marked.outcomes() == plain.outcomes()
-    assert summary(marked) == summary(plain)
+    assert read_summary(marked) == read_summary(plain)
     assert marked.ret == plain.ret
-    assert snapshots(pair.marked) == snapshots(pair.plain)
+    assert read_snapshots(pair.marked) == read_snapshots(pair.plain)
     return marked
 
 
-def test_snapshots_of_marked_tests_are_handled_like_others(pair: Pair) -> None:
-    """Snapshots are created, compared, reported as unused, updated and deleted as those of unmarked tests."""
-    _create(pair)
-    pair.write("sub/test_other.py", _NO_LONGER)
+def test_syrupy_handles_marked_tests_like_unmarked_ones(pair: Pair) -> None:
+    """Snapshots are created, compared, reported as unused, updated and deleted like those of unmarked tests."""
+    _check_creating(pair)
+    pair.write("sub/test_other.py", _OTHER_WITHOUT_SNAPSHOT)
     unused = run_both(pair, "--snapshot-details")
     assert unused.ret == 1
     assert unused.count().keys() == {"PASSED"}
@@ -167,33 +167,35 @@ def test_snapshots_of_marked_tests_are_handled_like_others(pair: Pair) -> None:
     assert re.search(r"\+\s+'value': 'other'", failure)
 
     assert run_both(pair, "--snapshot-update", "-k", "names or single").ret == 0
-    _update(pair)
+    _check_updating(pair)
 
 
-def test_snapshots_of_marked_tests_are_handled_like_others_under_xdist(pair: Pair) -> None:
-    """The controller knows what marked tests of all workers have used, and no worker loses what another one writes."""
-    _create(pair, "-n", "2")
-    pair.write("sub/test_other.py", _NO_LONGER)
-    _update(pair, "-n", "2")
+def test_syrupy_handles_marked_tests_like_unmarked_ones_under_xdist(pair: Pair) -> None:
+    """The controller knows the snapshots that all workers have used, and no worker deletes those of another."""
+    _check_creating(pair, "-n", "2")
+    pair.write("sub/test_other.py", _OTHER_WITHOUT_SNAPSHOT)
+    _check_updating(pair, "-n", "2")
 
 
-def _create(pair: Pair, *args: str) -> None:
+def _check_creating(pair: Pair, *args: str) -> None:
+    """Write the suites, create their snapshots, and check these."""
     pair.plugin("syrupy", "rerunfailures")
     pair.write("value", "first")
     pair.write("test_mixed.py", _MIXED)
     pair.write("sub/test_other.py", _OTHER)
     created = run_both(pair, "--snapshot-update", *args)
     assert created.ret == 0
-    assert "25 snapshots generated" in summary(created)
-    assert len(snapshots(pair.marked)) == 6
+    assert "25 snapshots generated" in read_summary(created)
+    assert len(read_snapshots(pair.marked)) == 6
 
 
-def _update(pair: Pair, *args: str) -> None:
+def _check_updating(pair: Pair, *args: str) -> None:
+    """Update the snapshots after other values, and check which are deleted."""
     pair.write("value", "shorter")
-    before = snapshots(pair.marked)
+    before = read_snapshots(pair.marked)
     updated = run_both(pair, "--snapshot-update", "--snapshot-details", *args)
     assert updated.word("test_fails_after") == "FAILED"
-    after = snapshots(pair.marked)
+    after = read_snapshots(pair.marked)
     assert before.keys() - after.keys() == {"sub/__snapshots__/test_other.ambr"}
     assert b"kept, too" in after["__snapshots__/test_mixed.ambr"]
     assert b"three" not in after["__snapshots__/test_mixed.ambr"]
@@ -296,28 +298,28 @@ def test_no_machine(snapshot):
 """
 
 
-def _lines(suite: Suite) -> dict[str, str]:
-    """Return the stored snapshots: the serialized text by name."""
+def _read_stored(suite: Suite) -> dict[str, str]:
+    """Return the serialized text of each stored snapshot, by name."""
     text = (suite.path / "__snapshots__/test_ranks.ambr").read_text()
     return dict(re.findall(r"^# name: (.*)\n((?:  .*\n)+)", text, re.MULTILINE))
 
 
 def test_snapshots_are_kept_if_ranks_disagree_or_die(pair: Pair) -> None:
-    """A snapshot is written if all ranks that use it agree, and is kept if a rank has not said what it uses."""
+    """A snapshot is written if all ranks that use it agree, and is kept if a rank has not reported."""
     suite = pair.marked
     suite.plugin("syrupy")
     suite.write("value", "first")
     suite.write("test_ranks.py", _DISAGREEING)
     suite.write("test_broken.py", _BROKEN)
     assert suite.run("--snapshot-update").ret == 0
-    before, files = _lines(suite), snapshots(suite)
+    before, files = _read_stored(suite), read_snapshots(suite)
     assert len(before) == 11
 
     suite.write("value", "second")
     run = suite.run("--snapshot-update")
     passed = {name for name, word in run.outcomes().items() if word == "PASSED"}
     assert passed == {"test_one_rank_uses_it", "test_by_rank"}
-    after = _lines(suite)
+    after = _read_stored(suite)
     changed = {name for name in before if before[name] != after[name]}
     assert after.keys() == before.keys()
     assert changed == {
@@ -327,8 +329,10 @@ def test_snapshots_are_kept_if_ranks_disagree_or_die(pair: Pair) -> None:
         "test_one_rank_fails",
         "test_one_rank_uses_it",
     }
-    assert {name for name in files if snapshots(suite).get(name) != files[name]} == {"__snapshots__/test_ranks.ambr"}
-    assert "unused" not in summary(run)
+    assert {name for name in files if read_snapshots(suite).get(name) != files[name]} == {
+        "__snapshots__/test_ranks.ambr"
+    }
+    assert "unused" not in read_summary(run)
     failure = run.failure("test_differs")
     assert "the snapshot 'test_differs' differs between ranks (__snapshots__/test_ranks.ambr)" in failure
     assert "'test_dies' is left as it was (__snapshots__/test_ranks.ambr): only rank 0 reported" in run.failure(
@@ -344,7 +348,7 @@ def test_snapshots_are_kept_if_ranks_disagree_or_die(pair: Pair) -> None:
     assert re.search(r"-'second of rank 0'\n\+'second of rank 1'", failure)
 
 
-_AGAIN = """
+_RERUN_TESTS = """
 from pathlib import Path
 
 import pytest
@@ -382,11 +386,11 @@ def test_changes(snapshot, first):
 
 
 def test_snapshots_of_reruns_are_written(pair: Pair) -> None:
-    """A rerun's snapshots are written, whatever came of the first run, unless new ones alone may be."""
+    """Snapshots of a rerun are written whatever the outcome of the first run, unless only new ones may be written."""
     suite = pair.marked
     suite.plugin("syrupy")
     suite.plugin("rerunfailures")
-    suite.write("test_ranks.py", _AGAIN)
+    suite.write("test_ranks.py", _RERUN_TESTS)
     run = suite.run("--snapshot-update-new-only")
     assert run.outcomes() == {
         "test_setup_fails_first": "RERUN PASSED",
@@ -396,7 +400,7 @@ def test_snapshots_of_reruns_are_written(pair: Pair) -> None:
     assert "(__snapshots__/test_ranks.ambr): this session has created it with another value" in run.failure(
         "test_changes"
     )
-    assert _lines(suite) == {
+    assert _read_stored(suite) == {
         "test_setup_fails_first": "  'value'\n",
         "test_differs_first": "  'of rank 0'\n",
         "test_changes": "  'first: True'\n",
@@ -444,19 +448,19 @@ def test_in_a_function(snapshot):
 
 
 def test_extensions_are_found_outside_of_ranks(pair: Pair) -> None:
-    """Extensions of conftests and of modules that only ranks import are found; one of a function is refused."""
+    """Extensions of conftests and of modules that only ranks import are found. One in a function is refused."""
     pair.plugin("syrupy")
     pair.write("conftest.py", _EXTENSION.format("root", "of_root"))
     pair.write("folder/conftest.py", _EXTENSION.format("folder", "of_folder"))
     pair.write("folder/test_extensions.py", _EXTENSIONS)
     for args in (("--snapshot-update-new-only", "-k", "not function"), ("-k", "not function")):
         assert run_both(pair, *args).ret == 0
-    assert [name.rpartition(".")[2] for name in sorted(snapshots(pair.marked))] == ["folder", "root", "json"]
+    assert [name.rpartition(".")[2] for name in sorted(read_snapshots(pair.marked))] == ["folder", "root", "json"]
     refused = pair.marked.run("-k", "function").failure("test_in_a_function")
     assert "test_in_a_function.<locals>.Local cannot be found outside of the test's ranks" in refused
 
 
-def test_an_unknown_release_is_refused(pair: Pair) -> None:
+def test_unknown_release_is_refused(pair: Pair) -> None:
     pair.marked.plugin("syrupy")
     pair.marked.write(
         "conftest.py",

@@ -1,4 +1,4 @@
-"""Plugins that put a terminal reporter of their own in the place of pytest's, or change what it shows."""
+"""Tests of plugins that replace pytest's terminal reporter, or change what it shows."""
 
 from __future__ import annotations
 
@@ -71,30 +71,30 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTCOMES = r"\d+ (?:passed|failed|skipped|xfailed|error)s?"
 
 
-def _shown(run: Run, pattern: str) -> list[str]:
-    """Return the parts of what `run` has shown that have `pattern`, without colours."""
+def _find_in_output(run: Run, pattern: str) -> list[str]:
+    """Return the parts of the output of `run`, without colours, that match `pattern`; fail if there are none."""
     found = re.findall(pattern, _COLOURS.sub("", run.text), re.MULTILINE)
-    assert found, f"nothing like {pattern} in\n{run.text}"
+    assert found, f"no match of {pattern} in\n{run.text}"
     return found
 
 
-def _plugin(module: str, name: str, options: str, pattern: str) -> object:
-    """Return the parameters of a plugin, registered as `name`, and of what its sessions show."""
+def _plugin_params(module: str, name: str, options: str, pattern: str) -> object:
+    """Return a parameter set for a plugin that is registered as `name`; `pattern` matches what it shows."""
     return pytest.param(name, options.split(), pattern, marks=needs(module), id=name)
 
 
 _PLUGINS = [
-    _plugin("pytest_pretty", "pretty", "", rf"^ +{_OUTCOMES}$|^│ +test_mix.py +│ +\w+ +│ +\d+ +│ +\d+ "),
-    _plugin("pytest_sugar", "sugar", "--force-sugar", rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"),
-    _plugin(
+    _plugin_params("pytest_pretty", "pretty", "", rf"^ +{_OUTCOMES}$|^│ +test_mix.py +│ +\w+ +│ +\d+ +│ +\d+ "),
+    _plugin_params("pytest_sugar", "sugar", "--force-sugar", rf"^ +{_OUTCOMES}$|^ +- test_mix.py:.*|^ test_mix.py \S+"),
+    _plugin_params(
         "pytest_instafail", "instafail", "--instafail", r"^_+ .*test_\w+ _+$|^test_mix.py \S+|(?<=== )\d.*(?= in )"
     ),
-    _plugin("pytest_progress", "progress", "--show-progress", r"\d+ of 9 completed, .*ReRun"),
-    _plugin("pytest_spec", "pytest_spec", "--spec", r"^ +[✓✗»] .*|^test_mix.py:$"),
-    _plugin("pytest_testdox", "testdox", "--force-testdox", r"^ +[✓✗»] .*|^mix$"),
-    _plugin("pytest_emoji", "emoji", "--emoji", r"^test_mix.py .*|^(?:FAILED|ERROR) \W+test_mix.py::\w+"),
-    _plugin("pytest_tldr", "tldr", "", r"^[.sFEx]+$|^Ran 9 tests|^FAILED .*|^(?:ERROR|FAIL): .*"),
-    _plugin("pytest_pspec", "pspec", "--pspec -Wdefault", r"^ +[✓✗»] .*|^test_mix.py$"),
+    _plugin_params("pytest_progress", "progress", "--show-progress", r"\d+ of 9 completed, .*ReRun"),
+    _plugin_params("pytest_spec", "pytest_spec", "--spec", r"^ +[✓✗»] .*|^test_mix.py:$"),
+    _plugin_params("pytest_testdox", "testdox", "--force-testdox", r"^ +[✓✗»] .*|^mix$"),
+    _plugin_params("pytest_emoji", "emoji", "--emoji", r"^test_mix.py .*|^(?:FAILED|ERROR) \W+test_mix.py::\w+"),
+    _plugin_params("pytest_tldr", "tldr", "", r"^[.sFEx]+$|^Ran 9 tests|^FAILED .*|^(?:ERROR|FAIL): .*"),
+    _plugin_params("pytest_pspec", "pspec", "--pspec -Wdefault", r"^ +[✓✗»] .*|^test_mix.py$"),
 ]
 
 
@@ -105,32 +105,34 @@ def test_each_test_is_shown_once(pair: Pair, name: str, options: list[str], patt
 
     plain, marked = (one.run(*options, quiet=True) for one in (pair.plain, pair.marked))
 
-    assert _shown(marked, pattern) == _shown(plain, pattern)
+    assert _find_in_output(marked, pattern) == _find_in_output(plain, pattern)
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "options", "pattern"), _PLUGINS)
 def test_each_test_is_shown_once_under_xdist(pair: Pair, name: str, options: list[str], pattern: str) -> None:
-    """Only text is compared that does not depend on the order in which tests end."""
+    """Only lines that do not depend on the order in which tests end are compared."""
     pair.plugin(name)
     pair.write("test_mix.py", _TESTS)
 
     runs = [one.run("-n2", *options, quiet=True) for one in (pair.plain, pair.marked)]
 
-    plain, marked = (sorted(line for line in _shown(run, pattern) if _is_of_one_test(line)) for run in runs)
+    plain, marked = (
+        sorted(line for line in _find_in_output(run, pattern) if _is_independent_of_order(line)) for run in runs
+    )
     assert marked == plain
     assert [run.ret for run in runs] == [pytest.ExitCode.TESTS_FAILED] * 2
 
 
-def _is_of_one_test(line: str) -> bool:
-    """Return whether a line that a plugin shows has nothing of tests that have ended before."""
+def _is_independent_of_order(line: str) -> bool:
+    """Return whether a shown line does not depend on the tests that have ended before."""
     return not re.search(r"^ ?test_mix.py|^mix$|completed|^[.sFEx]+$", line)
 
 
 @needs("pytest_rich")
-def test_rich(pair: Pair) -> None:
-    """Its reporter is active at a terminal only, and takes the place of pytest's under another name."""
+def test_rich_shows_equal_totals_and_output_of_commands(pair: Pair) -> None:
+    """pytest-rich replaces the reporter only at a terminal, and registers its own under another name."""
     pair.plugin("rich")
     pair.write("test_mix.py", _TESTS)
     pair.write(
@@ -148,7 +150,7 @@ def test_rich(pair: Pair) -> None:
     )
     plain, marked = (one.run("--rich", quiet=True) for one in (pair.plain, pair.marked))
     totals = r"^│ +(\d+ +[TPFEXS]\w+.*?) +│$"
-    assert _shown(marked, totals) == _shown(plain, totals)
+    assert _find_in_output(marked, totals) == _find_in_output(plain, totals)
     assert marked.ret == plain.ret == pytest.ExitCode.TESTS_FAILED
     for option, text in (("--accel-info", "sim-0"), ("--accel-plan", "makespan")):
         run = pair.marked.run("--rich", option, quiet=True)
@@ -196,10 +198,10 @@ def test_assertions_are_explained_in_ranks_as_in_the_driver(
         terminal.expect(pexpect.EOF)
     finally:
         terminal.close(force=True)
-    headlines = re.split(r"_ test_\w+ _", terminal.before.decode())
-    explained = [re.findall(r"^\x1b\[1m\x1b\[31m(E  .*?)\r?$", part, re.MULTILINE) for part in headlines]
-    assert [len(lines) > 10 for lines in explained] == [False, True, True]
-    assert explained[1] == explained[2]
+    sections = re.split(r"_ test_\w+ _", terminal.before.decode())
+    explanations = [re.findall(r"^\x1b\[1m\x1b\[31m(E  .*?)\r?$", part, re.MULTILINE) for part in sections]
+    assert [len(lines) > 10 for lines in explanations] == [False, True, True]
+    assert explanations[1] == explanations[2]
 
 
 @needs("pytest_print")

@@ -1,4 +1,4 @@
-"""pytest-testmon selects marked tests by what their ranks have executed."""
+"""Tests of pytest-testmon, which selects marked tests by the code that their ranks have executed."""
 
 from __future__ import annotations
 
@@ -87,44 +87,44 @@ _TESTS = """
 
 
 def change(pair: Pair, function: str) -> None:
-    """Write another body of `function`, which does the same."""
+    """Change the body of `function`, but not its result."""
     for one in (pair.plain, pair.marked):
         file = one.path / "product.py"
         file.write_text(re.sub(rf"(def {function}\(\):\n    return) ", r"\1 0 + ", file.read_text()))
 
 
-def selected(pair: Pair, *options: str) -> set[str]:
-    """Run both suites, the marked one with `options`; return the tests that have run, which are the same."""
+def run_selected(pair: Pair, *options: str) -> set[str]:
+    """Run both suites, the marked one with `options`; return the selected tests, and fail if these differ."""
     plain, marked = pair.plain.run("--testmon"), pair.marked.run("--testmon", *options)
     assert marked.outcomes() == plain.outcomes()
     assert marked.ret == plain.ret
     return set(marked.outcomes())
 
 
-def test_tests_are_selected_by_what_their_ranks_execute(pair: Pair) -> None:
+def test_tests_are_selected_by_code_that_their_ranks_execute(pair: Pair) -> None:
     pair.plugin("pytest-testmon")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)
-    assert len(selected(pair)) == 11
+    assert len(run_selected(pair)) == 11
     for functions, tests in (
         (["one"], {"test_ranks_differ"}),
         (["fixture", "unmarked"], {"test_fixture", *(f"test_unmarked[{number}]" for number in range(3))}),
     ):
         for function in functions:
             change(pair, function)
-        assert selected(pair) == {"test_fails[1]", *tests}
+        assert run_selected(pair) == {"test_fails[1]", *tests}
 
 
-def test_tests_are_selected_by_what_their_ranks_execute_under_xdist(pair: Pair) -> None:
+def test_tests_are_selected_by_code_that_their_ranks_execute_under_xdist(pair: Pair) -> None:
     pair.plugin("pytest-testmon")
     pair.write("product.py", _PRODUCT)
     pair.write("test_product.py", _TESTS)
-    assert len(selected(pair, "-n2")) == 11
+    assert len(run_selected(pair, "-n2")) == 11
     change(pair, "one")
-    assert selected(pair, "-n2") == {"test_fails[1]", "test_ranks_differ"}
+    assert run_selected(pair, "-n2") == {"test_fails[1]", "test_ranks_differ"}
 
 
-def test_a_test_that_not_all_ranks_have_run_is_selected_again(suite: Suite) -> None:
+def test_testmon_selects_tests_again_that_not_all_ranks_have_run(suite: Suite) -> None:
     suite.plugin("pytest-testmon")
     suite.write(
         "test_it.py",
@@ -148,8 +148,8 @@ def test_a_test_that_not_all_ranks_have_run_is_selected_again(suite: Suite) -> N
             pass
         """,
     )
-    lacking = {"test_needs_more_devices": "SKIPPED", "test_dies": "XFAIL"}
-    for expected in ({**lacking, "test_runs": "PASSED"}, lacking, lacking):
+    incomplete = {"test_needs_more_devices": "SKIPPED", "test_dies": "XFAIL"}
+    for expected in ({**incomplete, "test_runs": "PASSED"}, incomplete, incomplete):
         assert suite.run("--testmon").outcomes() == expected
     suite.write(
         "conftest.py", "from testmon.testmon_core import TestmonCollector\n\ndel TestmonCollector.discard_current\n"

@@ -1,4 +1,4 @@
-"""Limits of pytest-timeout, which the driver keeps for all ranks."""
+"""Tests of pytest-timeout: the driver enforces the timeouts for all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @needs("pytest_timeout")
-def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
+def test_driver_enforces_timeouts_of_pytest_timeout(suite: Suite) -> None:
     suite.plugin("pytest_timeout")
     suite.write(
         "test_slow.py",
@@ -60,11 +60,11 @@ def test_timeouts_of_pytest_timeout(suite: Suite) -> None:
     )
     run = suite.run()
     assert run.count() == {"PASSED": 4, "FAILED": 3}
-    for test, who in (
+    for test, subject in (
         ("test_hangs", "rank 1 is"),
         ("test_hangs_and_the_session_goes_on", "rank 0 is"),
         ("test_hangs_in_its_function", "ranks 0-1 are"),
     ):
-        assert f"timed out after 1 s: {who} at test_slow.py:" in run.failure(test)
-    told = run.failure("test_hangs")
-    assert "test_slow.py:16: " in told
+        assert f"timed out after 1 s: {subject} at test_slow.py:" in run.failure(test)
+    failure = run.failure("test_hangs")
+    assert "test_slow.py:16: " in failure

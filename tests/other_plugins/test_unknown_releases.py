@@ -1,4 +1,4 @@
-"""Releases of other plugins that lack what this plugin uses of them are refused, by name and version."""
+"""Tests of releases of other plugins that lack internals: they are refused with name and version."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _TESTS = """
             (["pytest_isolate.plugin"], "pytest-isolate", "pytest_isolate.plugin:get_isolation_options"),
             (["pytest_order.plugin"], "pytest-order", "pytest_order.plugin:fail_after_cannot_order"),
             (["pytest_recording.plugin"], "pytest-recording", "pytest_recording.utils:merge_kwargs"),
-            # pytest-reportportal has hooks of pytest-bdd where that is installed.
+            # pytest-reportportal implements hooks of pytest-bdd if that is installed.
             (["pytest_bdd.plugin", "pytest_reportportal"], "pytest-reportportal", "config.option:rp_enabled"),
             (["xprocess.pytest_xprocess"], "pytest-xprocess", "xprocess.pytest_xprocess:getrootdir"),
         ]
     ],
 )
-def test_a_release_that_lacks_internals_is_refused(pair: Pair, modules: list[str], plugin: str, owner: str) -> None:
+def test_release_that_lacks_internals_is_refused(pair: Pair, modules: list[str], plugin: str, owner: str) -> None:
     pair.plugin(*modules)
     place, _, name = owner.partition(":")
     pair.write("conftest.py", _CONFTEST.format(place=place, name=name))
