@@ -1,4 +1,4 @@
-"""Tests with every outcome, and the outcomes: the same on one machine, under a launcher and on a cluster."""
+"""A suite with tests of every outcome, and their verdicts, which are the same under a launcher and on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines: network namespaces with host names of their own."""
+"""Tests of sessions on a Ray cluster of two machines: network namespaces with different host names."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ ENDLESS = """
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield a suite for simulated devices."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
         yield made
 
 
 @pytest.fixture
-def two(surroundings: Surroundings) -> Iterator[Machines]:
-    """Two machines, each with a node of a Ray cluster; only the far one has GPUs, two of them."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray makes sockets there, whose paths must be short.
+def two_machines(surroundings: Surroundings) -> Iterator[Machines]:
+    """Yield two machines, each with a node of a Ray cluster. The far machine has two GPUs, the near one none."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray makes sockets there. Their paths must be short.
     nodes: list[StartedNode] = []
     try:
         with machines(folder) as made:
@@ -64,7 +65,7 @@ def two(surroundings: Surroundings) -> Iterator[Machines]:
             try:
                 for number, options in enumerate((head, far)):
                     environment = {**os.environ, **surroundings.environment, "RAY_TMPDIR": str(folder / str(number))}
-                    # The far machine has shared memory of its own.
+                    # The far machine does not share memory with the near one.
                     on = made.on(number, private=("/dev/shm",) if number else ())
                     nodes.append(start_node(folder, ADDRESSES[number], number, environment, options, on))
                     nodes[-1].wait_ready()
@@ -76,11 +77,12 @@ def two(surroundings: Surroundings) -> Iterator[Machines]:
         shutil.rmtree(folder)
 
 
-def start(suite: Suite, two: Machines) -> Session:
-    return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", program=(*two.on(0), *PYTEST))
+def start(suite: Suite, two_machines: Machines) -> Session:
+    """Start a session on the near machine that uses the cluster."""
+    return suite.start("--accel-cluster", f"ray:{ADDRESSES[0]}:{_PORT}", program=(*two_machines.on(0), *PYTEST))
 
 
-def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two: Machines) -> None:
+def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -116,23 +118,23 @@ def test_tests_run_on_the_other_machine_and_on_both(suite: Suite, two: Machines)
             assert platform.node() == "near-node"
         """,
     )
-    found = start(suite, two).finish()
-    found.expect({"test_far": "PASSED", "test_both": "PASSED", "test_fails_far": "FAILED", "test_near": "PASSED"})
+    run = start(suite, two_machines).finish()
+    run.expect({"test_far": "PASSED", "test_both": "PASSED", "test_fails_far": "FAILED", "test_near": "PASSED"})
 
 
-def test_a_machine_that_cannot_be_reached_any_more_is_named(suite: Suite, two: Machines) -> None:
+def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = start(suite, two)
+    session = start(suite, two_machines)
     suite.read("rank-1")
-    two.cut()
-    found = session.finish()
-    # The ranks may not have been asked in time which phases they had passed.
-    assert found.words["test_endless"] in ("FAILED", "ERROR")
-    assert found.words["test_unmarked"] == "PASSED"
-    assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in found.failure("test_endless")
+    two_machines.cut()
+    run = session.finish()
+    # The result is ERROR if the driver did not learn in time that the lost ranks had passed the setup.
+    assert run.words["test_endless"] in ("FAILED", "ERROR")
+    assert run.words["test_unmarked"] == "PASSED"
+    assert "ranks 0-1 were lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
 
 
-def test_the_verdicts_are_those_under_torchrun(suite: Suite, two: Machines) -> None:
+def test_verdicts_are_the_same_as_under_torchrun(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", MIXED)
-    suite.start(program=torchrun(two, 1)).finish().expect(VERDICTS)
-    start(suite, two).finish().expect(VERDICTS)
+    suite.start(program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
+    start(suite, two_machines).finish().expect(VERDICTS)

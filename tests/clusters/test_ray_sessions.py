@@ -1,4 +1,4 @@
-"""Sessions whose tests run on a real Ray cluster, whose nodes are on this machine and declare GPUs."""
+"""Tests of sessions on a real Ray cluster, whose nodes are on this machine and declare GPUs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ ENDLESS = """
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
 
 
 @contextmanager
 def cluster(surroundings: Surroundings, *gpus: int) -> Iterator[RayMachines]:
-    """A cluster with one node for each number of GPUs in `gpus`."""
+    """Yield a cluster with one node for each number of GPUs in `gpus`."""
     made = RayMachines(surroundings.environment)
     try:
         for number in gpus:
@@ -58,55 +59,62 @@ def cluster(surroundings: Surroundings, *gpus: int) -> Iterator[RayMachines]:
 
 @pytest.fixture(scope="module")
 def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
-    """A cluster with two nodes of two GPUs, which no test changes."""
+    """Yield a cluster with two nodes of two GPUs each. Tests must not change it."""
     with cluster(surroundings, 2, 2) as made:
         yield made
 
 
-def start(suite: Suite, on: RayMachines, *args: str) -> Session:
+def start(suite: Suite, ray: RayMachines, *args: str) -> Session:
+    """Start a session on the cluster `ray`."""
     suite.write("pytest.ini", "[pytest]\naccel = sim:2\nfilterwarnings = error\n")
-    return suite.start("--accel-cluster", f"ray:{on.address}", *args)
+    return suite.start("--accel-cluster", f"ray:{ray.address}", *args)
 
 
-def run(suite: Suite, on: RayMachines, *args: str) -> Run:
-    return start(suite, on, *args).finish()
+def run(suite: Suite, ray: RayMachines, *args: str) -> Run:
+    """Run a session on the cluster `ray`, and return its result."""
+    return start(suite, ray, *args).finish()
 
 
-def ours(surroundings: Surroundings) -> list[psutil.Process]:
-    """The agents, fork servers and ranks on the nodes."""
-    found = []
+def plugin_processes(surroundings: Surroundings) -> list[psutil.Process]:
+    """Return the agents, fork servers and ranks on the nodes."""
+    result = []
     for process in surroundings.processes():
         with contextlib.suppress(psutil.Error):
             if "pytest_accel" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def expect_free_nodes(surroundings: Surroundings) -> None:
-    eventually("all processes on the nodes to end", lambda: not ours(surroundings), timeout=30)
+    """Wait until the plugin has no processes on the nodes."""
+    eventually("all processes on the nodes to end", lambda: not plugin_processes(surroundings), timeout=30)
 
 
 def remove_folders_of_lost_nodes(surroundings: Surroundings) -> None:
-    """Remove what nothing on a crashed machine can remove."""
+    """Remove the folders of agents that were killed and could not remove them."""
     for folder in surroundings.temporary.glob("accel-*"):
         shutil.rmtree(folder)
 
 
-def test_the_verdicts_are_those_of_one_machine(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+def test_verdicts_are_the_same_as_on_one_machine(
+    suite: Suite, machines: RayMachines, surroundings: Surroundings
+) -> None:
     suite.write("test_it.py", MIXED)
-    found = run(suite, machines)
-    found.expect(VERDICTS)
-    assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in found.text
-    assert "needs 9 GPU on one node; the largest node of the Ray cluster" in found.text
-    assert "rank 1 exited with status 0" in found.failure("test_exits_on_one_rank")
-    assert "rank 0 was killed by SIGKILL" in found.failure("test_killed_on_one_rank")
-    assert f"--accel-cluster ray:{machines.address}" in found.failure("test_fails_on_one_rank")
+    result = run(suite, machines)
+    result.expect(VERDICTS)
+    assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in result.text
+    assert "needs 9 GPU on one node; the largest node of the Ray cluster" in result.text
+    assert "rank 1 exited with status 0" in result.failure("test_exits_on_one_rank")
+    assert "rank 0 was killed by SIGKILL" in result.failure("test_killed_on_one_rank")
+    assert f"--accel-cluster ray:{machines.address}" in result.failure("test_fails_on_one_rank")
     expect_free_nodes(surroundings)
     suite.run("--accel", "sim:4").expect(VERDICTS)
 
 
 @pytest.mark.long
-def test_worlds_over_nodes_and_workers(suite: Suite, machines: RayMachines, surroundings: Surroundings) -> None:
+def test_worlds_span_nodes_and_serve_several_workers(
+    suite: Suite, machines: RayMachines, surroundings: Surroundings
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -137,11 +145,11 @@ def test_worlds_over_nodes_and_workers(suite: Suite, machines: RayMachines, surr
             pass
         """,
     )
-    found = run(suite, machines, "-n", "auto")
-    assert "created: 4/4 workers" in found.text
-    assert set(found.words.values()) == {"PASSED", "SKIPPED"}, found.text
-    assert found.words["test_too_many_nodes"] == "SKIPPED"
-    assert len(found.words) == 13
+    result = run(suite, machines, "-n", "auto")
+    assert "created: 4/4 workers" in result.text
+    assert set(result.words.values()) == {"PASSED", "SKIPPED"}, result.text
+    assert result.words["test_too_many_nodes"] == "SKIPPED"
+    assert len(result.words) == 13
     assert "4 devices: " in run(suite, machines, "-n", "2", "--accel-plan").text
     expect_free_nodes(surroundings)
 
@@ -179,24 +187,24 @@ def test_two_sessions_never_share_a_device(suite: Suite, machines: RayMachines, 
     )
     sessions = [start(suite, machines, "-n", "2") for _ in range(2)]
     for session in sessions:
-        found = session.finish()
-        assert set(found.words.values()) == {"PASSED"}, found.text
-        assert len(found.words) == 6
+        result = session.finish()
+        assert set(result.words.values()) == {"PASSED"}, result.text
+        assert len(result.words) == 6
     expect_free_nodes(surroundings)
 
 
 @pytest.mark.long
-def test_a_killed_controller_leaves_nothing_on_the_nodes(
+def test_a_killed_controller_leaves_no_processes_on_the_nodes(
     suite: Suite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
     suite.write("test_it.py", ENDLESS)
     session = start(suite, machines)
     suite.read("rank-1")
-    assert ours(surroundings)
+    assert plugin_processes(surroundings)
     os.kill(session.process.pid, signal.SIGKILL)
     session.process.communicate()
     expect_free_nodes(surroundings)
-    # Ray has got its devices back.
+    # The devices were returned to Ray.
     suite.write("test_it.py", MIXED)
     assert run(suite, machines, "-k", "test_two_devices or test_sum").words["test_sum[1]"] == "PASSED"
 
@@ -212,9 +220,9 @@ def test_a_lost_node_fails_the_test_that_ran_there_and_a_new_one_is_used(
         suite.read("rank-1")
         made.add(2)
         node.kill()
-        found = session.finish()
-        found.expect({"test_endless": "FAILED", "test_next": "PASSED"})
-        assert "ranks 0-1 were lost with the node" in found.failure("test_endless")
+        result = session.finish()
+        result.expect({"test_endless": "FAILED", "test_next": "PASSED"})
+        assert "ranks 0-1 were lost with the node" in result.failure("test_endless")
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)
 
@@ -245,10 +253,10 @@ def test_a_test_whose_node_was_lost_is_retried_on_another(suite: Suite, surround
             suite.read(f"rank-{rank}")
         made.add(2)
         node.kill()
-        found = session.finish()
-        found.expect({"test_lost": "PASSED"})
-        assert "ranks 0-1 were lost with the node" in found.text
-        assert "(a node was lost)" in found.text
+        result = session.finish()
+        result.expect({"test_lost": "PASSED"})
+        assert "ranks 0-1 were lost with the node" in result.text
+        assert "(a node was lost)" in result.text
         expect_free_nodes(surroundings)
         remove_folders_of_lost_nodes(surroundings)
 
@@ -278,12 +286,12 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
     try:
         made.wait_for_autoscaler()
         plan = run(suite, made, "--accel-plan")
-        found = run(suite, made, "-n", "2")
+        result = run(suite, made, "-n", "2")
     finally:
         made.close()
     assert "2 tests to run" in plan.text
-    found.expect({"test_on_the_first": "PASSED", "test_on_two": "PASSED"})
-    assert "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some" in found.text
+    result.expect({"test_on_the_first": "PASSED", "test_on_two": "PASSED"})
+    assert "accel: sim, no devices; on 1 node of a Ray cluster, whose autoscaler may add some" in result.text
     expect_free_nodes(surroundings)
 
 
@@ -294,11 +302,11 @@ def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroun
         session = start(suite, made)
         suite.read("rank-1")
         made.head.kill()
-        found = session.finish()
-        assert found.code == 1
-        assert found.words["test_unmarked"] == "PASSED"
-        assert found.words["test_endless"] in ("FAILED", "ERROR")
-        assert found.words["test_next"] in ("FAILED", "ERROR")
+        result = session.finish()
+        assert result.code == 1
+        assert result.words["test_unmarked"] == "PASSED"
+        assert result.words["test_endless"] in ("FAILED", "ERROR")
+        assert result.words["test_next"] in ("FAILED", "ERROR")
         expect_free_nodes(surroundings)
 
 
@@ -307,21 +315,21 @@ def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surrounding
     suite.write("test_it.py", MIXED)
     with cluster(surroundings) as made:
         made.pretend_version("2.9.3")
-        found = run(suite, made)
-        assert (found.code, found.words) == (4, {})
+        result = run(suite, made)
+        assert (result.code, result.words) == (4, {})
         assert (
             f"the Ray cluster at {made.address} cannot be used: Version mismatch: The cluster was started with: "
-            in (found.text)
+            in (result.text)
         )
-        assert "Ray: 2.9.3 Python: " in found.text
+        assert "Ray: 2.9.3 Python: " in result.text
 
 
-def test_a_cluster_that_is_not_there_is_a_usage_error(suite: Suite) -> None:
+def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
     suite.write("test_it.py", MIXED)
     for value, text in (
         ("ray://127.0.0.1:10001", "ray:// is the address of Ray's client server"),
         ("slurm", "must be ray or ray:HOST:PORT, got 'slurm'"),
     ):
-        found = suite.run("--accel-cluster", value)
-        assert (found.code, found.words) == (4, {})
-        assert text in found.text
+        result = suite.run("--accel-cluster", value)
+        assert (result.code, result.words) == (4, {})
+        assert text in result.text

@@ -1,4 +1,4 @@
-"""Launchers that are there, the scripts that they start, and sessions whose tests start some."""
+"""Fixtures for the tests of launchers: a plain environment, scripts, and a choice of the MPI."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 
 from pytest_accel.launch.launch_api import missing
 
-SCRIPTS = Path(__file__).parent / "scripts"
 _FOREIGN = re.compile("PYTEST_(?!DEBUG_TEMPROOT)|COV|[A-Z]+_VISIBLE_DEVICES$|OMP_NUM_THREADS$|GLOO_SOCKET_IFNAME$")
-"""Variables that an outer session or a person may have set, and that `launch` passes on."""
+"""Variables of an outer session or of the user that `launch` would pass on."""
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is not that of an outer session."""
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of an outer session from the environment."""
     for name in os.environ:
         if _FOREIGN.match(name):
             monkeypatch.delenv(name)
@@ -27,7 +26,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a script of a text."""
+    """Provide a function that writes a script with the given text and returns its path."""
 
     def write(text: str) -> Path:
         path = tmp_path / "trainer.py"
@@ -39,7 +38,10 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def use_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Has ``mpirun`` be that of ``openmpi`` or ``mpich``, as Debian names them; skips where it is not installed."""
+    """Provide a function that makes ``mpirun`` that of ``openmpi`` or ``mpich``, as Debian names them.
+
+    It skips the test if this MPI is not installed.
+    """
 
     def use(flavour: str) -> None:
         folder = tmp_path / flavour

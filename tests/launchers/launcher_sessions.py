@@ -1,4 +1,4 @@
-"""Sessions that a launcher has started, for the tests of pytest under one."""
+"""A suite and helpers for the tests of pytest sessions under launchers."""
 
 from __future__ import annotations
 
@@ -62,23 +62,27 @@ PASSES = {
     "test_devices": "PASSED",
     "test_plain": "PASSED",
 }
+"""The results of the tests in `RANKS`, with two launched processes."""
 
 
 @contextlib.contextmanager
 def suites(factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """An empty suite, which lies where the path of a socket is short; what its sessions leave behind fails the test."""
+    """Yield an empty suite, whose path is short enough for sockets.
+
+    The test fails if a session leaves processes or files behind.
+    """
     made = Suite(factory.mktemp("t"), factory.mktemp("s"))
     try:
         yield made
         made.expect_nothing_left()
-        meetings = hashlib.sha256(os.fsencode(made.locks)).hexdigest()[:8]
-        assert list(Path("/tmp", f"pytest-accel-{os.geteuid()}").glob(f"{meetings}-*")) == []
+        prefix = hashlib.sha256(os.fsencode(made.locks)).hexdigest()[:8]
+        assert list(Path("/tmp", f"pytest-accel-{os.geteuid()}").glob(f"{prefix}-*")) == []
     finally:
         made.end()
 
 
 def expect_one_session(suite: Suite, run: Run, launcher: str) -> None:
-    """All that `RANKS` gives, said once."""
+    """Check that the suite `RANKS` has run in one session, which has reported everything once."""
     run.expect(PASSES)
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks\n" in run.text
@@ -89,7 +93,7 @@ def expect_one_session(suite: Suite, run: Run, launcher: str) -> None:
     assert sorted(str(case.get("name")) for case in cases) == sorted(PASSES)
 
 
-def launched(suite: Suite, variable: str, value: str) -> psutil.Process:
-    """The launched process in whose environment a launcher has put `variable`."""
+def launched_process(suite: Suite, variable: str, value: str) -> psutil.Process:
+    """Return the launched process in whose environment `variable` is `value`."""
     (found,) = (process for process in suite.processes() if process.environ().get(variable) == value)
     return found

@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces that a pair of virtual interfaces joins, each with a host name of its own."""
+"""Two simulated machines: network namespaces with different host names, joined by a pair of virtual interfaces."""
 
 from __future__ import annotations
 
@@ -17,33 +17,39 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 NAMES = ("near-node", "far-node")
 
 _CAN_SHIFT_CLOCKS = Path("/proc/self/ns/time").exists()
-"""time_namespaces(7)"""
+"""True if the kernel has time_namespaces(7)."""
 
 
 class Machines:
-    """Network namespaces that stand for machines."""
+    """Two network namespaces that simulate machines. `machines` makes and deletes them."""
 
-    def __init__(self, mark: str, folder: Path) -> None:
-        self._hosts = folder / f"hosts-{mark}"
-        known = zip(ADDRESSES, NAMES, strict=True)
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in known)]
+    def __init__(self, tag: str, folder: Path) -> None:
+        self._hosts = folder / f"hosts-{tag}"
+        hosts = zip(ADDRESSES, NAMES, strict=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in hosts)]
         self._hosts.write_text("\n".join([*lines, ""]))
-        self.spaces = (f"accel-{mark}-a", f"accel-{mark}-b")
-        self.links = (f"ac{mark}a", f"ac{mark}b")
+        self.spaces = (f"accel-{tag}-a", f"accel-{tag}-b")
+        self.links = (f"ac{tag}a", f"ac{tag}b")
 
     def on(self, machine: int, *, private: Sequence[str] = ()) -> tuple[str, ...]:
-        """The beginning of a command that is to run there, with folders that it does not share with the other."""
+        """Return the prefix of a command that runs on `machine`.
+
+        The machine does not share the folders `private` with the other one.
+        """
         steps = [f"hostname {NAMES[machine]}", f"mount --bind {shlex.quote(str(self._hosts))} /etc/hosts"]
         steps += [f"mount -t tmpfs tmpfs {shlex.quote(folder)}" for folder in private]
         script = " && ".join([*steps, 'exec "$@"'])
-        # The second has been up for much longer, by its clock.
+        # The monotonic clock of the second machine is far ahead, as if it had been up for longer.
         clock = ("--time", "--monotonic", "100000", "--fork") if machine and _CAN_SHIFT_CLOCKS else ()
-        # Not `ip netns exec`, which takes the control groups out of sight.
+        # `ip netns exec` would hide the control groups.
         enter = ("nsenter", f"--net=/run/netns/{self.spaces[machine]}", "unshare", "--uts", "--mount", *clock)
         return (*enter, "sh", "-c", script, "sh")
 
     def remote_shell(self, path: Path) -> Path:
-        """A program in the place of ssh: the host's name among its arguments says which machine the rest is run on."""
+        """Write a replacement of ssh to `path`, and return `path`.
+
+        The program runs the arguments after the host name on the machine with this name.
+        """
         cases = [f'{name}) shift; exec {shlex.join(self.on(at))} sh -c "$*";;' for at, name in enumerate(NAMES)]
         lines = ["#!/bin/sh", 'while [ $# -gt 0 ]; do case "$1" in', *cases, "*) shift;;", "esac; done", "exit 1", ""]
         path.write_text("\n".join(lines))
@@ -51,24 +57,24 @@ class Machines:
         return path
 
     def cut(self) -> None:
-        """The link between them is down; nobody is told."""
+        """Set the link between the machines down. Programs are not notified."""
         _ip("-n", self.spaces[1], "link", "set", self.links[1], "down")
 
     def pids(self) -> list[str]:
-        """Processes that are still there."""
+        """Return the ids of the processes that run on the machines."""
         return [pid for space in self.spaces for pid in _ip("netns", "pids", space).split()]
 
 
 def _ip(*words: str) -> str:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout
+    result = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise OSError(f"ip {' '.join(words)}: {result.stderr.strip()}")
+    return result.stdout
 
 
 @contextmanager
 def machines(folder: Path) -> Iterator[Machines]:
-    """Skips where this user may not make any. `folder` is for what they need."""
+    """Yield two machines whose files are in `folder`; skip the test if they cannot be made."""
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
         pytest.skip("network namespaces need root, iproute2 and util-linux")
     made = Machines(uuid.uuid4().hex[:6], folder)

@@ -1,4 +1,4 @@
-"""A Slurm, as Debian has it, whose nodes are network namespaces: its ports are nobody else's."""
+"""Slurm as Debian packages it, with network namespaces as nodes, so that its ports cannot be in use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 class Node(NamedTuple):
-    """A machine of Slurm's."""
+    """A node of Slurm."""
 
     name: str
     address: str
@@ -56,14 +56,14 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's daemons, at work."""
+    """The running daemons of Slurm."""
 
     enter: tuple[str, ...]
     """The prefix of a command that can reach the daemons."""
     environment: dict[str, str]
 
     def put_on_path(self, folder: Path) -> None:
-        """An ``srun`` in `folder` that reaches them from anywhere."""
+        """Write an ``srun`` to `folder` that reaches the daemons from every namespace."""
         program = folder / "srun"
         settings = " ".join(f"{name}={value}" for name, value in self.environment.items())
         program.write_text(f'#!/bin/sh\n{settings} exec {" ".join(self.enter)} {shutil.which("srun")} "$@"\n')
@@ -71,35 +71,35 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[Slurm]:
-    """One node, in a namespace of its own. Skips where Slurm is not installed, or there can be none."""
+def single_node(folder: Path) -> Iterator[Slurm]:
+    """Yield Slurm on one node in a network namespace; skip the test if Slurm or the namespace is not available."""
     if os.getuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("network namespaces need root and util-linux")
-    # Names are not looked up where there is no address but the loopback's (getaddrinfo(3), AI_ADDRCONFIG).
-    up = ["sh", "-c", "ip link set lo up && ip addr add 192.0.2.1/32 dev lo && echo up && exec sleep infinity"]
-    with _running(["unshare", "--net", *up], subprocess.PIPE) as holder:
+    # Names are looked up only if there is an address besides the loopback's (getaddrinfo(3), AI_ADDRCONFIG).
+    setup = ["sh", "-c", "ip link set lo up && ip addr add 192.0.2.1/32 dev lo && echo up && exec sleep infinity"]
+    with _running(["unshare", "--net", *setup], subprocess.PIPE) as holder:
         assert holder.stdout is not None
         if holder.stdout.readline() != b"up\n":
             pytest.skip("no network namespace can be made here")
         enter = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-        with on([Node(socket.gethostname(), "127.0.0.1", enter)], folder) as made:
+        with cluster([Node(socket.gethostname(), "127.0.0.1", enter)], folder) as made:
             yield made
 
 
 @contextlib.contextmanager
-def on(nodes: Sequence[Node], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
-    """The daemons on all `nodes`, its controller on the first. Skips where Slurm is not installed.
+def cluster(nodes: Sequence[Node], folder: Path, *, cpus: int | None = None, gpus: int = 0) -> Iterator[Slurm]:
+    """Yield Slurm on `nodes`, with its controller on the first; skip the test if Slurm is not installed.
 
-    Slurm believes that each node has `cpus` cores (default: those that are there) and `gpus` GPUs.
+    Slurm is configured with `cpus` cores (default: the available ones) and `gpus` GPUs for each node.
     """
     missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"there is no {' nor '.join(missing)} here")
     (folder / "key").write_bytes(os.urandom(1024))
     (folder / "key").chmod(0o600)
-    has = f"CPUs={cpus or len(os.sched_getaffinity(0))}" + (f" Gres=gpu:{gpus}" if gpus else "")
-    lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} {has}" for node in nodes)
-    # Slurm counts the files, and opens none of them.
+    resources = f"CPUs={cpus or len(os.sched_getaffinity(0))}" + (f" Gres=gpu:{gpus}" if gpus else "")
+    lines = "\n".join(f"NodeName={node.name} NodeAddr={node.address} {resources}" for node in nodes)
+    # Slurm counts these files, but opens none of them.
     for number in range(gpus):
         (folder / f"gpu{number}").touch()
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{gpus - 1}]\n" if gpus else "")
@@ -114,8 +114,8 @@ def on(nodes: Sequence[Node], folder: Path, *, cpus: int | None = None, gpus: in
         for node, command in daemons:
             log = stack.enter_context(open(folder / f"{command[0]}-{node.name}.log", "wb"))
             stack.enter_context(_running([*node.enter, *command], log, slurm.environment))
-        look = [*slurm.enter, "sinfo", "--noheader", "--Node", "--format=%t"]
-        eventually("the nodes of Slurm's", lambda: _said(look, slurm.environment).split() == ["idle"] * len(nodes))
+        query = [*slurm.enter, "sinfo", "--noheader", "--Node", "--format=%t"]
+        eventually("the nodes of Slurm's", lambda: _output(query, slurm.environment).split() == ["idle"] * len(nodes))
         yield slurm
 
 
@@ -143,11 +143,11 @@ def _running(
         try:
             yield process
         finally:
-            # Not the process alone: unshare that has forked pays no heed.
+            # The signal is for the whole group, since unshare ignores it after a fork.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 
 
-def _said(command: Sequence[str], environment: dict[str, str]) -> str:
+def _output(command: Sequence[str], environment: dict[str, str]) -> str:
     run = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     return run.stdout.strip()

@@ -1,4 +1,4 @@
-"""The agents of launched processes, and their clients in the driver."""
+"""Tests of the agents of launched processes, and of their clients in the driver."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def session(directory: str) -> SessionSpec:
 
 
 @pytest.fixture
-def interrupts() -> Iterator[None]:
-    """The handler of Ctrl-C, which an agent replaces."""
+def keep_sigint() -> Iterator[None]:
+    """Restore the handler of SIGINT after the test, since an agent replaces it."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
 
 
-@pytest.mark.parametrize("what", ["no pickle", "a server that there is not"])
-def test_a_message_that_cannot_be_handled_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["no pickle", "unknown server"])
+def test_an_error_in_the_handling_of_a_message_is_reported(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     ours, theirs = socket.socketpair()
@@ -62,7 +62,7 @@ def test_a_message_that_cannot_be_handled_is_reported(what: str, monkeypatch: py
 
 
 @pytest.mark.skipif(prctl.end_of(1) is None, reason="the kernel has no pidfd")
-def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(interrupts: None) -> None:
+def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(keep_sigint: None) -> None:
     ours, theirs = Pipe()
     with ours, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         ours.send(End(3, driver.pid))
@@ -71,13 +71,13 @@ def test_an_agent_exits_after_its_driver_with_the_status_that_it_was_sent(interr
         assert driver.poll() is not None
 
 
-def test_an_agent_fails_if_its_driver_is_lost(interrupts: None) -> None:
+def test_an_agent_fails_if_its_driver_is_lost(keep_sigint: None) -> None:
     ours, theirs = Pipe()
     ours.close()
     assert serve_driver(LocalAgentTransport(theirs)) == 1
 
 
-def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_path: Path, interrupts: None) -> None:
+def test_the_driver_gets_the_error_of_a_fork_server_that_cannot_be_started(tmp_path: Path, keep_sigint: None) -> None:
     ours, theirs = Pipe()
     driver_end, server_end = socket.socketpair()
     with ours, driver_end, server_end, subprocess.Popen([sys.executable, "-c", ""]) as driver:

@@ -1,4 +1,4 @@
-"""The command line and the environment that each launcher is given, as values."""
+"""Tests of the command line and the environment that are made for each launcher."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ TRAINER = ("/work/trainer.py", "--epochs", "1")
 
 
 def plan(launcher: str, job: Job = ON_GPUS, **changes: object) -> Plan:
+    """Return the plan of `launcher` for `job` with `changes`."""
     return LAUNCHERS[launcher].plan(replace(job, launcher=launcher, **changes))  # type: ignore[arg-type]
 
 
@@ -47,20 +48,20 @@ def test_the_script_and_its_arguments_come_last(launcher: str, job: Job) -> None
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_module(launcher: str) -> None:
+def test_a_module_is_started_by_its_name(launcher: str) -> None:
     made = plan(launcher, script="package.trainer", module=True).command
     flag = "--module" if launcher == "deepspeed" else "-m"
     assert made[-4:] == (flag, "package.trainer", "--epochs", "1")
 
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "python"])
-def test_more_flags_for_the_launcher_come_before_the_script(launcher: str) -> None:
+def test_launcher_arguments_come_before_the_script(launcher: str) -> None:
     made = plan(launcher, launcher_args=("--more", "flags")).command
     assert made.index("--more") < made.index("/work/trainer.py")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_no_launcher_escapes_the_mask(launcher: str) -> None:
+def test_no_launcher_gets_flags_that_bypass_the_mask(launcher: str) -> None:
     made = plan(launcher)
     words = " ".join(made.command)
     assert not any(flag in words for flag in ("--num_gpus", "--include", "--exclude", "--virtual-local-rank"))
@@ -69,14 +70,14 @@ def test_no_launcher_escapes_the_mask(launcher: str) -> None:
         assert made.environ["CUDA_VISIBLE_DEVICES"] == "GPU-33,GPU-11"
 
 
-def test_torchrun_keeps_the_port_itself() -> None:
+def test_torchrun_chooses_its_port_itself() -> None:
     assert plan("torchrun").command[:8] == (
         *("/bin/python", "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
         *("--nproc-per-node=2", "--redirects=3", "--log-dir=/folder/ranks"),
     )
 
 
-def test_accelerate_is_torchrun_where_it_starts_several() -> None:
+def test_accelerate_starts_several_ranks_with_torchrun() -> None:
     made = plan("accelerate")
     assert "--multi_gpu" in made.command
     assert "--cpu" not in made.command
@@ -84,7 +85,7 @@ def test_accelerate_is_torchrun_where_it_starts_several() -> None:
     assert "ACCELERATE_USE_CPU" not in made.environ
 
 
-def test_accelerate_on_the_cpu() -> None:
+def test_accelerate_is_told_to_use_the_cpu() -> None:
     many, one = plan("accelerate", ON_CPU), plan("accelerate", ON_CPU, nproc=1)
     assert "--multi_gpu" in many.command
     assert many.environ["ACCELERATE_USE_CPU"] == "true"
@@ -93,13 +94,13 @@ def test_accelerate_on_the_cpu() -> None:
     assert one.depth == 1
 
 
-def test_accelerate_with_a_mode_of_the_tests_own() -> None:
+def test_a_mode_in_the_arguments_of_accelerate_replaces_the_default() -> None:
     made = plan("accelerate", launcher_args=("--use_fsdp",)).command
     assert "--multi_gpu" not in made
     assert "--use_fsdp" in made
 
 
-def test_deepspeed_has_integers_in_pci_order() -> None:
+def test_deepspeed_gets_device_numbers_in_pci_order() -> None:
     made = plan("deepspeed")
     assert made.environ["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert made.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -132,7 +133,7 @@ def test_deepspeed_starts_one_rank_for_each_device() -> None:
         plan("deepspeed", nproc=4)
 
 
-def test_open_mpi() -> None:
+def test_command_of_open_mpi() -> None:
     made = plan("mpirun", version=OPEN_MPI)
     assert made.command == (
         *("/bin/mpirun", "--host", "localhost:2", "-n", "2", "--bind-to", "none"),
@@ -141,7 +142,7 @@ def test_open_mpi() -> None:
     assert (made.environ["MASTER_ADDR"], made.environ["MASTER_PORT"]) == ("127.0.0.1", "12345")
 
 
-def test_mpich_and_intel_mpi() -> None:
+def test_command_of_mpich_and_intel_mpi() -> None:
     made = plan("mpirun", version=HYDRA)
     assert made.command == (
         *("/bin/mpirun", "-launcher", "fork", "-hosts", "localhost", "-n", "2"),

@@ -1,4 +1,4 @@
-"""Scripts that do not end well: what is said of them, and that nothing of them stays behind."""
+"""Tests of launched scripts that fail: the error, and that no process is left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wait_for_ever():
 
 wait_for_ever()
 """
-FAMILY = """
+DETACHED_PROCESSES = """
 import os, subprocess, sys, time
 
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -52,26 +52,26 @@ print("all are there", flush=True)
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A variable by which all that is launched is known."""
+def marker(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Set an environment variable that all launched processes inherit, and provide its name."""
     name = f"LAUNCHED_{uuid.uuid4().hex}"
     monkeypatch.setenv(name, "1")
     return name
 
 
-def marked(name: str) -> list[psutil.Process]:
-    """Every living process that has the variable, but for this one."""
+def living_processes(name: str) -> list[psutil.Process]:
+    """Return all living processes that have the environment variable `name`."""
 
-    def look() -> Iterator[psutil.Process]:
+    def find() -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if name in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
-    return list(look())
+    return list(find())
 
 
-def test_an_exit_status(launch: Launch, script: Script) -> None:
+def test_an_exit_status_is_reported_with_the_output(launch: Launch, script: Script) -> None:
     path = script("print('to stdout'); raise SystemExit('why it failed')")
     with pytest.raises(LaunchError) as caught:
         launch(path, "a b", launcher="python")
@@ -82,52 +82,52 @@ def test_an_exit_status(launch: Launch, script: Script) -> None:
     assert caught.value.result.stdout == "to stdout\n"
 
 
-def test_a_signal_by_its_name(launch: Launch, script: Script) -> None:
+def test_a_signal_is_reported_by_its_name(launch: Launch, script: Script) -> None:
     with pytest.raises(LaunchError, match=r"^python ended by SIGSEGV\n") as caught:
         launch(script(SEGFAULT), launcher="python")
     assert "the last words" in str(caught.value)
-    assert "ctypes/__init__.py" in str(caught.value), "the stack of a rank that dies is shown"
+    assert "ctypes/__init__.py" in str(caught.value), "the stack of a dead rank must be shown"
 
 
 @pytest.mark.nightly
-def test_a_rank_of_torchrun_that_dies(launch: Launch, script: Script, mark: str) -> None:
+def test_a_dead_rank_of_torchrun_is_reported(launch: Launch, script: Script, marker: str) -> None:
     with pytest.raises(LaunchError) as caught:
         launch(script(SEGFAULT), nproc=2)
     text = str(caught.value)
     assert text.startswith("torchrun ended with exit status 1: rank 1 by SIGSEGV\n")
     assert "--- rank 0, stdout\nrank 0 is here\n" in text
     assert "the last words" in caught.value.result.rank_stderr[1]
-    assert marked(mark) == []
+    assert living_processes(marker) == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["deepspeed"])
-def test_a_rank_of_deepspeed_that_dies(launch: Launch, script: Script, mark: str, launcher: str) -> None:
+def test_a_dead_rank_of_deepspeed_is_reported(launch: Launch, script: Script, marker: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match=r"^deepspeed ended with exit status 245 \(SIGSEGV in a rank\)\n"):
         launch(script(SEGFAULT), launcher=launcher, nproc=2)
-    assert marked(mark) == []
+    assert living_processes(marker) == []
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)])
-def test_a_rank_of_mpirun_that_dies(
-    launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_a_dead_rank_of_mpirun_is_reported(
+    launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
     use_mpi(flavour)
     with pytest.raises(LaunchError, match=r"^mpirun ended with exit status (139|11) \(SIGSEGV in a rank\)\n") as caught:
         launch(script(SEGFAULT), launcher="mpirun", nproc=2)
     assert "the last words" in str(caught.value)
-    assert marked(mark) == []
+    assert living_processes(marker) == []
 
 
 @pytest.mark.long(except_for="python")
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.nightly), "python"])
-def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, launcher: str) -> None:
+def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, marker: str, launcher: str) -> None:
     nproc = None if launcher == "python" else 2
     path = script(HANG)
     with pytest.raises(LaunchTimeout) as caught:
         launch(path, launcher=launcher, nproc=nproc, timeout=scaled(4 if launcher == "python" else 20))
-    assert marked(mark) == []
+    assert living_processes(marker) == []
     assert sorted(caught.value.stacks) == list(range(nproc or 1))
     for rank, stack in caught.value.stacks.items():
         assert f'File "{path}", line 6 in wait_for_ever' in stack
@@ -137,29 +137,29 @@ def test_a_timeout_shows_the_stacks(launch: Launch, script: Script, mark: str, l
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("flavour", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
 def test_a_timeout_shows_the_stacks_of_mpirun(
-    launch: Launch, script: Script, mark: str, use_mpi: Callable[[str], None], flavour: str
+    launch: Launch, script: Script, marker: str, use_mpi: Callable[[str], None], flavour: str
 ) -> None:
     use_mpi(flavour)
     with pytest.raises(LaunchTimeout) as caught:
         launch(script(HANG), launcher="mpirun", nproc=2, timeout=scaled(8))
-    assert marked(mark) == []
+    assert living_processes(marker) == []
     assert ["in wait_for_ever" in stack for _, stack in sorted(caught.value.stacks.items())] == [True, True]
 
 
-def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, mark: str) -> None:
-    result = launch(script(FAMILY), launcher="python", timeout=60)
+def test_processes_that_a_script_leaves_are_killed(launch: Launch, script: Script, marker: str) -> None:
+    result = launch(script(DETACHED_PROCESSES), launcher="python", timeout=60)
     assert result.stdout == "all are there\n"
-    assert marked(mark) == []
+    assert living_processes(marker) == []
 
 
-def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, mark: str) -> None:
+def test_an_interrupted_launch_leaves_no_processes(launch: Launch, script: Script, marker: str) -> None:
     stop = threading.Event()
 
     def interrupt() -> None:
         while not stop.wait(0.05):
-            if any("trainer.py" in "".join(process.cmdline()[1:2]) for process in marked(mark)):
+            if any("trainer.py" in "".join(process.cmdline()[1:2]) for process in living_processes(marker)):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
 
@@ -171,16 +171,16 @@ def test_an_interrupted_launch_leaves_nothing(launch: Launch, script: Script, ma
     finally:
         stop.set()
         thread.join()
-    assert marked(mark) == []
+    assert living_processes(marker) == []
 
 
-def test_a_killed_supervisor_ends_the_launch(launch: Launch, script: Script, mark: str) -> None:
+def test_a_killed_supervisor_ends_the_launch(launch: Launch, script: Script, marker: str) -> None:
     path = script("import os, time\nprint('here', flush=True)\nos.kill(os.getppid(), 9)\ntime.sleep(600)\n")
     with pytest.raises(LaunchError, match="python: the process that supervises the launch was killed") as caught:
         launch(path, launcher="python")
     assert caught.value.result.stdout == "here\n"
-    psutil.wait_procs(marked(mark), timeout=60)
-    assert marked(mark) == []
+    psutil.wait_procs(living_processes(marker), timeout=60)
+    assert living_processes(marker) == []
 
 
 def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: Script) -> None:
@@ -190,7 +190,7 @@ def test_missing_output_is_an_error_if_it_was_asked_for(launch: Launch, script: 
         launch(path, launcher="python", output=True)
 
 
-def test_descriptors_are_closed(launch: Launch, script: Script) -> None:
+def test_a_failed_launch_leaves_no_descriptors_open(launch: Launch, script: Script) -> None:
     path = script("raise SystemExit(3)")
     before = os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd") else []
     for _ in range(2):
@@ -210,14 +210,14 @@ def test_descriptors_are_closed(launch: Launch, script: Script) -> None:
         ({"timeout": 0}, r"timeout=0\): allowed is a number of seconds > 0"),
     ],
 )
-def test_arguments_that_are_not_allowed(
+def test_invalid_arguments_are_errors(
     launch: Launch, script: Script, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         launch(script("pass"), **arguments)  # type: ignore[arg-type]
 
 
-def test_a_script_that_is_not_there(launch: Launch) -> None:
+def test_a_missing_script_is_an_error(launch: Launch) -> None:
     here = Path(__file__).parent
     with pytest.raises(FileNotFoundError, match=rf"no such file: {here}/none.py or {Path.cwd()}/none.py"):
         launch("none.py", launcher="python")

@@ -1,4 +1,4 @@
-"""`launch` in tests with and without marks: what their leases, options and ends make of it."""
+"""Tests of the `launch` fixture in sessions: marked and unmarked tests, leases, output, and killed processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ time.sleep(600)
 
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
-    """Runs a pytest session with this plugin alone."""
+    """Provide a function that runs a pytest session with no other plugin than this one."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("COLUMNS", "200")
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
@@ -159,7 +159,7 @@ def test_a_launcher_that_is_not_there(
 
 @pytest.mark.long
 def test_output_is_shown_while_the_script_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session is not over until this test, which has seen the first line, makes the file that the script awaits."""
+    """The script waits for a file that this test makes when it has seen the first line."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.path.joinpath("trainer.py").write_text(
         "import pathlib, time\n"
@@ -217,8 +217,8 @@ def test_a_killed_test_process_leaves_no_launched_process(
     command = [sys.executable, "-m", "pytest", "-p", "accel", "--accel", "sim:2", str(path)]
     with subprocess.Popen(command, cwd=pytester.path, stdout=subprocess.PIPE, text=True) as process:
         files = [pytester.path / f"rank-{rank}" for rank in range(2)]
-        trainers = [psutil.Process(await_number(file)) for file in files]
-        os.kill(await_number(pytester.path / "tester"), signal.SIGKILL)
+        trainers = [psutil.Process(wait_for_number(file)) for file in files]
+        os.kill(wait_for_number(pytester.path / "tester"), signal.SIGKILL)
         _, alive = psutil.wait_procs(trainers, timeout=scaled(_TIMEOUT))
         assert alive == []
         assert process.stdout is not None
@@ -227,8 +227,8 @@ def test_a_killed_test_process_leaves_no_launched_process(
         assert "SIGKILL" in output
 
 
-def await_number(path: Path) -> int:
-    """The number in a file, once there is one."""
+def wait_for_number(path: Path) -> int:
+    """Wait until the file `path` has a number, and return it."""
     limit = Deadline(_TIMEOUT)
     while True:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Detection of launchers, and the rendezvous of launched processes."""
+"""Tests of the detection of launchers, and of the rendezvous of launched processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pytest_accel.nodes.tcp_rendezvous import Rendezvous, read_rendezvous
 from tests.faults.conftest import eventually
 
 SECRET = "nobody can guess this one"
-STRANGER = 1002
-"""Another user."""
+OTHER_USER = 1002
+"""The id of a user that does not run the tests."""
 
 TORCHRUN = {
     "RANK": "1",
@@ -98,15 +98,15 @@ def test_each_launcher_is_recognized_by_its_variables(environ: dict[str, str], e
 @pytest.mark.parametrize(
     "environ",
     [
-        pytest.param({}, id="nothing"),
+        pytest.param({}, id="empty"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a"}, id="exported by hand"),
-        pytest.param({**TORCHRUN, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, id="alone"),
-        pytest.param({**TORCHRUN, "TORCHELASTIC_RUN_ID": "accel-3"}, id="a rank of ours"),
-        pytest.param({**TORCHRUN, "RANK": "one"}, id="no number"),
+        pytest.param({**TORCHRUN, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, id="one process"),
+        pytest.param({**TORCHRUN, "TORCHELASTIC_RUN_ID": "accel-3"}, id="a rank of this plugin"),
+        pytest.param({**TORCHRUN, "RANK": "one"}, id="invalid number"),
         pytest.param({"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, id="in sbatch, without srun"),
     ],
 )
-def test_other_environments_are_no_launcher(environ: dict[str, str]) -> None:
+def test_no_launcher_is_recognized_in_other_environments(environ: dict[str, str]) -> None:
     assert find(environ, "7-1.5") is None
 
 
@@ -115,6 +115,7 @@ def test_a_launcher_started_in_a_rank_is_recognized() -> None:
 
 
 def key(environ: dict[str, str]) -> str:
+    """Return the key of the job in whose environment a launcher is found."""
     found = find(environ, "7-1.5")
     assert found is not None
     return found.key
@@ -138,19 +139,20 @@ def test_the_argument_local_rank_of_deepspeed_is_not_given_to_pytest() -> None:
 
 
 def hello(rank: int, **other: object) -> Hello:
+    """Return the message of `rank`, with the fields `other` changed."""
     values: dict[str, object] = {"args": ("-v",), "directory": "/here", "rootdir": "/here", "masks": {}, **other}
     return Hello(rank, os.getpid(), **values)  # type: ignore[arg-type]
 
 
-def test_machines_may_have_different_masks() -> None:
+def test_masks_must_be_equal_on_one_machine_only() -> None:
     here, there = hello(0, masks={"A": "0,1"}), {"node": "there", "masks": {"A": "2,3"}}
     assert find_difference("torchrun", [here, hello(1, **there)]) is None
-    told = find_difference("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
-    assert told is not None
-    assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in told
+    difference = find_difference("torchrun", [here, hello(1, **{**there, "masks": {"A": "2"}})])
+    assert difference is not None
+    assert "visible devices: rank 0 has A=0,1, rank 1 has A=2" in difference
 
 
-def test_equal_processes_agree() -> None:
+def test_equal_processes_have_no_difference() -> None:
     assert find_difference("torchrun", [hello(0), hello(1), hello(2)]) is None
 
 
@@ -164,25 +166,27 @@ def test_equal_processes_agree() -> None:
         ({"masks": {"A": "1"}}, "visible devices: rank 0 has no mask, rank 2 has A=1"),
     ],
 )
-def test_processes_that_differ_are_named_with_both_values(other: dict[str, object], what: str) -> None:
-    told = find_difference("torchrun", [hello(0), hello(1), hello(2, **other)])
-    assert told is not None
-    assert what in told
+def test_a_difference_between_processes_names_both_values(other: dict[str, object], what: str) -> None:
+    difference = find_difference("torchrun", [hello(0), hello(1), hello(2, **other)])
+    assert difference is not None
+    assert what in difference
 
 
 def world(rank: int) -> LauncherEnv:
+    """Return the environment of `rank` in a job of three processes."""
     return LauncherEnv("torchrun", rank, 3, rank, 3, ("a", "b"))
 
 
 @pytest.fixture(autouse=True)
 def locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set the lock folder, from which the path of the rendezvous is made."""
     folder = tmp_path_factory.mktemp("l")
     monkeypatch.setenv("PYTEST_ACCEL_LOCK_DIR", str(folder))
     return folder
 
 
-def test_processes_meet_in_any_order_of_arrival() -> None:
-    # What a process that was killed has left.
+def test_processes_may_join_in_any_order() -> None:
+    # A killed process may have left its socket behind.
     Path(rendezvous_path(world(0))).touch()
     found: dict[str, Connection] = {}
     early = threading.Thread(target=lambda: found.update(early=join(world(2), hello(2), 30)))
@@ -194,7 +198,7 @@ def test_processes_meet_in_any_order_of_arrival() -> None:
 
     early.join()
     late.join()
-    assert [one.rank for one, _ in met] == [1, 2]
+    assert [peer.rank for peer, _ in met] == [1, 2]
     met[1][1].send("for rank 2")
     assert found["early"].recv() == "for rank 2"
     for connection in (*found.values(), *(connection for _, connection in met)):
@@ -215,7 +219,9 @@ def test_missing_processes_are_named() -> None:
         join(world(1), hello(1), 0)
 
 
-def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_rendezvous_of_several_machines_is_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     process = LauncherEnv("mpirun", 0, 4, 0, 2, ("a",))
     exported = {"MASTER_ADDR": "node-0", "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
@@ -231,7 +237,7 @@ def test_where_processes_on_several_machines_meet(monkeypatch: pytest.MonkeyPatc
             read_rendezvous({**exported, name: ""}, process)
 
 
-def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
+def test_the_secret_is_exported_or_in_a_file_that_only_its_user_can_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -242,7 +248,7 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     said = str(missing.value)
     assert "rank 3 on" in said
     assert "Export PYTEST_ACCEL_SECRET" in said
-    # What it says to do is what helps.
+    # The command in the message creates the file.
     (command,) = re.findall(r"\(umask 077.*secret\)", said)
     subprocess.run(command, shell=True, check=True)
     path = tmp_path / ".pytest-accel-secret"
@@ -257,8 +263,8 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
     with pytest.raises(RendezvousError, match=r"~/.pytest-accel-secret has 8 characters; at least 16 are needed"):
         read_rendezvous(exported, process)
     if os.geteuid() == 0:
-        os.chown(path, STRANGER, STRANGER)
-        with pytest.raises(RendezvousError, match=rf"belongs to user {STRANGER}, and not to user 0"):
+        os.chown(path, OTHER_USER, OTHER_USER)
+        with pytest.raises(RendezvousError, match=rf"belongs to user {OTHER_USER}, and not to user 0"):
             read_rendezvous(exported, process)
     path.unlink()
     path.mkdir()
@@ -267,46 +273,48 @@ def test_a_secret_is_exported_or_in_a_file_that_nobody_else_can_read(
 
 
 @pytest.fixture
-def meeting() -> Rendezvous:
-    """A free port of this machine, and a secret."""
+def rendezvous() -> Rendezvous:
+    """Provide a rendezvous at a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return Rendezvous("127.0.0.1", free.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
 
-def come(found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello) -> threading.Thread:
-    """Call as a rank of three, in a thread that has begun."""
+def start_join(
+    found: dict[int, tuple[AuthenticatedLink, float] | None], where: Rendezvous, own: Hello
+) -> threading.Thread:
+    """Join as one rank of three, in a new thread that stores the result in `found`; return the thread."""
     process = LauncherEnv("mpirun", own.rank, 3, 0, 2, ("a",))
     thread = threading.Thread(target=lambda: found.update({own.rank: tcp_rendezvous.join(process, where, own, 30)}))
     thread.start()
     return thread
 
 
-def test_remote_processes_are_accepted_and_strangers_are_not(meeting: Rendezvous) -> None:
+def test_remote_processes_are_accepted_and_strangers_are_rejected(rendezvous: Rendezvous) -> None:
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
     process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     there = hello(1, node="there", host="there", args=("-k", "\udcff"))
     with contextlib.ExitStack() as strangers:
         threads: list[threading.Thread] = []
 
-        def come_after_strangers() -> None:
-            # More than may be under way at once, each with the beginning of something and no more.
+        def join_after_strangers() -> None:
+            # More handshakes than are allowed at the same time. None of them is completed.
             for number in range(200):
-                stranger = strangers.enter_context(reach(meeting))
+                stranger = strangers.enter_context(connect_to(rendezvous))
                 with contextlib.suppress(OSError):
                     stranger.sendall(b"accel-1\n"[: number % 9])
-            other = strangers.enter_context(reach(meeting))
+            other = strangers.enter_context(connect_to(rendezvous))
             other.sendall(b"GET / HTTP/1.1\r\n" * 9)
-            assert all_of(other) == b""
-            threads.extend([come(found, meeting, there), come(found, meeting, hello(2, node="here"))])
+            assert read_all(other) == b""
+            threads.extend([start_join(found, rendezvous, there), start_join(found, rendezvous, hello(2, node="here"))])
 
-        beginning = threading.Thread(target=come_after_strangers)
-        beginning.start()
-        remote, near = tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 60)
-        beginning.join()
+        joining = threading.Thread(target=join_after_strangers)
+        joining.start()
+        remote, near = tcp_rendezvous.gather(process, rendezvous, hello(0, node="here"), 60)
+        joining.join()
         for thread in threads:
             thread.join()
 
-    assert [one.hello for one in remote] == [there]
+    assert [peer.hello for peer in remote] == [there]
     assert (near, found[2]) == ([2], None)
     assert found[1] is not None
     link, clock = found[1]
@@ -318,8 +326,8 @@ def test_remote_processes_are_accepted_and_strangers_are_not(meeting: Rendezvous
         end.socket.close()
 
 
-def reach(where: Rendezvous) -> socket.socket:
-    """A connection to who listens there, once somebody does."""
+def connect_to(where: Rendezvous) -> socket.socket:
+    """Wait until a process listens at `where`, and return a connection to it."""
 
     def look() -> socket.socket | None:
         with contextlib.suppress(OSError):
@@ -331,37 +339,37 @@ def reach(where: Rendezvous) -> socket.socket:
     return made
 
 
-def all_of(end: socket.socket) -> bytes:
+def read_all(end: socket.socket) -> bytes:
     """Return all bytes until the other end closes the connection."""
     found = b""
-    with contextlib.suppress(ConnectionResetError):  # It has not read all that it was sent.
+    with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.
         while data := end.recv(1 << 16):
             found += data
     return found
 
 
 def test_different_secrets_are_reported_at_both_ends(
-    meeting: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    rendezvous: Rendezvous, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
     process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
-    other = replace(meeting, secret=b"the secret of somebody else")
+    other = replace(rendezvous, secret=b"the secret of somebody else")
     failures: list[str] = []
 
-    def come() -> None:
-        reach(meeting).close()
+    def join_rank_1() -> None:
+        connect_to(rendezvous).close()
         with pytest.raises(RendezvousError) as raised:
             tcp_rendezvous.join(replace(process, rank=1), other, hello(1, node="there", host="remote-node"), 30)
         failures.append(str(raised.value))
 
-    thread = threading.Thread(target=come)
+    thread = threading.Thread(target=join_rank_1)
     thread.start()
     with pytest.raises(RendezvousError) as raised:
-        tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 5)
+        tcp_rendezvous.gather(process, rendezvous, hello(0, node="here"), 5)
     thread.join()
 
     wrong = "has another secret (PYTEST_ACCEL_SECRET or ~/.pytest-accel-secret) than rank"
-    assert f"listens for rank 0 at 127.0.0.1, port {meeting.port}, {wrong} 1 on remote-node" in failures[0]
+    assert f"listens for rank 0 at 127.0.0.1, port {rendezvous.port}, {wrong} 1 on remote-node" in failures[0]
     assert "rank 1 did not connect within 5 s" in str(raised.value)
     assert f"rank 1 at 127.0.0.1 {wrong} 0" in str(raised.value)
     said = capsys.readouterr().err
@@ -370,31 +378,31 @@ def test_different_secrets_are_reported_at_both_ends(
 
 
 @pytest.mark.parametrize("theirs", [SECRET, "", "the secret of somebody else"])
-def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
-    meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch, theirs: str
+def test_the_secret_of_the_user_is_needed_besides_that_in_the_agents_store(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    store_values: queue.Queue[str] = queue.Queue()
 
     def ask_store(where: Rendezvous, value: str, timeout: float) -> str:
         if value:
-            told.put(value)
-        return value or told.get()
+            store_values.put(value)
+        return value or store_values.get()
 
     monkeypatch.setattr(tcp_rendezvous, "_ask_store", ask_store)
     monkeypatch.setattr(tcp_rendezvous, "_addresses", lambda where: ["127.0.0.1"])
     monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
     process = LauncherEnv("torchrun", 0, 2, 0, 1, ("a",))
-    where = replace(meeting, key="pytest-accel/0")
+    where = replace(rendezvous, key="pytest-accel/0")
     found: list[object] = []
 
-    def come() -> None:
+    def join_rank_1() -> None:
         try:
             own = hello(1, node="there")
             found.append(tcp_rendezvous.join(replace(process, rank=1), replace(where, secret=theirs.encode()), own, 30))
         except RendezvousError as error:
             found.append(str(error))
 
-    thread = threading.Thread(target=come)
+    thread = threading.Thread(target=join_rank_1)
     thread.start()
     if theirs == SECRET:
         remote, _ = tcp_rendezvous.gather(process, where, hello(0, node="here"), 30)
@@ -410,34 +418,34 @@ def test_the_secret_in_the_agents_store_is_not_enough_where_the_user_gives_one(
         assert "has another secret" in str(found[0])
 
 
-class Deadly:
-    """Creates the file `mark` when it is unpickled."""
+class UnpickleMarker:
+    """An object that creates the file `marker` when it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.mark,)
+        return Path.touch, (self.marker,)
 
 
 @pytest.mark.parametrize("whose", ["its own", "the other's"])
 def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """A caller hears what it has said itself, or what another one has: it does not take that for rank 0's."""
+    """A caller gets its own messages or those of another caller. It must not accept them as messages of rank 0."""
     monkeypatch.setattr(tcp_rendezvous, "_WRONG_TIMEOUT", 0.0)
-    mark = tmp_path / "mark"
+    marker = tmp_path / "mark"
     failures: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = Rendezvous("127.0.0.1", listener.getsockname()[1], SECRET.encode(), None, ("mpirun", "a"))
 
-        def come(rank: int) -> None:
+        def join_rank(rank: int) -> None:
             process = LauncherEnv("mpirun", rank, 3, 0, 2, ("a",))
             with pytest.raises(RendezvousError) as raised:
                 tcp_rendezvous.join(process, where, hello(rank, node="there", host="there"), 30)
             failures.append(str(raised.value))
 
-        threads = [threading.Thread(target=come, args=[rank]) for rank in (1, 2)]
+        threads = [threading.Thread(target=join_rank, args=[rank]) for rank in (1, 2)]
         for thread in threads:
             thread.start()
         listener.settimeout(30)
@@ -451,14 +459,14 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
             proofs = [first.recv(1 << 16), second.recv(1 << 16)]
             for end, said in zip(ends, proofs, strict=True):
                 with contextlib.suppress(OSError):
-                    end.sendall(said + pickle.dumps(Deadly(mark)))
+                    end.sendall(said + pickle.dumps(UnpickleMarker(marker)))
         listener.close()
         for thread in threads:
             thread.join()
     assert len(failures) == 2
     assert all("has another secret" in text for text in failures)
-    assert not mark.exists()
-    # A random number, and no more than a rank before rank 0 has proved to be that.
+    assert not marker.exists()
+    # Callers send a random number, and only their rank until rank 0 has authenticated itself.
     assert [len(said) for said in calls] == [40, 40]
     assert calls[0] != calls[1]
     assert {said[1] for said in proofs} == {1, 2}
@@ -466,61 +474,60 @@ def test_an_impostor_of_rank_0_cannot_relay_proofs_between_its_callers(
 
 
 @pytest.mark.parametrize("to", ["the same", "another"])
-def test_rank_0_rejects_its_own_messages_as_proof(meeting: Rendezvous, to: str) -> None:
-    """A stranger gives back to rank 0 what that says, on the same connection and on another one."""
+def test_rank_0_rejects_its_own_messages_as_proof(rendezvous: Rendezvous, to: str) -> None:
+    """A stranger sends the messages of rank 0 back to it, on the same connection or on another one."""
     process = LauncherEnv("mpirun", 0, 2, 0, 1, ("a",))
-    heard: list[bytes] = []
+    answers: list[bytes] = []
 
-    def deceive() -> None:
-        with reach(meeting) as one, reach(meeting) as two:
+    def send_back() -> None:
+        with connect_to(rendezvous) as first, connect_to(rendezvous) as second:
             call_of = b"accel-1\n" + bytes(32)
-            one.sendall(call_of)
-            answer = one.recv(72)
+            first.sendall(call_of)
+            answer = first.recv(72)
             if to == "another":
-                two.sendall(b"accel-1\n" + answer[8:40])
-                answer = two.recv(72)
-            one.sendall(b"\x01" + (1).to_bytes(4, "little") + answer[40:])
-            heard.append(all_of(one))
+                second.sendall(b"accel-1\n" + answer[8:40])
+                answer = second.recv(72)
+            first.sendall(b"\x01" + (1).to_bytes(4, "little") + answer[40:])
+            answers.append(read_all(first))
 
-    thread = threading.Thread(target=deceive)
+    thread = threading.Thread(target=send_back)
     thread.start()
     with pytest.raises(RendezvousError, match="rank 1 did not connect within 2 s"):
-        tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 2)
+        tcp_rendezvous.gather(process, rendezvous, hello(0, node="here"), 2)
     thread.join()
-    assert heard == [b""]
+    assert answers == [b""]
 
 
-def test_a_slow_stranger_does_not_delay_the_others(meeting: Rendezvous) -> None:
+def test_a_slow_stranger_does_not_delay_the_ranks(rendezvous: Rendezvous) -> None:
     process = LauncherEnv("mpirun", 0, 3, 0, 2, ("a",))
     found: dict[int, tuple[AuthenticatedLink, float] | None] = {}
-    over = threading.Event()
+    stop = threading.Event()
 
-    def trickle(made: socket.socket, data: bytes) -> None:
+    def send_slowly(connection: socket.socket, data: bytes) -> None:
         with contextlib.suppress(OSError):
             for number in range(len(data)):
-                made.sendall(data[number : number + 1])
-                if over.wait(0.05):
+                connection.sendall(data[number : number + 1])
+                if stop.wait(0.05):
                     break
 
-    def come_meanwhile() -> None:
-        slow = reach(meeting)
-        dribble = threading.Thread(target=trickle, args=[slow, b"accel-1\n" + bytes(10_000)])
-        dribble.start()
+    def join_meanwhile() -> None:
+        slow = connect_to(rendezvous)
+        sending = threading.Thread(target=send_slowly, args=[slow, b"accel-1\n" + bytes(10_000)])
+        sending.start()
         with slow:
             for own in (hello(1, node="there"), hello(2, node="there")):
-                come(found, meeting, own).join()
-            over.set()
-            dribble.join()
+                start_join(found, rendezvous, own).join()
+            stop.set()
+            sending.join()
 
-    thread = threading.Thread(target=come_meanwhile)
+    thread = threading.Thread(target=join_meanwhile)
     thread.start()
-    remote, _ = tcp_rendezvous.gather(process, meeting, hello(0, node="here"), 60)
-    # It is over while the stranger is still at it.
-    assert not over.is_set()
+    # The stranger would send for 500 s. If rank 0 waited for it, `gather` would raise TimeoutError.
+    remote, _ = tcp_rendezvous.gather(process, rendezvous, hello(0, node="here"), 60)
     thread.join()
-    assert [one.hello.rank for one in remote] == [1, 2]
-    for one in remote:
-        one.link.socket.close()
+    assert [peer.hello.rank for peer in remote] == [1, 2]
+    for peer in remote:
+        peer.link.socket.close()
     for link in found.values():
         assert link is not None
         link[0].socket.close()

@@ -1,4 +1,4 @@
-"""Every launcher that is installed, for real: two ranks on the CPU, in a process group of their own making."""
+"""Tests of all installed launchers: each starts ranks on the CPU, which make a process group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALL_REDUCE = Path(__file__).parent / "scripts" / "all_reduce.py"
 TIMEOUT = 240.0
-"""Seconds after which a launcher counts as hung; none takes a tenth of it."""
+"""Seconds after which a launcher counts as hung. None needs more than a tenth of it."""
 LONG_LINE = """
 import pathlib, sys, time
 
@@ -49,25 +49,25 @@ if __name__ == "__main__":
 """
 
 
-def told(text: str) -> dict[str, Any]:
+def read_rank_data(text: str) -> dict[str, Any]:
     """Return the data that a rank of `all_reduce.py` has printed."""
     (line,) = (line for line in text.splitlines() if line.startswith('{"total"'))
     found: dict[str, Any] = json.loads(line)
     return found
 
 
-def examine(launch: Launch, launcher: str, *, streams_apart: bool = True) -> dict[int, dict[str, Any]]:
-    """Check what holds for each launcher, and return the data of the ranks."""
+def check_launcher(launch: Launch, launcher: str, *, separate_stderr: bool = True) -> dict[int, dict[str, Any]]:
+    """Run `ALL_REDUCE` on two ranks, check their output, and return the data of each rank."""
     result = launch(ALL_REDUCE, "--epochs", 1, launcher=launcher, nproc=2, output=True, timeout=TIMEOUT)
     assert result.returncode == 0
-    ranks = {rank: told(text) for rank, text in result.rank_stdout.items()}
+    ranks = {rank: read_rank_data(text) for rank, text in result.rank_stdout.items()}
     assert sorted(ranks) == [0, 1]
-    for rank, one in ranks.items():
-        assert one["total"] == 1.0
-        assert one["arguments"][-2:] == ["--epochs", "1"]
-        assert one["environment"]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
-        assert "PYTEST_CURRENT_TEST" not in one["environment"]
-        written = result.rank_stderr[rank] if streams_apart else result.rank_stdout[rank]
+    for rank, data in ranks.items():
+        assert data["total"] == 1.0
+        assert data["arguments"][-2:] == ["--epochs", "1"]
+        assert data["environment"]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+        assert "PYTEST_CURRENT_TEST" not in data["environment"]
+        written = result.rank_stderr[rank] if separate_stderr else result.rank_stdout[rank]
         assert f"rank {rank} is done" in written
         assert f"rank {1 - rank} is done" not in written
     assert result.stdout.startswith(result.rank_stdout[0] + result.rank_stdout[1])
@@ -75,70 +75,71 @@ def examine(launch: Launch, launcher: str, *, streams_apart: bool = True) -> dic
 
 
 def sees_no_gpu(environment: dict[str, str]) -> bool:
+    """Return True if the mask is empty, or names only devices that do not exist."""
     mask = environment["CUDA_VISIBLE_DEVICES"]
     return not mask or int(mask.split(",")[0]) >= 1000
 
 
 @pytest.mark.long(except_for="torchrun")
 @pytest.mark.parametrize("launcher", ["torchrun"])
-def test_torchrun(launch: Launch, launcher: str) -> None:
-    ranks = examine(launch, launcher)
-    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
-    assert {one["environment"]["LOCAL_RANK"] for one in ranks.values()} == {"0", "1"}
+def test_torchrun_runs_two_ranks(launch: Launch, launcher: str) -> None:
+    ranks = check_launcher(launch, launcher)
+    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
+    assert {data["environment"]["LOCAL_RANK"] for data in ranks.values()} == {"0", "1"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["accelerate"])
-def test_accelerate(launch: Launch, launcher: str) -> None:
-    ranks = examine(launch, launcher)
-    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
-    assert {one["environment"]["ACCELERATE_USE_CPU"] for one in ranks.values()} == {"true"}
+def test_accelerate_runs_two_ranks(launch: Launch, launcher: str) -> None:
+    ranks = check_launcher(launch, launcher)
+    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
+    assert {data["environment"]["ACCELERATE_USE_CPU"] for data in ranks.values()} == {"true"}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["accelerate"])
-def test_accelerate_with_one_process(launch: Launch, launcher: str) -> None:
+def test_accelerate_runs_one_process(launch: Launch, launcher: str) -> None:
     result = launch(ALL_REDUCE, launcher=launcher, output=True, timeout=TIMEOUT)
-    one = told(result.rank_stdout[0])
-    assert one["environment"]["ACCELERATE_USE_CPU"] == "True"
+    data = read_rank_data(result.rank_stdout[0])
+    assert data["environment"]["ACCELERATE_USE_CPU"] == "True"
     assert list(result.rank_stdout) == [0]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["deepspeed"])
-def test_deepspeed(launch: Launch, launcher: str) -> None:
-    ranks = examine(launch, launcher, streams_apart=False)
-    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
-    assert {one["environment"]["DS_ACCELERATOR"] for one in ranks.values()} == {"cpu"}
+def test_deepspeed_runs_two_ranks(launch: Launch, launcher: str) -> None:
+    ranks = check_launcher(launch, launcher, separate_stderr=False)
+    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
+    assert {data["environment"]["DS_ACCELERATOR"] for data in ranks.values()} == {"cpu"}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
-def test_mpirun(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
+def test_mpirun_runs_two_ranks(launch: Launch, use_mpi: Callable[[str], None], flavour: str) -> None:
     use_mpi(flavour)
-    ranks = examine(launch, "mpirun")
-    assert all(sees_no_gpu(one["environment"]) for one in ranks.values())
+    ranks = check_launcher(launch, "mpirun")
+    assert all(sees_no_gpu(data["environment"]) for data in ranks.values())
 
 
 @pytest.mark.long
-def test_srun(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_srun_runs_two_ranks(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "slurm"
     folder.mkdir()
-    with slurm.alone(folder) as running:
+    with slurm.single_node(folder) as running:
         running.put_on_path(folder)
         monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-        examine(launch, "srun")
+        check_launcher(launch, "srun")
 
 
-def test_python(launch: Launch) -> None:
+def test_python_runs_one_process(launch: Launch) -> None:
     result = launch(ALL_REDUCE, "--epochs", 1, launcher="python", output=True, timeout=TIMEOUT)
-    one = told(result.stdout)
-    assert one["arguments"] == ["--epochs", "1"]
-    assert sees_no_gpu(one["environment"])
+    data = read_rank_data(result.stdout)
+    assert data["arguments"] == ["--epochs", "1"]
+    assert sees_no_gpu(data["environment"])
     assert "rank 0 is done" in result.rank_stderr[0]
 
 
-def test_a_very_long_line_is_shown_completely_and_as_it_grows(
+def test_a_very_long_line_is_shown_completely_while_it_is_written(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = tmp_path / "go"

@@ -1,4 +1,4 @@
-"""``distributed(launcher="mpirun")``: ranks that are the processes of an MPI job, where an MPI is installed."""
+"""Tests of ``distributed(launcher="mpirun")``: ranks that are the processes of an MPI job."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _WORLD = (
         assert not {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys()
 """
 )
-_ENDS = (
+_ENDING_JOBS = (
     _HEAD
     + """
 
@@ -96,6 +96,7 @@ _ENDS = (
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield a suite in which warnings are errors."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
         yield made
@@ -103,12 +104,12 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 @pytest.fixture
 def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path: Path) -> Mapping[str, str]:
-    """The variables with which mpi4py's wheel finds the library that belongs to ``mpirun``."""
+    """Choose an MPI, and provide the variables with which mpi4py's wheel finds its library."""
     use_mpi(request.param)
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     if request.param == "mpich":
-        # Its name where programs find it that are built for any MPICH; Debian has it under one of its own.
+        # Programs that are built for any MPICH load a library of this name. Debian gives it another name.
         found = next(Path("/usr/lib").glob("*/libmpich.so.12"), None)
         if found is not None:
             (libraries / "libmpi.so.12").symlink_to(found)
@@ -118,7 +119,7 @@ def mpi(request: pytest.FixtureRequest, use_mpi: Callable[[str], None], tmp_path
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.nightly)], indirect=True)
-def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
+def test_the_processes_of_a_job_are_the_ranks_of_its_world(suite: Suite, mpi: Mapping[str, str]) -> None:
     suite.write("test_world.py", _WORLD)
     (documented,) = blocks(ROOT / "docs" / "how-to" / "test-with-mpi.md", "python mpi")
     suite.write("test_docs.py", documented)
@@ -146,13 +147,13 @@ def test_the_ranks_of_a_job_are_those_of_its_world(suite: Suite, mpi: Mapping[st
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)], indirect=True)
 def test_a_job_that_dies_ends_only_its_own_world(suite: Suite, mpi: Mapping[str, str]) -> None:
-    suite.write("test_ends.py", _ENDS)
+    suite.write("test_ends.py", _ENDING_JOBS)
     run = suite.start(environment=mpi).finish(2 * TIMEOUT)  # Three jobs, one after the other.
     run.expect({"test_abort": "FAILED", "test_plain_ranks": "PASSED", "test_exit": "FAILED", "test_next": "PASSED"})
-    # Hydra has killed all before the one that aborts has come to its end.
+    # Hydra may have killed both ranks before the aborting one has exited.
     ended = "ended with its MPI job, since a rank has called MPI_Abort or has died"
-    told = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
-    assert told in (
+    rank_lines = re.findall(r"^ranks? .*", run.failure("test_abort"), re.MULTILINE)
+    assert rank_lines in (
         ["ranks 0-1 of 2 on cpu", f"ranks 0-1 {ended}", "ranks 0-1: died"],
         [
             "rank 1 of 2 on cpu",
@@ -191,8 +192,8 @@ def test_a_job_ends_with_its_session(suite: Suite, mpi: Mapping[str, str]) -> No
 @pytest.mark.long
 @needs_mpi4py
 @pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
-def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping[str, str]) -> None:
-    """Also where each new Python would measure itself, from its start."""
+def test_coverage_of_the_ranks_of_a_job_is_measured(suite: Suite, mpi: Mapping[str, str]) -> None:
+    """The variable makes each new Python process start a measurement. This must not replace that of the rank."""
     coverage = pytest.importorskip("coverage")
     suite.write("coverage.ini", "[run]\nparallel = true\nsource = .\npatch = subprocess\n")
     suite.write("product.py", "def work():\n    return 1\n")
@@ -205,9 +206,9 @@ def test_the_ranks_of_a_job_are_measured_for_coverage(suite: Suite, mpi: Mapping
     )
     data = [coverage.CoverageData(str(file)) for file in suite.path.glob(".coverage.*")]
     assert data
-    for one in data:
-        one.read()
-    assert any(2 in (one.lines(str(suite.path / "product.py")) or ()) for one in data)
+    for measured in data:
+        measured.read()
+    assert any(2 in (measured.lines(str(suite.path / "product.py")) or ()) for measured in data)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Ports that are held for servers that bind to them by themselves, in whatever way."""
+"""Tests of reserved ports, to which servers bind by themselves with different socket options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ REUSE = (socket.SO_REUSEADDR, socket.SO_REUSEPORT)
 
 @pytest.fixture
 def held() -> Iterator[socket.socket]:
+    """Yield the socket that holds a reserved port."""
     with reserved_port.hold() as made:
         yield made
 
 
 def serve(number: int, *options: int, family: socket.AddressFamily = socket.AF_INET) -> None:
-    """Listen on a port and take one call; OSError where that is not allowed."""
+    """Listen on the port `number` and accept one connection; raise OSError if the port is in use."""
     with socket.socket(family) as server:
         for option in options:
             server.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -29,12 +30,12 @@ def serve(number: int, *options: int, family: socket.AddressFamily = socket.AF_I
         server.bind(("", number))
         server.listen()
         with socket.create_connection(("127.0.0.1", number)):
-            # The end that closes first waits for what is still on its way, and the port with it.
+            # The end that closes first stays in TIME_WAIT, and keeps the port in use.
             server.accept()[0].close()
 
 
 @pytest.mark.parametrize("options", [(), REUSE[:1], REUSE[1:], REUSE], ids=["plain", "address", "port", "both"])
-def test_any_server_can_listen(held: socket.socket, options: tuple[int, ...]) -> None:
+def test_any_server_can_listen_on_a_reserved_port(held: socket.socket, options: tuple[int, ...]) -> None:
     number = held.getsockname()[1]
     families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
     for family in families:
@@ -43,7 +44,7 @@ def test_any_server_can_listen(held: socket.socket, options: tuple[int, ...]) ->
     serve(number, *options)
 
 
-def test_the_kernel_assigns_a_reserved_port_to_nobody(held: socket.socket) -> None:
+def test_the_kernel_does_not_assign_a_reserved_port(held: socket.socket) -> None:
     first, last = reserved_port._kernels_range()
     assert not first <= held.getsockname()[1] <= last
 

@@ -1,6 +1,6 @@
-"""accelerate, deepspeed, mpirun and srun that start pytest, where they are installed.
+"""Tests of pytest under accelerate, deepspeed, mpirun and srun. Launchers that are not installed are skipped.
 
-What several nodes would set is set for plain processes, which stand in for srun's.
+Some tests start plain processes with the environment variables of srun instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEEPSPEED = (
     *(sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "none", "--num_gpus", "2"),
     *("--module", "pytest"),
 )
-FAILS = """
+FAILING = """
     import pytest
 
 
@@ -36,11 +36,14 @@ FAILS = """
 """
 
 
-def srun(variables: str, *, of_rank_1: str = "") -> tuple[str, ...]:
-    """Two processes as srun would start them, each with `variables`; rank 1 has something more on its command line."""
+def srun(variables: str, *, rank_1_args: str = "") -> tuple[str, ...]:
+    """Return a program that starts two processes with `variables`, as srun would.
+
+    Rank 1 gets the additional arguments `rank_1_args`.
+    """
     common = f"env SLURM_JOB_ID=71 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 {variables}"
     script = (
-        f'{common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {of_rank_1} & '
+        f'{common} SLURM_PROCID=1 SLURM_LOCALID=1 "$@" {rank_1_args} & '
         f'{common} SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?; wait; exit $code'
     )
     return ("/bin/sh", "-c", script, "srun", *PYTEST)
@@ -48,29 +51,31 @@ def srun(variables: str, *, of_rank_1: str = "") -> tuple[str, ...]:
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
 
 
 def mpirun(flavour: str, *flags: str) -> tuple[str, ...]:
+    """Return a program that starts two processes; skip the test if `flavour` is not installed."""
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
         pytest.skip(f"there is no mpirun.{flavour} here")
     return (program, *flags, "-n", "2", *PYTEST)
 
 
-def need(package: str) -> None:
+def skip_without(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
 
 
-def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
-    """Check what holds for each launcher."""
+def check_sessions(suite: Suite, launcher: str, program: tuple[str, ...], environment: dict[str, str]) -> None:
+    """Check a session under `launcher` that passes, and one with a failure."""
     suite.write("test_it.py", RANKS)
     run = suite.start("--junitxml=report.xml", program=program, environment=environment).finish()
     expect_one_session(suite, run, launcher)
 
-    suite.write("test_it.py", FAILS)
+    suite.write("test_it.py", FAILING)
     run = suite.start(program=program, environment=environment).finish()
     run.expect({"test_fails": "FAILED"})
     assert "rank 1: failed at test_it.py:7\n" in run.failure("test_fails")
@@ -78,54 +83,54 @@ def examine(suite: Suite, launcher: str, program: tuple[str, ...], environment: 
 
 
 @pytest.mark.long
-def test_accelerate(suite: Suite) -> None:
-    need("accelerate")
+def test_accelerate_starts_one_session(suite: Suite) -> None:
+    skip_without("accelerate")
     environment = {"ACCELERATE_USE_CPU": "true", "PET_STANDALONE": "1", "PET_LOCAL_ADDR": "127.0.0.1"}
-    examine(suite, "accelerate launch", ACCELERATE, environment)
+    check_sessions(suite, "accelerate launch", ACCELERATE, environment)
 
 
 @pytest.mark.long
-def test_deepspeed(suite: Suite) -> None:
-    need("deepspeed")
-    examine(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
+def test_deepspeed_starts_one_session(suite: Suite) -> None:
+    skip_without("deepspeed")
+    check_sessions(suite, "deepspeed", DEEPSPEED, {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2"})
 
 
 @pytest.mark.long
-def test_open_mpi(suite: Suite) -> None:
+def test_open_mpi_starts_one_session(suite: Suite) -> None:
     program = mpirun("openmpi", "--host", "localhost:2")
-    # Ranks have a terminal of its own making.
+    # Open MPI gives the ranks a terminal, so pytest would write colors.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
-    examine(suite, "mpirun", program, environment)
+    check_sessions(suite, "mpirun", program, environment)
 
 
 @pytest.mark.nightly
-def test_mpich(suite: Suite) -> None:
-    examine(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
+def test_mpich_starts_one_session(suite: Suite) -> None:
+    check_sessions(suite, "mpirun", mpirun("mpich", "-launcher", "fork", "-hosts", "localhost"), {})
 
 
 @pytest.mark.long
-def test_srun(suite: Suite, tmp_path: Path) -> None:
-    with slurm.alone(tmp_path) as running:
-        examine(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
+def test_srun_starts_one_session(suite: Suite, tmp_path: Path) -> None:
+    with slurm.single_node(tmp_path) as running:
+        check_sessions(suite, "srun", (*running.enter, "srun", "-n", "2", *PYTEST), running.environment)
 
 
 @pytest.mark.nightly
-def test_srun_by_its_variables(suite: Suite) -> None:
-    examine(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
+def test_processes_with_the_variables_of_srun_are_one_session(suite: Suite) -> None:
+    check_sessions(suite, "srun", srun("SLURM_STEP_TASKS_PER_NODE='2'"), {})
 
 
 @pytest.mark.long
 def test_processes_with_different_arguments_are_refused(suite: Suite) -> None:
     suite.write("test_it.py", RANKS)
 
-    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='2'", of_rank_1="-k test_both")).finish()
+    run = suite.start(program=srun("SLURM_STEP_TASKS_PER_NODE='2'", rank_1_args="-k test_both")).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
     assert "rank 1 has -v -p accel -p xdist -p no:cacheprovider -k test_both" in run.text
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
-def test_a_conftest_that_cannot_be_imported_ends_all_processes_alike(suite: Suite) -> None:
+def test_a_conftest_that_cannot_be_imported_ends_all_processes_with_the_same_status(suite: Suite) -> None:
     suite.write("conftest.py", "import no_such_module\n")
     program = srun("SLURM_STEP_TASKS_PER_NODE='2'")
     program = (*program[:2], program[2].replace("wait;", "wait $!; echo rank 1 ended with $?;"), *program[3:])

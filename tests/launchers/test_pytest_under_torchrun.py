@@ -1,4 +1,4 @@
-"""``torchrun -m pytest``: its processes are the ranks of one session."""
+"""Tests of ``torchrun -m pytest``, which starts one session with a rank in each process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Suite, eventually
-from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched, suites
+from tests.launchers.launcher_sessions import PASSES, RANKS, expect_one_session, launched_process, suites
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
@@ -19,6 +19,7 @@ PROGRAM = (*TORCHRUN, "--nproc-per-node=2", "-m", "pytest")
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield an empty suite."""
     with suites(tmp_path_factory) as made:
         yield made
 
@@ -123,7 +124,7 @@ def test_a_launched_process_that_is_killed_is_named_and_ends_the_session(suite: 
     session = suite.start(program=PROGRAM)
     suite.read("rank-0")
     suite.read("rank-1")
-    agent = launched(suite, "RANK", "1")
+    agent = launched_process(suite, "RANK", "1")
 
     agent.kill()
     run = session.finish()
@@ -140,7 +141,7 @@ def test_nothing_is_left_if_the_process_of_rank_0_is_killed(suite: Suite) -> Non
     suite.read("rank-0")
     suite.read("rank-1")
 
-    launched(suite, "RANK", "0").kill()
+    launched_process(suite, "RANK", "0").kill()
     run = session.finish()
 
     assert run.code == 1
@@ -181,7 +182,7 @@ def test_detection_of_launchers_can_be_switched_off(suite: Suite) -> None:
 
 @pytest.mark.nightly
 def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite: Suite) -> None:
-    """A launched process that does not answer any more: its ranks go on, and the end does not wait for it for ever."""
+    """The ranks of the stopped process continue. The driver ends without an answer from the process."""
     suite.write(
         "test_it.py",
         """
@@ -201,8 +202,8 @@ def test_a_stopped_launched_process_does_not_block_the_end_of_the_session(suite:
     )
     session = suite.start(program=PROGRAM)
     suite.read("rank-1")
-    agent = launched(suite, "RANK", "1")
-    driver = launched(suite, "RANK", "0")
+    agent = launched_process(suite, "RANK", "1")
+    driver = launched_process(suite, "RANK", "0")
     agent.send_signal(signal.SIGSTOP)
 
     suite.write("go", "")

@@ -1,4 +1,4 @@
-"""The environment of what is launched, as a pure function of the test's."""
+"""Tests of the environment of launched scripts, which is a pure function of the test's environment."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ RANK = {
 }
 
 
-def made(environ: dict[str, str], **more: object) -> dict[str, str]:
+def environment_of(environ: dict[str, str], **more: object) -> dict[str, str]:
+    """Return the environment of a script that a test with `environ` launches."""
     values = {"own": (), "hidden": {}, "nproc": 1, "cores": 8, "python_path": (), "changes": {}, **more}
     return launch_environment(environ, **values)  # type: ignore[arg-type]
 
 
-def test_nothing_of_the_tests_own_rank_is_passed_on() -> None:
+def test_variables_of_the_tests_own_rank_are_not_passed_on() -> None:
     kept = {"HOME": "/root", "SLURM_JOB_ID": "7", "OMPI_MCA_btl": "self", "CUDA_VISIBLE_DEVICES": "GPU-1"}
-    assert kept.items() <= made({**RANK, **kept}).items()
-    assert not RANK.keys() & made({**RANK, **kept})
+    assert kept.items() <= environment_of({**RANK, **kept}).items()
+    assert not RANK.keys() & environment_of({**RANK, **kept})
 
 
 def test_variables_of_coverage_are_passed_on() -> None:
     coverage = {"COVERAGE_PROCESS_START": ".coveragerc", "COVERAGE_PROCESS_CONFIG": "{}", "COV_CORE_SOURCE": "x"}
-    assert coverage.items() <= made(coverage).items()
+    assert coverage.items() <= environment_of(coverage).items()
 
 
 @pytest.mark.parametrize(
@@ -52,24 +53,24 @@ def test_variables_of_coverage_are_passed_on() -> None:
 def test_ranks_share_the_cores_unless_the_user_sets_the_number_of_threads(
     environ: dict[str, str], own: tuple[str, ...], nproc: int, threads: str
 ) -> None:
-    assert made(environ, own=own, nproc=nproc)["OMP_NUM_THREADS"] == threads
+    assert environment_of(environ, own=own, nproc=nproc)["OMP_NUM_THREADS"] == threads
 
 
 def test_variables_that_the_test_sets_have_priority() -> None:
     changes = {"PYTHONUNBUFFERED": None, "PYTHONPATH": "/mine", "HIDDEN": "no", "RANK": "7"}
-    found = made({}, changes=changes, hidden={"HIDDEN": "yes", "ALSO": "yes"}, python_path=("/a", "/b"))
+    found = environment_of({}, changes=changes, hidden={"HIDDEN": "yes", "ALSO": "yes"}, python_path=("/a", "/b"))
     assert "PYTHONUNBUFFERED" not in found
     assert {"PYTHONPATH": "/mine", "HIDDEN": "no", "ALSO": "yes", "RANK": "7"}.items() <= found.items()
 
 
-def test_masks_that_hide_every_vendors_devices() -> None:
+def test_masks_hide_the_devices_of_every_vendor() -> None:
     hidden = hidden_accelerators({"CUDA_VISIBLE_DEVICES": "0"})
     masks = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ZE_AFFINITY_MASK": "-1", "PJRT_DEVICE": "CPU"}
     assert masks.items() <= hidden.items()
     assert {"HABANA_VISIBLE_MODULES", "ASCEND_RT_VISIBLE_DEVICES", "MLU_VISIBLE_DEVICES"} <= hidden.keys()
 
 
-def test_paths_that_the_tests_have_been_given() -> None:
+def test_added_paths_are_those_that_plain_python_does_not_have() -> None:
     plain = [entry for entry in sys.path if "python" in entry and ("lib" in entry or entry.endswith(".zip"))]
     assert added_paths(["", "/suite/tests", "/suite", *plain]) == ("/suite/tests", "/suite")
     assert added_paths(plain) == ()

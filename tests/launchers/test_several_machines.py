@@ -1,6 +1,6 @@
-"""pytest under launchers over two machines, which are network namespaces with host names and mounts of their own.
+"""Tests of pytest under launchers on two machines: network namespaces with different host names and mounts.
 
-Where a test is not about a launcher, plain processes with the variables that srun(1) documents stand in for it.
+Tests that are not about a launcher start plain processes with the environment variables of srun(1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from tests.faults.conftest import PYTEST, Run, Suite, eventually
 from tests.launchers import slurm
-from tests.launchers.launcher_sessions import launched, suites
+from tests.launchers.launcher_sessions import launched_process, suites
 from tests.launchers.machines import ADDRESSES, NAMES, Machines, machines
 
 SECRET = "a secret that nobody guesses"
@@ -30,49 +30,52 @@ BATCH_FILES = Path(__file__).resolve().parents[2] / "examples" / "ci" / "slurm"
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield a suite for ranks on the CPU, in which warnings are errors."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = none\nfilterwarnings = error\n")
         yield made
 
 
 @pytest.fixture
-def two(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
-    """The machines. A process that is left on one of them fails the test."""
+def two_machines(suite: Suite, tmp_path: Path) -> Iterator[Machines]:
+    """Yield two machines. The test fails if a process is left on one of them."""
     with machines(tmp_path) as made:
         yield made
         eventually("all processes of both machines to end", lambda: not made.pids(), timeout=15)
 
 
-def both(far: Sequence[str], near: str) -> tuple[str, ...]:
-    """A program that runs them at the same time, and has the near one's exit status."""
+def run_both(far: Sequence[str], near: str) -> tuple[str, ...]:
+    """Return a program that runs the commands at the same time, and exits with the status of `near`."""
     script = "".join(f'{command} "$@" & ' for command in far) + f'{near} "$@"; code=$?; wait; exit $code'
     return ("/bin/sh", "-c", script, "both")
 
 
-def torchrun(two: Machines, per_node: int) -> tuple[str, ...]:
+def torchrun(two_machines: Machines, per_node: int) -> tuple[str, ...]:
+    """Return a program that starts pytest with torchrun, in `per_node` processes on each machine."""
+
     def agent(machine: int) -> str:
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={per_node}"]
         words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[0]}:29400", "--rdzv-id=one"]
         words += [f"--local-addr={ADDRESSES[machine]}", "-m", "pytest"]
-        return shlex.join([*two.on(machine), *words])
+        return shlex.join([*two_machines.on(machine), *words])
 
-    return both([agent(1)], agent(0))
+    return run_both([agent(1)], agent(0))
 
 
 def srun(
-    two: Machines,
+    two_machines: Machines,
     *,
     private: Sequence[str] = (),
-    meet: bool = True,
+    with_address: bool = True,
     secret: str = SECRET,
-    of_far: Sequence[str] = (),
+    far_args: Sequence[str] = (),
     far: int = 1,
-    after: Path | None = None,
+    start_file: Path | None = None,
 ) -> tuple[str, ...]:
-    """One process on the near machine and `far` on the other, as srun would start them.
+    """Return a program that starts one process on the near machine and `far` on the far one, as srun would.
 
-    Folders that are `private` are not shared. `of_far` is what the far ones have more on their command line; they start
-    when the file `after` is there.
+    The far machine does not share the folders `private`. The far processes get the additional arguments `far_args`.
+    They start when the file `start_file` exists.
     """
 
     def task(rank: int) -> str:
@@ -80,23 +83,23 @@ def srun(
         variables = ["SLURM_JOB_ID=71", "SLURM_STEP_ID=0", f"SLURM_STEP_NUM_TASKS={far + 1}"]
         variables += [f"SLURM_STEP_TASKS_PER_NODE=1,{far}", f"SLURM_NODEID={machine}", f"SLURM_PROCID={rank}"]
         variables += [f"SLURM_LOCALID={rank - machine}", f"PYTEST_ACCEL_SECRET={secret}"]
-        variables += [f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"] if meet else []
-        wait = ["/bin/sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"', str(after)]
+        variables += [f"MASTER_ADDR={ADDRESSES[0]}", "MASTER_PORT=29511"] if with_address else []
+        wait = ["/bin/sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"', str(start_file)]
         return shlex.join(
             [
-                *(wait if machine and after is not None else ()),
-                *two.on(machine, private=private if machine else ()),
+                *(wait if machine and start_file is not None else ()),
+                *two_machines.on(machine, private=private if machine else ()),
                 "env",
                 *variables,
                 *PYTEST,
-                *(of_far if machine else ()),
+                *(far_args if machine else ()),
             ]
         )
 
-    return both([task(rank) for rank in range(1, far + 1)], task(0))
+    return run_both([task(rank) for rank in range(1, far + 1)], task(0))
 
 
-TOGETHER = """
+TWO_NODE_TESTS = """
     import os
     import socket
 
@@ -179,7 +182,7 @@ TOGETHER = """
     def test_plain():
         assert "RANK" not in os.environ
 """
-TOGETHER_ENDS = {
+TWO_NODE_RESULTS = {
     "test_both": "PASSED",
     "test_own_group": "PASSED",
     "test_alone": "PASSED",
@@ -191,28 +194,28 @@ TOGETHER_ENDS = {
 }
 
 
-def expect_together(suite: Suite, run: Run, launcher: str) -> None:
-    """All that `TOGETHER` gives, said once."""
-    run.expect(TOGETHER_ENDS)
+def expect_two_node_session(suite: Suite, run: Run, launcher: str) -> None:
+    """Check that `TWO_NODE_TESTS` have run in one session, which has reported everything once."""
+    run.expect(TWO_NODE_RESULTS)
     assert run.text.count("test session starts") == 1
     assert f"accel: {launcher}, 2 ranks on 2 nodes: near-node (rank 0), far-node (rank 1)\n" in run.text
     assert f"needs 3 ranks; {launcher} has started 2" in run.text
     assert run.code == 0
     cases = ElementTree.parse(suite.path / "report.xml").getroot().iter("testcase")
-    assert sorted(str(case.get("name")) for case in cases) == sorted(TOGETHER_ENDS)
+    assert sorted(str(case.get("name")) for case in cases) == sorted(TWO_NODE_RESULTS)
 
 
 @pytest.mark.long
-def test_one_session_under_torchrun(suite: Suite, two: Machines) -> None:
-    suite.write("test_it.py", TOGETHER)
+def test_torchrun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    run = suite.start("--junitxml=report.xml", program=torchrun(two, 1)).finish()
+    run = suite.start("--junitxml=report.xml", program=torchrun(two_machines, 1)).finish()
 
-    expect_together(suite, run, "torchrun")
+    expect_two_node_session(suite, run, "torchrun")
 
 
 @pytest.mark.long
-def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two: Machines) -> None:
+def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -266,7 +269,7 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
         """,
     )
 
-    run = suite.start(program=srun(two)).finish()
+    run = suite.start(program=srun(two_machines)).finish()
 
     run.expect(
         {
@@ -291,42 +294,44 @@ def test_failures_on_the_remote_machine_are_reported_like_local_ones(suite: Suit
 
 @pytest.mark.long
 @pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=pytest.mark.nightly)])
-def test_one_session_under_mpirun(suite: Suite, two: Machines, tmp_path: Path, flavour: str) -> None:
+def test_mpirun_starts_one_session_on_two_machines(
+    suite: Suite, two_machines: Machines, tmp_path: Path, flavour: str
+) -> None:
     program = shutil.which(f"mpirun.{flavour}")
     if program is None:
         pytest.skip(f"there is no mpirun.{flavour} here")
-    shell = str(two.remote_shell(tmp_path / "shell"))
-    meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
+    shell = str(two_machines.remote_shell(tmp_path / "shell"))
+    rendezvous = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511", "PYTEST_ACCEL_SECRET": SECRET}
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"{name}{':1' if flavour == 'mpich' else ' slots=1'}\n" for name in NAMES))
     if flavour == "mpich":
         flags = ["-launcher", "ssh", "-launcher-exec", shell, "-f", str(hosts), "-ppn", "1"]
-        flags += [word for name, value in meeting.items() for word in ("-genv", name, value)]
+        flags += [word for name, value in rendezvous.items() for word in ("-genv", name, value)]
     else:
         flags = ["--mca", "plm_rsh_agent", shell, "--hostfile", str(hosts), "-npernode", "1"]
-        flags += [word for name, value in meeting.items() for word in ("-x", f"{name}={value}")]
+        flags += [word for name, value in rendezvous.items() for word in ("-x", f"{name}={value}")]
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PY_COLORS": "0"}
-    suite.write("test_it.py", TOGETHER)
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    command = (*two.on(0), program, *flags, "-n", "2", *PYTEST)
+    command = (*two_machines.on(0), program, *flags, "-n", "2", *PYTEST)
     run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
-    expect_together(suite, run, "mpirun")
+    expect_two_node_session(suite, run, "mpirun")
 
 
 @pytest.mark.long
-def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
-    suite.write("test_it.py", TOGETHER)
+def test_srun_starts_one_session_on_two_machines(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+    nodes = [slurm.Node(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
+    suite.write("test_it.py", TWO_NODE_TESTS)
     home = tmp_path / "home"
     home.mkdir()
     secret = home / ".pytest-accel-secret"
     secret.touch(0o600)
     secret.write_text(f"{SECRET}\n")
 
-    with slurm.on(nodes, tmp_path) as running:
-        meeting = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
-        environment = {**running.environment, **meeting, "HOME": str(home)}
+    with slurm.cluster(nodes, tmp_path) as running:
+        rendezvous = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29511"}
+        environment = {**running.environment, **rendezvous, "HOME": str(home)}
         command = (
             *running.enter,
             "srun",
@@ -337,18 +342,18 @@ def test_one_session_under_srun(suite: Suite, two: Machines, tmp_path: Path) -> 
         )
         run = suite.start("--junitxml=report.xml", program=command, environment=environment).finish()
 
-    expect_together(suite, run, "srun")
+    expect_two_node_session(suite, run, "srun")
 
 
 @pytest.mark.long
-def test_batch_files_for_users(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    """Slurm accepts both; that for two nodes runs, with one simulated device and one rank on each node."""
-    nodes = [slurm.Node(*facts) for facts in zip(NAMES, ADDRESSES, map(two.on, range(2)), strict=True)]
+def test_slurm_accepts_the_example_batch_files(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+    """The file for two nodes is also run, with one simulated device and one rank on each node."""
+    nodes = [slurm.Node(*fields) for fields in zip(NAMES, ADDRESSES, map(two_machines.on, range(2)), strict=True)]
     text = (BATCH_FILES / "two-nodes.sbatch").read_text(encoding="utf-8")
     changes = {"--ntasks-per-node=4": "--ntasks-per-node=1", "--gpus-per-node=4": "--gpus-per-node=1", "cuda:": "sim:"}
-    for before, after in changes.items():
+    for before, start_file in changes.items():
         assert text.count(before) == 1
-        text = text.replace(before, after)
+        text = text.replace(before, start_file)
     suite.write("two-nodes.sbatch", text)
     suite.write("pytest.ini", "[pytest]\naccel = sim:1\nfilterwarnings = error\n")
     suite.write(
@@ -370,13 +375,13 @@ def test_batch_files_for_users(suite: Suite, two: Machines, tmp_path: Path) -> N
         "PYTEST_ADDOPTS": "-v -p accel",
     }
 
-    with slurm.on(nodes, tmp_path, cpus=64, gpus=4) as running:
+    with slurm.cluster(nodes, tmp_path, cpus=64, gpus=4) as running:
         for path in sorted(BATCH_FILES.iterdir()):
             command = [*running.enter, "sbatch", "--test-only", str(path)]
-            done = subprocess.run(
+            result = subprocess.run(
                 command, env={**os.environ, **running.environment}, capture_output=True, text=True, check=False
             )
-            assert done.returncode == 0, done.stderr
+            assert result.returncode == 0, result.stderr
         command = [*running.enter, "sbatch", "--wait", "two-nodes.sbatch"]
         submitted = suite.start(program=command, environment={**environment, **running.environment}).finish()
 
@@ -388,7 +393,7 @@ def test_batch_files_for_users(suite: Suite, two: Machines, tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
+def test_ranks_are_placed_on_two_machines_with_two_ranks_each(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -432,8 +437,8 @@ def test_two_ranks_on_each_machine(suite: Suite, two: Machines) -> None:
         """,
     )
 
-    # Besides the secret that is in the agents' store.
-    run = suite.start(program=torchrun(two, 2), environment={"PYTEST_ACCEL_SECRET": SECRET}).finish()
+    # The processes also have the secret in the store of torchrun's agents.
+    run = suite.start(program=torchrun(two_machines, 2), environment={"PYTEST_ACCEL_SECRET": SECRET}).finish()
 
     run.expect(
         {
@@ -469,17 +474,17 @@ ENDLESS = """
 
 
 @pytest.mark.long
-def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two: Machines) -> None:
+def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
     # The session ends without the node, so nothing is retried.
-    session = suite.start("--accel-retry-dead", program=srun(two))
+    session = suite.start("--accel-retry-dead", program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
-    two.cut()
+    two_machines.cut()
     run = session.finish()
 
-    # What the far rank had passed before, nobody may have asked it in time.
+    # The result is ERROR if the driver did not learn in time that the far rank had passed the setup.
     assert run.words in ({"test_endless": "FAILED"}, {"test_endless": "ERROR"}), run.text
     assert "rank 1 was lost with the node far-node (it did not answer for 10 s)" in run.failure("test_endless")
     assert "srun has lost the node far-node with rank 1: it did not answer for 10 s" in run.text
@@ -487,12 +492,12 @@ def test_a_disconnected_machine_is_named_and_ends_the_session(suite: Suite, two:
 
 
 @pytest.mark.nightly
-def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two: Machines) -> None:
+def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two))
+    session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
-    agent = launched(suite, "SLURM_PROCID", "1")
+    agent = launched_process(suite, "SLURM_PROCID", "1")
 
     agent.kill()
     run = session.finish()
@@ -503,25 +508,27 @@ def test_a_killed_launched_process_of_the_remote_machine_is_named(suite: Suite, 
 
 
 @pytest.mark.nightly
-def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(suite: Suite, two: Machines) -> None:
+def test_nothing_is_left_on_the_remote_machine_if_the_process_of_rank_0_is_killed(
+    suite: Suite, two_machines: Machines
+) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two))
+    session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
-    launched(suite, "SLURM_PROCID", "0").kill()
+    launched_process(suite, "SLURM_PROCID", "0").kill()
 
     assert session.finish().code == 128 + signal.SIGKILL
 
 
 @pytest.mark.nightly
-def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
+def test_ctrl_c_ends_both_machines(suite: Suite, two_machines: Machines) -> None:
     suite.write("test_it.py", ENDLESS)
-    session = suite.start(program=srun(two))
+    session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
-    launched(suite, "SLURM_PROCID", "0").send_signal(signal.SIGINT)
+    launched_process(suite, "SLURM_PROCID", "0").send_signal(signal.SIGINT)
     run = session.finish()
 
     assert "KeyboardInterrupt" in run.text
@@ -529,7 +536,7 @@ def test_ctrl_c_ends_both_machines(suite: Suite, two: Machines) -> None:
 
 
 @pytest.mark.nightly
-def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two: Machines) -> None:
+def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -550,11 +557,11 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two:
             assert gather(1) == [1, 1]
         """,
     )
-    session = suite.start(program=srun(two))
+    session = suite.start(program=srun(two_machines))
     suite.read("rank-0")
     suite.read("rank-1")
 
-    (server,) = (child for child in launched(suite, "SLURM_PROCID", "1").children())
+    (server,) = (child for child in launched_process(suite, "SLURM_PROCID", "1").children())
     server.kill()
     run = session.finish()
 
@@ -564,25 +571,27 @@ def test_a_dead_fork_server_of_the_remote_machine_is_replaced(suite: Suite, two:
 
 
 @pytest.mark.nightly
-def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two: Machines) -> None:
-    suite.write("test_it.py", TOGETHER)
+def test_a_folder_that_the_machines_do_not_share_is_an_error(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    run = suite.start("-k", "both or folder", program=srun(two, private=[str(suite.temporary)])).finish()
+    run = suite.start("-k", "both or folder", program=srun(two_machines, private=[str(suite.temporary)])).finish()
 
     run.expect({"test_both": "PASSED", "test_a_folder": "ERROR"})
     assert "temporary folder is not there on far-node: give pytest a --basetemp" in run.failure("test_a_folder")
     assert run.code == 1
 
-    # The suite's folder is shared, as a checkout on a cluster is.
+    # The machines share the suite's folder, like a checkout on a cluster.
     options = ("-k", "both or folder", f"--basetemp={suite.path / 'tmp'}")
-    run = suite.start(*options, program=srun(two, private=[str(suite.temporary)])).finish()
+    run = suite.start(*options, program=srun(two_machines, private=[str(suite.temporary)])).finish()
 
     run.expect({"test_both": "PASSED", "test_a_folder": "PASSED"})
     assert run.code == 0
 
 
 @pytest.mark.nightly
-def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite: Suite, two: Machines) -> None:
+def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(
+    suite: Suite, two_machines: Machines
+) -> None:
     suite.write(
         "test_it.py",
         """
@@ -597,7 +606,7 @@ def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite
         """,
     )
 
-    run = suite.start("-s", program=srun(two)).finish()
+    run = suite.start("-s", program=srun(two_machines)).finish()
 
     run.expect({})
     assert "[rank 0] from rank 0\n" in run.text
@@ -607,7 +616,7 @@ def test_output_of_remote_ranks_is_shown_and_their_breakpoints_are_skipped(suite
 
 
 @pytest.mark.nightly
-def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> None:
+def test_each_machine_leases_its_own_devices(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -655,7 +664,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
         """,
     )
 
-    program = srun(two, private=[str(suite.temporary)])
+    program = srun(two_machines, private=[str(suite.temporary)])
     run = suite.start("--accel=sim:4,shared", "--accel-spread", "--accel-wait=20", program=program).finish()
 
     run.expect(
@@ -673,7 +682,7 @@ def test_each_machine_leases_its_own_devices(suite: Suite, two: Machines) -> Non
 
 
 @pytest.mark.nightly
-def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two: Machines) -> None:
+def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Suite, two_machines: Machines) -> None:
     suite.write(
         "test_it.py",
         """
@@ -691,32 +700,32 @@ def test_a_failure_on_the_remote_machine_ends_a_session_with_exitfirst(suite: Su
         """,
     )
 
-    run = suite.start("-x", program=srun(two)).finish()
+    run = suite.start("-x", program=srun(two_machines)).finish()
 
     run.expect({"test_fails": "FAILED"})
     assert run.code == 1
 
 
 @pytest.mark.nightly
-def test_machines_with_different_arguments_are_refused(suite: Suite, two: Machines) -> None:
-    suite.write("test_it.py", TOGETHER)
+def test_machines_with_different_arguments_are_refused(suite: Suite, two_machines: Machines) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    run = suite.start(program=srun(two, of_far=["-k", "both"])).finish()
+    run = suite.start(program=srun(two_machines, far_args=["-k", "both"])).finish()
 
     assert run.text.count("ERROR: the processes that srun has started differ in their arguments: rank 0 has -v ") == 1
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.mark.long
-def test_an_address_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    suite.write("test_it.py", TOGETHER)
+def test_a_missing_address_or_secret_is_a_usage_error(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
 
-    run = suite.start(program=srun(two, meet=False)).finish()
+    run = suite.start(program=srun(two_machines, with_address=False)).finish()
 
     assert run.text.count("they have no address to meet at: MASTER_ADDR='', MASTER_PORT=''. Export MASTER_ADDR") == 2
     assert run.code == pytest.ExitCode.USAGE_ERROR
 
-    run = suite.start(program=srun(two, secret=""), environment={"HOME": str(tmp_path)}).finish()
+    run = suite.start(program=srun(two_machines, secret=""), environment={"HOME": str(tmp_path)}).finish()
 
     for who in ("rank 0 on near-node", "rank 1 on far-node"):
         assert run.text.count(f"ERROR: srun has started 2 processes on several machines, and {who} has no secret") == 1
@@ -725,10 +734,10 @@ def test_an_address_and_a_secret_must_be_given(suite: Suite, two: Machines, tmp_
 
 
 @contextlib.contextmanager
-def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[None]:
-    """A process on one of the machines, from the word that it is ready."""
-    command = [*two.on(machine), sys.executable, "-c", textwrap.dedent(script), *args]
-    # A process group, since what has forked ends alone.
+def attacker(two_machines: Machines, machine: int, script: str, *args: str) -> Iterator[None]:
+    """Run `script` on a machine; yield when it has reported that it is ready, and kill it at the end."""
+    command = [*two_machines.on(machine), sys.executable, "-c", textwrap.dedent(script), *args]
+    # The whole process group is killed, since a parent that has forked does not pass the signal on.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
@@ -739,13 +748,13 @@ def attacker(two: Machines, machine: int, script: str, *args: str) -> Iterator[N
 
 
 @pytest.mark.long
-def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path: Path) -> None:
+def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two_machines: Machines, tmp_path: Path) -> None:
     """The impostor relays the challenges of two callers to each other, and sends a pickle to the first."""
-    suite.write("test_it.py", TOGETHER)
-    mark = tmp_path / "mark"
+    suite.write("test_it.py", TWO_NODE_TESTS)
+    marker = tmp_path / "mark"
 
     with attacker(
-        two,
+        two_machines,
         0,
         """
         import os, pickle, select, socket, struct, sys
@@ -796,11 +805,11 @@ def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path
             except (EOFError, OSError):
                 pass
         """,
-        str(mark),
+        str(marker),
     ):
-        run = suite.start(program=srun(two, far=2)).finish()
+        run = suite.start(program=srun(two_machines, far=2)).finish()
 
-    assert not mark.exists()
+    assert not marker.exists()
     assert "MASTER_PORT=29511: rank 0 cannot listen there (Address already in use)" in run.text
     listens = "ERROR: the process that listens for rank 0 at 10.77.0.1, port 29511, has another secret"
     for rank in (1, 2):
@@ -809,13 +818,15 @@ def test_an_impostor_of_rank_0_is_rejected(suite: Suite, two: Machines, tmp_path
 
 
 @pytest.mark.long
-def test_slow_strangers_do_not_delay_the_start(suite: Suite, two: Machines, tmp_path: Path) -> None:
-    suite.write("test_it.py", TOGETHER)
+def test_slow_strangers_do_not_delay_the_start_of_the_session(
+    suite: Suite, two_machines: Machines, tmp_path: Path
+) -> None:
+    suite.write("test_it.py", TWO_NODE_TESTS)
     ready = tmp_path / "ready"
-    session = suite.start("--junitxml=report.xml", program=srun(two, after=ready))
+    session = suite.start("--junitxml=report.xml", program=srun(two_machines, start_file=ready))
 
     with attacker(
-        two,
+        two_machines,
         1,
         """
         import socket, time
@@ -846,4 +857,4 @@ def test_slow_strangers_do_not_delay_the_start(suite: Suite, two: Machines, tmp_
         ready.touch()
         run = session.finish()
 
-    expect_together(suite, run, "srun")
+    expect_two_node_session(suite, run, "srun")

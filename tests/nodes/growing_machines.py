@@ -16,7 +16,7 @@ _COMMANDS = (
     "setup_commands",
     *(f"{node}_{what}_commands" for node in ("head", "worker") for what in ("setup", "start_ray")),
 )
-"""The parts of a configuration that say how the software comes to a node."""
+"""The keys of a configuration for the commands that install and start the software on a node."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,13 +26,13 @@ class GrowingMachines(RayMachines):
     GPUS = 2
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # PYTHONPATH is for the module of the provider.
+        # The autoscaler imports the provider's module from PYTHONPATH.
         super().__init__({**environment, **identity(HEAD, HEAD_HOST), "PYTHONPATH": str(ROOT)})
 
     def wait_for_autoscaler(self) -> None:
-        """Wait until the autoscaler knows the cluster: before that, sessions take it for one without an autoscaler."""
+        """Wait until the autoscaler knows the cluster. Before that, sessions see no autoscaler."""
         log = self.folder / "ray" / "session_latest" / "logs" / "monitor.log"
-        # The first text is of version 1, the second of version 2.
+        # The first text is written by version 1 of the autoscaler, the second by version 2.
         texts = "Autoscaler status:", "->RAY_RUNNING"
         eventually("a report of the autoscaler", lambda: any(text in log.read_text() for text in texts))
 
@@ -65,5 +65,5 @@ class GrowingMachines(RayMachines):
 
 
 def identity(kind: str, host: str) -> dict[str, str]:
-    """Return the variables by which the second version of the autoscaler recognizes a node."""
+    """Return the environment variables by which version 2 of the autoscaler recognizes a node."""
     return {"RAY_NODE_TYPE_NAME": kind, "RAY_CLOUD_INSTANCE_ID": host}

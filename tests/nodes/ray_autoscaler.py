@@ -1,6 +1,6 @@
-"""A provider for Ray's autoscaler whose machines are nodes on this machine.
+"""A node provider for Ray's autoscaler that starts nodes on this machine.
 
-Only Ray imports it, in the monitor of a cluster: the import of ray changes sys.path.
+Only Ray imports this module, in the monitor process of a cluster. Tests do not, since importing ray changes sys.path.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from tests.nodes.ray_machines import HEAD_HOST, StartedNode, join_options, start
 
 
 class ProcessProvider(NodeProvider):  # type: ignore[misc]
-    """Starts a node as a process of this machine where another provider would rent a machine.
-
-    The ids of nodes are their addresses.
-    """
+    """A node provider that starts each node as a process of this machine. The id of a node is its address."""
 
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         super().__init__(provider_config, cluster_name)
@@ -39,7 +36,7 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
             }
         }
         self._started: dict[str, StartedNode] = {}
-        self._last = 100
+        self._last_number = 100
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         return [host for host, tags in self._tags.items() if tag_filters.items() <= tags.items()]
@@ -58,11 +55,11 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
         for _ in range(count):
-            self._last += 1
-            host = f"127.0.0.{self._last}"
+            self._last_number += 1
+            host = f"127.0.0.{self._last_number}"
             environment = {**os.environ, **identity(WORKER, host)}
             options = join_options(self._folder, GrowingMachines.GPUS)
-            self._started[host] = start_node(self._folder, host, self._last, environment, options)
+            self._started[host] = start_node(self._folder, host, self._last_number, environment, options)
             self._started[host].wait_ready()  # Nodes that start at the same time may choose the same names for files.
             self._tags[host] = {**tags, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE}
 

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: nodes with loopback addresses of their own and declared resources."""
+"""A Ray cluster on this machine, whose nodes have different loopback addresses and declare their resources."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 _PROGRAM = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
-"""The program ``ray`` of this interpreter, which need not be in PATH."""
+"""The program ``ray`` of this interpreter. PATH may lack it."""
 _STARTED = "Ray runtime started"
 
 
 HEAD_HOST = "127.0.0.2"
-"""The address of the head; those of the nodes follow. Ray replaces 127.0.0.1 by the address of an interface."""
-_SMALL = ("--object-store-memory=80000000", "--num-cpus=4")
+"""The address of the head. The nodes have the next addresses. Ray replaces 127.0.0.1 by the address of an interface."""
+_SIZE_OPTIONS = ("--object-store-memory=80000000", "--num-cpus=4")
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "500",
@@ -40,8 +40,8 @@ _SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
-"""Nothing is sent to Ray's makers. The others are settings with which head and nodes notice within seconds that the
-other is gone, and an autoscaler that a node is needed."""
+"""The first setting keeps Ray from sending usage statistics. With the others, the head and the nodes notice within
+seconds that the other side is gone, and the autoscaler notices that a node is needed."""
 
 
 _SET_VERSION = """
@@ -53,12 +53,12 @@ client = GcsClient(address=sys.argv[1])
 known = json.loads(client.internal_kv_get(key, space))
 client.internal_kv_put(key, json.dumps({**known, "ray_version": sys.argv[2]}).encode(), True, space)
 """
-"""A program that changes the version which the head tells to processes that connect; they compare it with theirs."""
+"""A program that changes the version of Ray that the head reports. A process that connects compares it with its own."""
 
 
 @dataclass(frozen=True)
 class StartedNode:
-    """A running ``ray start --block``, with which all processes of its node end."""
+    """A running ``ray start --block``. All processes of its node end with it."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -73,11 +73,11 @@ class StartedNode:
         eventually(f"{_STARTED!r} in {self.log}", is_ready)
 
     def kill(self) -> None:
-        """End the node as a crash of its machine would."""
-        above = psutil.Process(self.process.pid)
-        processes = [above, *above.children(recursive=True)]
+        """Kill all processes of the node, as a crash of its machine would."""
+        root = psutil.Process(self.process.pid)
+        processes = [root, *root.children(recursive=True)]
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # Some end with their parents.
+            with contextlib.suppress(psutil.NoSuchProcess):  # Some processes end with their parents.
                 process.kill()
         self.process.wait()
         psutil.wait_procs(processes)
@@ -86,11 +86,14 @@ class StartedNode:
 def start_node(
     folder: Path, host: str, number: int, environment: Mapping[str, str], options: Sequence[str], on: Sequence[str] = ()
 ) -> StartedNode:
-    """Start a node with the address `host`; `on` is the beginning of a command that runs on another machine."""
+    """Start a node with the address `host` and return it.
+
+    `on` is the beginning of a command line that runs the rest of it on another machine.
+    """
     log = folder / f"node-{number}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*on, *_PROGRAM, "start", "--block", f"--node-ip-address={host}", *_SMALL, *options],
+            [*on, *_PROGRAM, "start", "--block", f"--node-ip-address={host}", *_SIZE_OPTIONS, *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -116,10 +119,10 @@ def join_options(folder: Path, gpus: int) -> tuple[str, ...]:
 
 
 class RayMachines:
-    """A cluster, whose head declares no GPUs. Nothing is written outside `folder`, whose path must be short."""
+    """A cluster whose head declares no GPUs. All of its files are in `folder`, whose path must be short."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment` is added to that of all processes of the cluster."""
+        """Start the head; `environment` is added to the environment of all processes of the cluster."""
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self.environment = {
             **os.environ,
@@ -139,7 +142,7 @@ class RayMachines:
             raise
 
     def _head_options(self) -> tuple[str, ...]:
-        """Return more options of the head."""
+        """Return additional options of the head."""
         return ()
 
     @property
@@ -148,16 +151,16 @@ class RayMachines:
         return address_of(self.folder)
 
     def add(self, gpus: int, model: str | None = None) -> StartedNode:
-        """Start a node, and wait until it has joined.
+        """Start a node, wait until it has joined, and return it.
 
         Nodes of one machine that start at the same time may choose the same names for their files.
         """
-        # A label of Ray's own cannot be given as an option.
+        # Ray accepts its own labels in the environment only, not as an option.
         labels = {} if model is None else {"RAY_OVERRIDE_LABELS": json.dumps({TYPE_LABEL: model})}
         return self._start(*join_options(self.folder, gpus), **labels)
 
     def pretend_version(self, version: str) -> None:
-        """Have the cluster tell that it runs another version of Ray."""
+        """Make the cluster report that it runs the Ray version `version`."""
         subprocess.run([sys.executable, "-c", _SET_VERSION, self.address, version], env=self.environment, check=True)
 
     def _start(self, *options: str, **variables: str) -> StartedNode:

@@ -1,4 +1,4 @@
-"""A cluster that grants places from a table, and real agents on this machine that stand for its nodes."""
+"""A fake cluster that grants places from a table of free devices, and real agents on this machine for its nodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pytest_accel.nodes.placement import Place, PlaceError
 from pytest_accel.settings.options import Settings
 
 CROWDED = "all nodes are in use"
+"""The reason that the cluster gives while a request waits."""
 
 
 @dataclass(eq=False)
@@ -36,12 +37,12 @@ class _Free:
 
 
 class TableCluster:
-    """A cluster of nodes with devices; the first request is served first. A node without devices has four ranks."""
+    """A fake cluster that serves requests in the order of their arrival. Each node has room for four ranks."""
 
     def __init__(self, free: Mapping[int, list[str]]) -> None:
-        """`free` has the devices of each node."""
+        """Start the thread that runs callbacks; `free` has the devices of each node."""
         self.released: list[int] = []
-        """The ids of the requests whose places were given back."""
+        """The ids of the requests whose places were released."""
         self.granted: list[Place] = []
         self._free = {node: _Free(list(devices)) for node, devices in free.items()}
         self._lock = threading.RLock()
@@ -90,18 +91,18 @@ class TableCluster:
             self._serve()
 
     def add(self, node: int, devices: list[str]) -> None:
-        """Add a node."""
+        """Add the node `node` with `devices`."""
         with self._lock:
             self._free[node] = _Free(devices)
             self._serve()
 
     def lose(self, node: int) -> None:
-        """Grant nothing more of a node."""
+        """Grant no more places on the node `node`."""
         with self._lock:
             self._free.pop(node, None)
 
     def settle(self) -> None:
-        """Wait until all callbacks so far have run."""
+        """Wait until all callbacks that are queued have run."""
         self._calls.join()
 
     def close(self) -> None:
@@ -121,18 +122,18 @@ class TableCluster:
 
     def _find(self, request: _Request) -> Place | None:
         key = request.key
-        on_each = -(-key.ranks // key.nodes)
-        each = 0 if key.need is None else key.devices_per_rank
+        ranks_per_node = -(-key.ranks // key.nodes)
+        per_rank = 0 if key.need is None else key.devices_per_rank
         nodes: list[int] = []
         devices: dict[int, tuple[str, ...]] = {}
         for node, free in self._free.items():
-            count = min(on_each, key.ranks - len(nodes))
+            count = min(ranks_per_node, key.ranks - len(nodes))
             if node in request.avoided:
                 continue
-            if count and free.ranks >= count and len(free.devices) >= count * each:
+            if count and free.ranks >= count and len(free.devices) >= count * per_rank:
                 nodes += [node] * count
-                if each:
-                    devices[node] = tuple(free.devices[: count * each])
+                if per_rank:
+                    devices[node] = tuple(free.devices[: count * per_rank])
         if len(nodes) < key.ranks:
             return None
         for node in nodes:
@@ -144,7 +145,7 @@ class TableCluster:
 
 @dataclass(eq=False)
 class Agents:
-    """The nodes of a session, with an agent in a process of its own for each."""
+    """The nodes of a session, each with an agent in a separate process."""
 
     settings: Settings
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -162,7 +163,7 @@ class Agents:
         return number
 
     def close(self) -> dict[int, int]:
-        """End all agents; return the exit status of each."""
+        """Close the nodes, wait until all agents have ended, and return the exit status of each."""
         self.nodes.close()
         statuses = {}
         for number, process in self.processes.items():
@@ -173,9 +174,10 @@ class Agents:
 
 
 def start_agent(invitation: bytes) -> subprocess.Popen[bytes]:
-    """Start an agent with the line `invitation` on its standard input, which stays open.
+    """Start an agent, send it the line `invitation` on its standard input, and return its process.
 
-    Its starter ignores the ends of its children, as the workers of some clusters do, and ``exec`` passes that on.
+    Standard input stays open. The process ignores SIGCHLD before it becomes the agent with ``exec``, as the workers of
+    some clusters do: the agent inherits this.
     """
     source = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"

@@ -1,4 +1,4 @@
-"""Agents that join a session on a cluster, and the port at which they do."""
+"""Tests of the agents that join a session on a cluster, and of the port that admits them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from tests.nodes.table_cluster import Agents, start_agent
 
 @pytest.fixture
 def joined() -> queue.SimpleQueue[RemotePeer]:
+    """Provide the queue of the agents that the port has admitted."""
     return queue.SimpleQueue()
 
 
 @pytest.fixture
 def admission(joined: queue.SimpleQueue[RemotePeer]) -> Iterator[AgentAdmission]:
+    """Yield a port for agents. An error in its thread fails the test."""
     failures: list[str] = []
     made = AgentAdmission("", joined.put, failures.append)
     yield made
@@ -39,7 +41,7 @@ def admission(joined: queue.SimpleQueue[RemotePeer]) -> Iterator[AgentAdmission]
 
 
 def greet(invitation: Invitation) -> None:
-    """Join as the agent of the invitation's node, and end the connection; raise EOFError or OSError if refused."""
+    """Join as the agent of the invitation's node, and close the connection; raise EOFError or OSError if refused."""
     hello = Hello(invitation.node, 1, (), "/", "", {}, "there", "")
     with socket.create_connection(("127.0.0.1", invitation.port)) as link:
         secret = bytes.fromhex(invitation.secret)
@@ -47,12 +49,12 @@ def greet(invitation: Invitation) -> None:
         assert abs(clock) < 60
 
 
-def test_an_invitation_is_a_line_of_json() -> None:
+def test_an_invitation_is_read_from_its_line() -> None:
     invitation = Invitation(3, ("10.0.0.1", "::1"), 4711, "00ff", "/suite")
     assert read_invitation(invitation.line()) == invitation
-    for wrong in (b"", b"{}", b'{"node": "3", "addresses": [], "port": 1, "secret": ""}'):
+    for invalid in (b"", b"{}", b'{"node": "3", "addresses": [], "port": 1, "secret": ""}'):
         with pytest.raises(ValueError, match="got an invalid invitation: "):
-            read_invitation(wrong)
+            read_invitation(invalid)
 
 
 def test_only_expected_agents_with_the_secret_are_admitted(
@@ -73,7 +75,7 @@ def test_only_expected_agents_with_the_secret_are_admitted(
     assert (peer.hello, peer.address) == (hello, "127.0.0.1")
     peer.link.socket.close()
     with pytest.raises((EOFError, OSError)):
-        greet(invitation)  # Once only.
+        greet(invitation)  # An invitation is valid once.
     assert joined.empty()
 
 
@@ -109,7 +111,7 @@ def test_an_agent_ends_with_its_starter() -> None:
     assert [node.name for node in agents.nodes.layout.nodes[1:]] == ["node-1", "node-2"]
 
 
-def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_agents_fails_after_an_error_in_the_port_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(link: AuthenticatedLink) -> None:
         link.socket.close()
         raise IndexError("met in the thread")
@@ -130,7 +132,7 @@ def test_no_agent_is_awaited_after_an_error_in_the_thread_that_admits_them(monke
     agent.stdin.close()
 
 
-def test_who_waits_for_an_agent_learns_that_it_will_not_join() -> None:
+def test_waiting_for_an_agent_ends_with_the_reason_when_it_is_given_up() -> None:
     nodes = ClusterNodes(Settings(), "")
     answers: list[str] = []
     with pytest.raises(ValueError, match="node 2: the next node is number 1"):

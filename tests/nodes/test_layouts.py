@@ -1,4 +1,4 @@
-"""From which fork servers, on which machines, a world's ranks come."""
+"""Tests of the layout of a session: which fork servers, on which nodes, fork the ranks of a world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_accel.nodes.placement import HERE, ForkServer, Layout, Node
 
 
 def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
-    """Machines with these fork servers, the driver's first."""
+    """Return a layout of nodes with these fork servers. The driver's node is the first."""
     return Layout(
         tuple(
             Node(f"node-{number}", f"10.0.0.{number}", tuple(ForkServer(one, capacity) for one in each))
@@ -19,31 +19,33 @@ def layout(*servers: tuple[int, ...], capacity: int | None = 1) -> Layout:
 
 TWO = layout((0, 1), (2, 3))
 UNEVEN = layout((0,), (1, 2, 3), (4, 5))
-IN_TURN = layout((0, 2), (1, 3))
+ROUND_ROBIN = layout((0, 2), (1, 3))
 UNLIMITED = layout((0,), (1,), capacity=None)
 
 
 @pytest.mark.parametrize(
     ("machines", "ranks", "nodes", "servers"),
     [
-        pytest.param(TWO, 1, 1, (0,), id="the driver's"),
-        pytest.param(TWO, 2, 1, (0, 1), id="as few as do"),
-        pytest.param(TWO, 2, 2, (0, 2), id="one on each"),
-        pytest.param(TWO, 3, 1, (0, 1, 2), id="more than one has"),
-        pytest.param(TWO, 4, 2, (0, 1, 2, 3), id="all"),
+        pytest.param(TWO, 1, 1, (0,), id="one rank on the driver's node"),
+        pytest.param(TWO, 2, 1, (0, 1), id="two ranks on one node"),
+        pytest.param(TWO, 2, 2, (0, 2), id="one rank on each of two nodes"),
+        pytest.param(TWO, 3, 1, (0, 1, 2), id="more ranks than one node has"),
+        pytest.param(TWO, 4, 2, (0, 1, 2, 3), id="all ranks"),
         pytest.param(layout((0, 1, 2), (3, 4, 5)), 4, 2, (0, 1, 3, 4), id="evenly"),
         pytest.param(layout((0, 1, 2), (3,)), 4, 2, (0, 1, 2, 3), id="as evenly as there is room"),
-        pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger one, alone"),
-        pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="larger ones, so that they are fewer"),
-        pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="three"),
+        pytest.param(UNEVEN, 2, 1, (1, 2), id="a larger node alone"),
+        pytest.param(UNEVEN, 5, 1, (1, 2, 3, 4, 5), id="two larger nodes instead of three"),
+        pytest.param(UNEVEN, 3, 3, (0, 1, 4), id="one rank on each of three nodes"),
         pytest.param(HERE, 3, 1, (0, 0, 0), id="any number from one server"),
         pytest.param(UNLIMITED, 3, 1, (0, 0, 0), id="any number from the driver's server"),
         pytest.param(UNLIMITED, 5, 2, (0, 0, 0, 1, 1), id="any number from two servers, evenly"),
         pytest.param(layout((0, 1), capacity=2), 3, 1, (0, 0, 1), id="two from each server"),
-        pytest.param(IN_TURN, 4, 1, (0, 2, 1, 3), id="dealt out by the launcher in turn"),
+        pytest.param(ROUND_ROBIN, 4, 1, (0, 2, 1, 3), id="ranks numbered round-robin by the launcher"),
     ],
 )
-def test_seats(machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...]) -> None:
+def test_ranks_are_distributed_evenly_over_as_few_nodes_as_possible(
+    machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...]
+) -> None:
     seats = machines.seats(ranks, nodes)
 
     assert tuple(seat.server for seat in seats) == servers
@@ -62,5 +64,7 @@ def test_seats(machines: Layout, ranks: int, nodes: int, servers: tuple[int, ...
         (HERE, 2, 2, None, "needs 2 nodes; without a launcher over several there is 1"),
     ],
 )
-def test_what_is_missing(machines: Layout, ranks: int, nodes: int, launcher: str | None, text: str | None) -> None:
+def test_shortage_names_missing_ranks_or_nodes(
+    machines: Layout, ranks: int, nodes: int, launcher: str | None, text: str | None
+) -> None:
     assert machines.shortage(ranks, nodes, launcher) == text

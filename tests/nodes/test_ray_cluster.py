@@ -1,4 +1,4 @@
-"""Places in a real Ray cluster, whose nodes are on this machine and declare GPUs."""
+"""Tests of places in a real Ray cluster, whose nodes are on this machine and declare GPUs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.conftest import Surroundings
 from tests.faults.conftest import TIMEOUT, eventually
 from tests.nodes.ray_machines import RayMachines
 
-# tests/clusters has one session that covers all of this.
+# Without --long, the session in tests/clusters covers this module's subject.
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
 def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
-    """A cluster of a head without GPUs, and nodes with 4 and 2 GPUs."""
+    """Yield a cluster of a head without GPUs, and nodes with 4 and 2 GPUs."""
     made = RayMachines(surroundings.environment)
     try:
         made.add(4, "A100")
@@ -48,7 +48,7 @@ def machines(surroundings: Surroundings) -> Iterator[RayMachines]:
 
 
 class Session:
-    """The part of a session that uses a cluster."""
+    """The part of a session that uses a Ray cluster."""
 
     def __init__(self, address: str) -> None:
         self.nodes = ClusterNodes(Settings(accel="sim:4"), "")
@@ -58,6 +58,7 @@ class Session:
     def request(
         self, key: WorldKey, avoided: Collection[int] = ()
     ) -> tuple[int, queue.SimpleQueue[Place | PlaceError]]:
+        """Request a place; return the number of the request and the queue that gets the answer."""
         answers: queue.SimpleQueue[Place | PlaceError] = queue.SimpleQueue()
         return self.cluster.place(key, answers.put, self.waits.put, answers.put, avoided), answers
 
@@ -67,6 +68,7 @@ class Session:
         return answer
 
     def failure(self, key: WorldKey, avoided: Collection[int] = ()) -> str:
+        """Request a place, which must fail; return the text of the error."""
         answer = self.request(key, avoided)[1].get(timeout=TIMEOUT)
         assert isinstance(answer, PlaceError), answer
         return str(answer)
@@ -82,6 +84,7 @@ class Session:
 
 @contextmanager
 def connected(address: str) -> Iterator[Session]:
+    """Yield a session that is connected to the cluster at `address`."""
     made = Session(address)
     try:
         made.cluster.connect(TIMEOUT)
@@ -100,7 +103,7 @@ def gpus(ranks: int, *, nodes: int = 1, name: str | None = None, kind: str = "si
     return WorldKey(kind, DeviceNeed(ranks, kind, name=name), ranks, True, devices_per_rank=1, nodes=nodes)
 
 
-def named(surroundings: Surroundings, part: str) -> list[psutil.Process]:
+def processes_with(surroundings: Surroundings, part: str) -> list[psutil.Process]:
     """Return the processes that tests have started with `part` in their command line."""
     found = []
     for process in surroundings.processes():
@@ -111,7 +114,7 @@ def named(surroundings: Surroundings, part: str) -> list[psutil.Process]:
 
 
 def agents(surroundings: Surroundings) -> list[psutil.Process]:
-    return named(surroundings, "ray_agent")
+    return processes_with(surroundings, "ray_agent")
 
 
 def test_places_have_devices_of_their_own_on_nodes_whose_agents_have_joined(session: Session) -> None:
@@ -172,7 +175,7 @@ def test_a_request_waits_until_there_is_room(session: Session) -> None:
     session.cluster.cancel(number)
     _, answers = session.request(gpus(3))
     assert session.waits.get(timeout=TIMEOUT) == text.format(3)
-    session.cluster.release(places[0])  # Kept for a world with 4 devices, but given up for this request.
+    session.cluster.release(places[0])  # It was kept for a world with 4 devices, but this request needs it.
     found = answers.get(timeout=TIMEOUT)
     assert isinstance(found, Place)
     assert set(found.nodes) == set(places[0].nodes)
@@ -213,14 +216,14 @@ def test_an_agent_that_has_ended_is_replaced(session: Session, surroundings: Sur
     assert again.nodes[0] == place.nodes[0] + 1
 
 
-def test_an_agent_that_does_not_join_is_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_names_the_node_whose_agent_does_not_join(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_client, "_JOIN_TIMEOUT", 2.0)
     expect = session.nodes.expect
-    # As if a firewall were between the nodes: nothing listens at the port.
+    # Simulates a firewall between the nodes: nothing listens at port 1.
     monkeypatch.setattr(session.nodes, "expect", lambda *given: replace(expect(*given), port=1))
     (name, *_) = {node.name for node in session.cluster.nodes}
     assert session.failure(gpus(4)) == f"the agent on {name} has not joined within 2 s"
-    # It was tried twice, and nothing of the first attempt is in use.
+    # The two attempts have used the numbers 1 and 2, and hold no GPUs.
     monkeypatch.setattr(session.nodes, "expect", expect)
     assert session.place(gpus(4)).nodes == (3,) * 4
 
@@ -257,7 +260,7 @@ def test_requests_fail_if_the_helper_dies(session: Session, surroundings: Surrou
     session.place(gpus(2))
     _, waiting = session.request(gpus(1))
     session.waits.get(timeout=TIMEOUT)
-    (helper,) = named(surroundings, "ray_process")
+    (helper,) = processes_with(surroundings, "ray_process")
     helper.kill()
     reason = "the connection to the Ray cluster is lost: the process that held it was killed by SIGKILL"
     assert str(waiting.get(timeout=TIMEOUT)).startswith(reason)
@@ -265,7 +268,7 @@ def test_requests_fail_if_the_helper_dies(session: Session, surroundings: Surrou
     eventually("the end of the agents", lambda: not agents(surroundings))
 
 
-def test_nothing_is_left_of_a_session_that_ends(machines: RayMachines, surroundings: Surroundings) -> None:
+def test_a_closed_session_leaves_no_agents_and_no_places(machines: RayMachines, surroundings: Surroundings) -> None:
     with connected(machines.address) as session:
         session.place(gpus(4))
         _, waiting = session.request(gpus(4))
@@ -275,7 +278,7 @@ def test_nothing_is_left_of_a_session_that_ends(machines: RayMachines, surroundi
         session.place(gpus(4))
 
 
-def test_nothing_is_left_of_a_controller_that_is_killed(machines: RayMachines, surroundings: Surroundings) -> None:
+def test_a_killed_controller_leaves_no_agents_and_no_places(machines: RayMachines, surroundings: Surroundings) -> None:
     source = f"""
 from pathlib import Path
 from tests.nodes.test_ray_cluster import connected, gpus
@@ -310,7 +313,7 @@ def test_an_address_without_a_cluster_is_refused() -> None:
         pass
 
 
-def test_ray_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_fails_if_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_process, "find_spec", lambda name: None)
     with pytest.raises(Exception, match=r"ray is not installed: pip install 'pytest-accel\[ray\]'"):
         ray_process._connect(Connect("auto", "pytest-accel"))

@@ -1,4 +1,4 @@
-"""The devices of a Ray cluster, as a session plans with them. No Ray is needed for this."""
+"""Tests of `RayMachine`: the devices of a Ray cluster with which a session plans. They do not need Ray."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def key(count: int, kind: str = "sim", nodes: int = 1) -> WorldKey:
 
 
 def test_all_nodes_are_one_machine() -> None:
-    found = pickle.loads(pickle.dumps(machine("sim:4")))  # As for a worker of xdist.
+    found = pickle.loads(pickle.dumps(machine("sim:4")))  # Sent to xdist workers.
     assert describe(found.session) == "accel: sim, 6 devices: 4 x A100, 2 x H100; on 3 nodes of a Ray cluster"
     assert [device.id for device in found.session.devices] == [f"one/{n}" for n in range(4)] + ["two/0", "two/1"]
     assert found.of("sim") is found.session
@@ -42,7 +42,7 @@ def test_all_nodes_are_one_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "text"),
+    ("world_key", "text"),
     [
         (key(4), None),
         (key(2, nodes=2), None),
@@ -53,8 +53,8 @@ def test_all_nodes_are_one_machine() -> None:
         (key(1, "mlu"), "Ray does not assign devices of kind 'mlu'"),
     ],
 )
-def test_a_world_that_fits_no_node_is_missing(wanted: WorldKey, text: str | None) -> None:
-    found = machine("sim:4").shortage(wanted)
+def test_shortage_says_why_a_world_fits_no_node(world_key: WorldKey, text: str | None) -> None:
+    found = machine("sim:4").shortage(world_key)
     if text is None:
         assert found is None
     else:

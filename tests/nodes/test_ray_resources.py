@@ -1,4 +1,4 @@
-"""The resources of worlds in Ray's terms."""
+"""Tests of the placement group bundles that Ray is asked for to run a world."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(name: str, amount: float, resource: str = "GPU", **labels: str) -> RayN
     return RayNode(name, name, "", {"CPU": 4.0, resource: amount}, labels)
 
 
-def chosen(key: WorldKey, *nodes: RayNode, models: tuple[str, ...] = ()) -> Bundles:
+def bundles_for(key: WorldKey, *nodes: RayNode, models: tuple[str, ...] = ()) -> Bundles:
     return choose_bundles(demand_of(key), nodes, models)
 
 
@@ -57,18 +57,18 @@ def chosen(key: WorldKey, *nodes: RayNode, models: tuple[str, ...] = ()) -> Bund
         pytest.param(devices_key(share=Share(bytes=10**9)), "1 GPU on one node", id="bytes"),
     ],
 )
-def test_a_world_becomes_bundles(key: WorldKey, expected: str) -> None:
-    assert chosen(key).text == expected
+def test_the_needs_of_a_world_become_bundles(key: WorldKey, expected: str) -> None:
+    assert bundles_for(key).text == expected
 
 
 def test_a_world_is_divided_only_if_no_node_is_large_enough() -> None:
     nodes = [node("a", 4), node("b", 2), node("c", 2)]
-    assert chosen(devices_key(4), *nodes).ranks == (4,)
-    assert chosen(devices_key(5), *nodes).ranks == (3, 2)
-    assert chosen(devices_key(7), *nodes).ranks == (3, 2, 2)
-    assert chosen(devices_key(4, nodes=2), *nodes).ranks == (2, 2)
+    assert bundles_for(devices_key(4), *nodes).ranks == (4,)
+    assert bundles_for(devices_key(5), *nodes).ranks == (3, 2)
+    assert bundles_for(devices_key(7), *nodes).ranks == (3, 2, 2)
+    assert bundles_for(devices_key(4, nodes=2), *nodes).ranks == (2, 2)
     # One process cannot be divided.
-    assert chosen(devices_key(grouped=False, per_rank=5), *nodes).ranks == (1,)
+    assert bundles_for(devices_key(grouped=False, per_rank=5), *nodes).ranks == (1,)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_world_is_divided_only_if_no_node_is_large_enough() -> None:
         (devices_key(kind="hpu"), "needs 1 HPU on one node; no node of the Ray cluster has HPU"),
     ],
 )
-def test_a_shortage_says_what_there_is(key: WorldKey, expected: str) -> None:
+def test_shortage_says_what_the_cluster_has(key: WorldKey, expected: str) -> None:
     nodes = [node("b", 2), node("a", 4), node("c", 2)]
-    bundles = chosen(key, *nodes)
+    bundles = bundles_for(key, *nodes)
     assert not bundles.fits(nodes)
     assert bundles.shortage(nodes) == expected
 
@@ -99,7 +99,7 @@ def test_a_shortage_says_what_there_is(key: WorldKey, expected: str) -> None:
 )
 def test_a_name_selects_models(name: str, expected: tuple[str, ...]) -> None:
     nodes = [node("a", 4, **{TYPE_LABEL: "A100"}), node("b", 4, **{TYPE_LABEL: "H100"}), node("c", 1, "CPU")]
-    assert chosen(devices_key(name=name), *nodes, models=("H200",)).models == expected
+    assert bundles_for(devices_key(name=name), *nodes, models=("H200",)).models == expected
 
 
 def test_avoided_nodes_are_not_used() -> None:
@@ -111,13 +111,13 @@ def test_avoided_nodes_are_not_used() -> None:
     assert none.shortage(nodes) == "needs 2 GPU on one node; no other node of the Ray cluster has GPU"
 
 
-def test_a_name_selects_nothing_if_a_node_does_not_tell_its_model() -> None:
-    assert chosen(devices_key(name="*H100*"), node("a", 4), models=("H100",)).models == ()
+def test_a_name_selects_no_model_if_a_node_does_not_report_its_model() -> None:
+    assert bundles_for(devices_key(name="*H100*"), node("a", 4), models=("H100",)).models == ()
 
 
 def test_bundles_fit_only_on_nodes_of_their_models() -> None:
     nodes = [node("a", 4, **{TYPE_LABEL: "A100"}), node("b", 1, **{TYPE_LABEL: "H100"})]
-    bundles = chosen(devices_key(2, name="*H100*"), *nodes)
+    bundles = bundles_for(devices_key(2, name="*H100*"), *nodes)
     assert not bundles.fits(nodes)
     assert bundles.shortage(nodes) == "needs 2 GPU (H100) on one node; the largest node of the Ray cluster (b) has 1"
 

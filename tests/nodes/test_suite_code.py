@@ -1,4 +1,4 @@
-"""A node of a cluster runs tests only with the code and in the environment that they are meant for."""
+"""Tests of the comparison of a node's code with the controller's, and of the environment of ranks on a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.nodes.table_cluster import start_agent
 HERE = SuiteCode({"a.py": "1", "b.py": "2"}, {"Python": "3.11.7", "torch": "2.13.0"})
 
 
-def test_python_files_of_the_suite_count(tmp_path: Path) -> None:
+def test_suite_code_has_the_python_files_of_the_suite_and_the_versions(tmp_path: Path) -> None:
     for name in ("test_a.py", "pkg/b.py", ".hidden/c.py", "env/lib/d.py", "pkg/__pycache__/e.py", "data.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -42,7 +42,7 @@ def test_python_files_of_the_suite_count(tmp_path: Path) -> None:
         (replace(HERE, versions={"Python": "3.11.7", "torch": "2.14.0"}), "other versions: torch 2.14.0 (here 2.13.0)"),
     ],
 )
-def test_differences_are_named(there: SuiteCode, text: str) -> None:
+def test_difference_names_files_and_versions(there: SuiteCode, text: str) -> None:
     assert difference(HERE, there) == text
 
 
@@ -63,7 +63,7 @@ def test_an_agent_with_other_files_does_not_join(tmp_path: Path) -> None:
     agent.stdin.close()
 
 
-def test_a_greeting_says_all_of_it_in_json() -> None:
+def test_a_hello_message_is_unchanged_after_json() -> None:
     hello = Hello(1, 71, ("-q",), "/suite", "/suite", {"SIM_VISIBLE_DEVICES": "0"}, "far", "id", HERE, ("HOME", "PATH"))
     assert hello_of(json.loads(json.dumps(hello.as_json()))) == hello
 

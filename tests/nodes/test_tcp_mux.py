@@ -1,4 +1,4 @@
-"""Streams and messages over one TCP connection."""
+"""Tests of `TcpMux`: many streams and messages over one TCP connection."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tests.faults.conftest import eventually
 KEY = b"of this connection alone"
 
 
-class Far:
-    """The target of a stream at the remote end."""
+class RemoteEnd:
+    """The remote end of a connection: it collects messages and opens streams."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
-        self.came = threading.Event()
+        self.received = threading.Event()
         self.ends: dict[str, socket.socket] = {}
-        """By name, the other end of each stream."""
+        """The test's end of each stream, by the name of the stream."""
         self.process: int | None = None
 
     def take(self, message: Any) -> None:
         self.messages.append(message)
-        self.came.set()
+        self.received.set()
 
     def open(self, name: object) -> StreamSocket:
         assert isinstance(name, str)
@@ -47,31 +47,35 @@ class Far:
 
 
 @pytest.fixture
-def far() -> Iterator[Far]:
-    made = Far()
+def remote() -> Iterator[RemoteEnd]:
+    """Yield the remote end of a connection."""
+    made = RemoteEnd()
     yield made
     for end in made.ends.values():
         end.close()
 
 
-def _nothing(name: object) -> StreamSocket:
+def _refuse_stream(name: object) -> StreamSocket:
     raise FileNotFoundError(name)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection."""
+    """Return both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         return call, listener.accept()[0]
 
 
 @pytest.fixture
-def near(far: Far) -> Iterator[TcpMux]:
-    """The near end of a bridge that works."""
+def mux(remote: RemoteEnd) -> Iterator[TcpMux]:
+    """Yield the local end of a connection that works."""
     call, link = tcp_pair()
-    made = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
-    threads = [threading.Thread(target=made.run, args=(print,)), threading.Thread(target=other.run, args=(far.take,))]
+    made = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
+    other = TcpMux(link, key=KEY, first=1, open_stream=remote.open)
+    threads = [
+        threading.Thread(target=made.run, args=(print,)),
+        threading.Thread(target=other.run, args=(remote.take,)),
+    ]
     for thread in threads:
         thread.start()
     yield made
@@ -80,22 +84,22 @@ def near(far: Far) -> Iterator[TcpMux]:
         thread.join()
 
 
-def all_of(end: socket.socket) -> bytes:
+def read_all(end: socket.socket) -> bytes:
     """Return the bytes that arrive until the stream ends."""
     end.settimeout(30)
     found = b""
-    with contextlib.suppress(ConnectionResetError):  # The other end has not read all that it was sent.
+    with contextlib.suppress(ConnectionResetError):  # The other end was closed before it had read everything.
         while data := end.recv(1 << 16):
             found += data
     return found
 
 
-def test_messages_and_streams_keep_their_order(near: TcpMux, far: Far) -> None:
+def test_messages_and_streams_keep_their_order(mux: TcpMux, remote: RemoteEnd) -> None:
     ours, theirs = socket.socketpair()
-    data = os.urandom(5_000_000)  # More than all buffers on the way hold.
+    data = os.urandom(5_000_000)  # More than all buffers together hold.
 
-    near.send({"first": 1})
-    near.join(theirs, "stream")
+    mux.send({"first": 1})
+    mux.join(theirs, "stream")
     with ours:
 
         def send() -> None:
@@ -104,76 +108,76 @@ def test_messages_and_streams_keep_their_order(near: TcpMux, far: Far) -> None:
 
         sender = threading.Thread(target=send)
         sender.start()
-        eventually("the stream", lambda: "stream" in far.ends)
-        assert all_of(far.ends["stream"]) == data
+        eventually("the stream", lambda: "stream" in remote.ends)
+        assert read_all(remote.ends["stream"]) == data
         sender.join()
-        assert all_of(ours) == b""
-    assert far.messages == [{"first": 1}]
+        assert read_all(ours) == b""
+    assert remote.messages == [{"first": 1}]
 
 
-def test_a_reader_that_is_slow_holds_up_no_other(near: TcpMux, far: Far) -> None:
+def test_a_slow_reader_does_not_delay_other_streams(mux: TcpMux, remote: RemoteEnd) -> None:
     slow, fast = socket.socketpair(), socket.socketpair()
-    near.join(slow[1], "slow")
-    near.join(fast[1], "fast")
+    mux.join(slow[1], "slow")
+    mux.join(fast[1], "fast")
     with slow[0], fast[0]:
         slow[0].sendall(bytes(3_000_000))
         fast[0].sendall(b"at once")
-        near.send("message")
-        assert far.came.wait(30)
-        far.ends["fast"].settimeout(30)
-        assert far.ends["fast"].recv(64) == b"at once"
+        mux.send("message")
+        assert remote.received.wait(30)
+        remote.ends["fast"].settimeout(30)
+        assert remote.ends["fast"].recv(64) == b"at once"
 
 
-def test_calls_are_led_to_their_targets(near: TcpMux, far: Far, tmp_path: Path) -> None:
+def test_calls_are_routed_to_their_targets(mux: TcpMux, remote: RemoteEnd, tmp_path: Path) -> None:
     path = str(tmp_path / "calls")
-    near.listen(path)
+    mux.listen(path)
     with call_agent(path, "rank 3") as good, call_agent(path, "nobody") as bad, unix_sockets.connect(path) as junk:
         junk.sendall(TARGET_LENGTH.pack(2) + b"no pickle")
         good.sendall(b"hello")
-        assert all_of(bad) == all_of(junk) == b""
-        there = far.ends["rank 3"]
+        assert read_all(bad) == read_all(junk) == b""
+        there = remote.ends["rank 3"]
         there.settimeout(30)
         assert there.recv(64) == b"hello"
         there.sendall(b"welcome")
         there.close()
-        assert all_of(good) == b"welcome"
+        assert read_all(good) == b"welcome"
 
 
-def test_a_stream_ends_with_its_process_although_another_holds_the_socket(near: TcpMux, far: Far) -> None:
+def test_a_stream_ends_with_its_process_although_another_holds_the_socket(mux: TcpMux, remote: RemoteEnd) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        far.process = process.pid
+        remote.process = process.pid
         ours, theirs = socket.socketpair()
-        near.join(theirs, "stream")
+        mux.join(theirs, "stream")
         with ours:
             ours.sendall(b"question")
-            eventually("the stream", lambda: "stream" in far.ends)
-            far.ends["stream"].sendall(b"last word")
+            eventually("the stream", lambda: "stream" in remote.ends)
+            remote.ends["stream"].sendall(b"last word")
             process.kill()
-            assert all_of(ours) == b"last word"
+            assert read_all(ours) == b"last word"
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_what_is_joined_to_a_bridge_that_is_down_ends(far: Far, late: bool) -> None:
+@pytest.mark.parametrize("joins_late", [False, True])
+def test_a_stream_that_joins_a_closed_connection_ends(remote: RemoteEnd, joins_late: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = socket.create_connection(listener.getsockname())
         listener.accept()[0].close()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
+    local = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
     ours, theirs = socket.socketpair()
-    steps: list[Callable[[], object]] = [lambda: bridge.run(print), lambda: bridge.join(theirs, "stream")]
-    for step in steps if late else reversed(steps):
+    steps: list[Callable[[], object]] = [lambda: local.run(print), lambda: local.join(theirs, "stream")]
+    for step in steps if joins_late else reversed(steps):
         step()
     with ours:
-        assert all_of(ours) == b""
+        assert read_all(ours) == b""
 
 
-class Deadly:
-    """An object that leaves a mark when it is unpickled."""
+class UnpickleMarker:
+    """An object that creates the file `marker` when it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.mark,)
+        return Path.touch, (self.marker,)
 
 
 HEAD = struct.Struct("<BII")
@@ -181,107 +185,107 @@ MESSAGE = 4
 TAG = 16
 
 
-def forged(frames: list[bytes], mark: Path) -> bytes:
-    """A frame of somebody who does not know the key."""
-    data = pickle.dumps(Deadly(mark))
+def forged(frames: list[bytes], marker: Path) -> bytes:
+    """Insert a frame that was made without the key."""
+    data = pickle.dumps(UnpickleMarker(marker))
     return frames[0] + HEAD.pack(MESSAGE, 0, len(data)) + data + frames[0][-TAG:]
 
 
-def changed(frames: list[bytes], mark: Path) -> bytes:
-    """The frame that was sent, and in it something of the same length that was not."""
-    data = pickle.dumps(Deadly(mark))
+def altered(frames: list[bytes], marker: Path) -> bytes:
+    """Replace the content of the second frame by other content of the same length."""
+    data = pickle.dumps(UnpickleMarker(marker))
     data += bytes(len(frames[1]) - HEAD.size - TAG - len(data))
     return frames[0] + frames[1][: HEAD.size] + data + frames[1][-TAG:]
 
 
-def replayed(frames: list[bytes], mark: Path) -> bytes:
+def replayed(frames: list[bytes], marker: Path) -> bytes:
     return frames[0] + frames[0]
 
 
-def swapped(frames: list[bytes], mark: Path) -> bytes:
+def swapped(frames: list[bytes], marker: Path) -> bytes:
     return frames[1] + frames[0]
 
 
-def left_out(frames: list[bytes], mark: Path) -> bytes:
+def left_out(frames: list[bytes], marker: Path) -> bytes:
     return frames[1]
 
 
-def shortened(frames: list[bytes], mark: Path) -> bytes:
-    """The second frame lacks a byte of its content."""
+def shortened(frames: list[bytes], marker: Path) -> bytes:
+    """Remove a byte from the content of the second frame."""
     kind, number, length = HEAD.unpack_from(frames[1])
     return frames[0] + HEAD.pack(kind, number, length - 1) + frames[1][HEAD.size : -TAG - 1] + frames[1][-TAG:]
 
 
-def endless(frames: list[bytes], mark: Path) -> bytes:
-    """A frame of which nobody would wait for the end."""
+def too_long(frames: list[bytes], marker: Path) -> bytes:
+    """Insert the head of a frame with the largest length."""
     return frames[0] + HEAD.pack(MESSAGE, 0, 0xFFFFFFFF)
 
 
-def sent_back(frames: list[bytes], mark: Path) -> bytes:
-    """None: it is the sender that gets its own frame."""
+def sent_back(frames: list[bytes], marker: Path) -> bytes:
+    """Send the receiver nothing. The test sends the sender its own frame."""
     return b""
 
 
-def untouched(frames: list[bytes], mark: Path) -> bytes:
+def untouched(frames: list[bytes], marker: Path) -> bytes:
     return frames[0] + frames[1]
 
 
 @pytest.mark.parametrize(
-    ("interfere", "come"),
+    ("tamper", "arriving"),
     [
         (untouched, 2),
         (forged, 1),
-        (changed, 1),
+        (altered, 1),
         (replayed, 1),
         (swapped, 0),
         (left_out, 0),
         (shortened, 1),
-        (endless, 1),
+        (too_long, 1),
         (sent_back, 0),
     ],
 )
-def test_a_frame_that_was_not_sent_ends_the_connection(
-    far: Far, tmp_path: Path, interfere: Callable[[list[bytes], Path], bytes], come: int
+def test_a_manipulated_frame_ends_the_connection(
+    remote: RemoteEnd, tmp_path: Path, tamper: Callable[[list[bytes], Path], bytes], arriving: int
 ) -> None:
-    mark = tmp_path / "mark"
+    marker = tmp_path / "marker"
     messages = ["first", {"second": "x" * 500}]
-    near_end, near_way = tcp_pair()
-    far_end, far_way = tcp_pair()
+    sender_end, from_sender = tcp_pair()
+    receiver_end, to_receiver = tcp_pair()
     reasons: dict[str, str | None] = {}
-    sender = TcpMux(near_end, key=KEY, first=0, open_stream=_nothing)
-    receiver = TcpMux(far_end, key=KEY, first=1, open_stream=far.open)
+    sender = TcpMux(sender_end, key=KEY, first=0, open_stream=_refuse_stream)
+    receiver = TcpMux(receiver_end, key=KEY, first=1, open_stream=remote.open)
     threads = [
         threading.Thread(target=lambda: reasons.update(sender=sender.run(print))),
-        threading.Thread(target=lambda: reasons.update(receiver=receiver.run(far.take))),
+        threading.Thread(target=lambda: reasons.update(receiver=receiver.run(remote.take))),
     ]
     for thread in threads:
         thread.start()
-    with near_way, far_way:
-        near_way.settimeout(30)
+    with from_sender, to_receiver:
+        from_sender.settimeout(30)
         frames = []
         for message in messages:
             sender.send(message)
-            head = exactly(near_way, HEAD.size)
-            frames.append(head + exactly(near_way, HEAD.unpack(head)[2] + TAG))
-        far_way.sendall(interfere(frames, mark))
-        far_way.shutdown(socket.SHUT_WR)
-        if interfere is sent_back:
-            near_way.sendall(frames[0])
-        near_way.shutdown(socket.SHUT_WR)
+            head = read_exactly(from_sender, HEAD.size)
+            frames.append(head + read_exactly(from_sender, HEAD.unpack(head)[2] + TAG))
+        to_receiver.sendall(tamper(frames, marker))
+        to_receiver.shutdown(socket.SHUT_WR)
+        if tamper is sent_back:
+            from_sender.sendall(frames[0])
+        from_sender.shutdown(socket.SHUT_WR)
         for thread in threads:
             thread.join()
 
-    if interfere is untouched:
+    if tamper is untouched:
         assert reasons == {"sender": None, "receiver": None}
     else:
-        reason = reasons["sender" if interfere is sent_back else "receiver"]
+        reason = reasons["sender" if tamper is sent_back else "receiver"]
         assert reason is not None
         assert "a frame failed authentication" in reason
-    assert far.messages == messages[:come]
-    assert not mark.exists()
+    assert remote.messages == messages[:arriving]
+    assert not marker.exists()
 
 
-def exactly(end: socket.socket, size: int) -> bytes:
+def read_exactly(end: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         data += (piece := end.recv(size - len(data)))
@@ -289,26 +293,26 @@ def exactly(end: socket.socket, size: int) -> bytes:
     return data
 
 
-def test_a_message_that_is_larger_than_a_frame_arrives_whole(near: TcpMux, far: Far) -> None:
+def test_a_message_that_is_larger_than_a_frame_arrives_whole(mux: TcpMux, remote: RemoteEnd) -> None:
     messages = [os.urandom(size) for size in (1 << 16, (1 << 16) - 100, 300_000, 1)]
     for message in messages:
-        near.send(message)
-    eventually("the messages", lambda: len(far.messages) == len(messages))
-    assert far.messages == messages
+        mux.send(message)
+    eventually("the messages", lambda: len(remote.messages) == len(messages))
+    assert remote.messages == messages
 
 
 @pytest.mark.parametrize("error", [IndexError("met in take"), EOFError("met in take"), OSError("met in take")])
-def test_a_message_that_cannot_be_handled_ends_the_bridge_with_the_reason(far: Far, error: Exception) -> None:
+def test_an_error_in_a_message_handler_ends_the_connection(remote: RemoteEnd, error: Exception) -> None:
     def take(message: object) -> None:
         raise error
 
     call, link = tcp_pair()
-    bridge = TcpMux(call, key=KEY, first=0, open_stream=_nothing)
-    other = TcpMux(link, key=KEY, first=1, open_stream=far.open)
+    local = TcpMux(call, key=KEY, first=0, open_stream=_refuse_stream)
+    other = TcpMux(link, key=KEY, first=1, open_stream=remote.open)
     thread = threading.Thread(target=other.run, args=(print,))
     thread.start()
     other.send("a message")
-    why = bridge.run(take)
+    why = local.run(take)
     thread.join()
     assert why is not None
     assert why.startswith("an error at this end of the connection to it:\nTraceback")

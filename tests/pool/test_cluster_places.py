@@ -1,4 +1,4 @@
-"""Places on a cluster, for worlds whose processes are not started: who gets one, and what happens to it."""
+"""Tests of places on a cluster: which request gets one, and when it is released. No processes are started."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pytest_accel.settings.options import Settings
 from tests.nodes.table_cluster import CROWDED, TableCluster
 
 EIGHT = WorldKey("cpu", None, 8, grouped=True, nodes=2)
-"""A world that needs both nodes, which have room for four ranks each."""
+"""A world that fills both nodes, which have room for four ranks each."""
 FOUR = WorldKey("cpu", None, 4, grouped=True, nodes=2)
 TWO = WorldKey("cpu", None, 2, grouped=True, nodes=2)
-HERE = WorldKey("cpu", None, 2, grouped=True)
+ON_CONTROLLER = WorldKey("cpu", None, 2, grouped=True)
 
 
 class Nodes:
-    """Two nodes of a cluster, besides the controller's."""
+    """The controller's node and two nodes of a cluster."""
 
     layout = Layout(tuple(Node(f"node-{n}", f"10.0.0.{n}", (ForkServer(n, None),)) for n in range(3)))
 
@@ -42,34 +42,37 @@ class Nodes:
 
 @dataclass(eq=False)
 class Driver:
-    """A driver: the answers that it has got, and its worlds that are wanted."""
+    """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
 
     pool: Pool
     answers: queue.SimpleQueue[AcquiredWorld | PoolError] = field(default_factory=queue.SimpleQueue)
     wanted: list[int] = field(default_factory=list)
-    has: AcquiredWorld | None = None
+    acquired: AcquiredWorld | None = None
 
     def on_wanted(self, world: int) -> None:
         self.wanted.append(world)
 
-    def ask(self, key: WorldKey) -> int:
+    def request(self, key: WorldKey) -> int:
         return self.pool.acquire(key, Holder.here("a test"), self, self.answers.put)
 
     def get(self, key: WorldKey | None = None) -> AcquiredWorld:
+        """Request a world if `key` is given; wait for the next answer, and return its world."""
         if key is not None:
-            self.ask(key)
+            self.request(key)
         answer = self.answers.get(timeout=60)
         assert isinstance(answer, AcquiredWorld)
-        self.has = answer
+        self.acquired = answer
         return answer
 
     def release(self, kill_reason: str | None = None) -> None:
-        assert self.has is not None
-        self.pool.release(self.has.spec.world, kill_reason, frozenset())
+        assert self.acquired is not None
+        self.pool.release(self.acquired.spec.world, kill_reason, frozenset())
 
 
 @dataclass(eq=False)
 class Cluster:
+    """A pool, and the nodes of its cluster."""
+
     pool: Pool
     nodes: Nodes
 
@@ -78,13 +81,14 @@ class Cluster:
         return self.nodes.cluster
 
     def states(self) -> list[WorldState]:
+        """Return the states of all worlds, when all callbacks have run."""
         self.table.settle()
         return [world.state for world in self.pool._manager.worlds.values()]
 
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A pool whose worlds start at once, and are gone as soon as they are retired or killed."""
+    """Yield a pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     nodes = Nodes()
@@ -109,9 +113,9 @@ def test_a_world_has_the_nodes_of_its_place(cluster: Cluster) -> None:
     driver = Driver(cluster.pool)
     spec = driver.get(TWO).spec
     assert (spec.nodes, spec.servers, spec.addresses) == ((1, 2), (1, 2), ("10.0.0.1", "10.0.0.2"))
-    assert driver.has is not None
-    assert driver.has.hosts == ("node-1", "node-2")
-    assert driver.get(HERE).spec.nodes == (0, 0)
+    assert driver.acquired is not None
+    assert driver.acquired.hosts == ("node-1", "node-2")
+    assert driver.get(ON_CONTROLLER).spec.nodes == (0, 0)
     assert len(cluster.table.granted) == 1
 
 
@@ -120,53 +124,53 @@ def test_an_idle_world_keeps_its_place_for_the_next_driver(cluster: Cluster) -> 
     world = first.get(TWO).spec.world
     first.release()
     assert cluster.table.released == []
-    assert (second.get(TWO).spec.world, second.has and second.has.warm) == (world, True)
+    assert (second.get(TWO).spec.world, second.acquired and second.acquired.warm) == (world, True)
     second.release("a rank hangs")
     assert cluster.table.released == [1]
 
 
-def test_idle_worlds_make_room_the_longest_idle_first_and_no_more_than_are_needed(cluster: Cluster) -> None:
+def test_as_few_idle_worlds_as_possible_make_room_the_longest_idle_first(cluster: Cluster) -> None:
     drivers = [Driver(cluster.pool) for _ in range(4)]
     worlds = [driver.get(TWO).spec.world for driver in drivers]
     for driver in (drivers[1], drivers[0], drivers[2], drivers[3]):
         driver.release()
     last = Driver(cluster.pool)
     assert last.get(FOUR).spec.ranks == 4
-    assert set(cluster.pool._manager.worlds) == {worlds[2], worlds[3], last.has and last.has.spec.world}
+    assert set(cluster.pool._manager.worlds) == {worlds[2], worlds[3], last.acquired and last.acquired.spec.world}
 
 
-def test_a_world_in_use_is_returned_for_a_request_that_waits(cluster: Cluster) -> None:
+def test_a_returned_world_makes_room_for_a_waiting_request(cluster: Cluster) -> None:
     first, second = Driver(cluster.pool), Driver(cluster.pool)
     first.get(EIGHT)
-    number = second.ask(TWO)
+    number = second.request(TWO)
     assert cluster.states() == [WorldState.IN_USE]
-    assert first.wanted == [first.has and first.has.spec.world]
+    assert first.wanted == [first.acquired and first.acquired.spec.world]
     assert cluster.pool.waiting(number) == f"a test waits for a place on the cluster: {CROWDED}"
     first.release()
     assert second.get().spec.ranks == 2
     assert cluster.states() == [WorldState.IN_USE]
 
 
-def test_a_request_of_the_same_key_takes_a_returned_world_over(cluster: Cluster) -> None:
+def test_a_returned_world_is_handed_to_the_first_request_if_the_keys_are_equal(cluster: Cluster) -> None:
     first, second, third = (Driver(cluster.pool) for _ in range(3))
     world = first.get(EIGHT).spec.world
-    second.ask(EIGHT)
-    third.ask(EIGHT)
+    second.request(EIGHT)
+    third.request(EIGHT)
     cluster.table.settle()
     first.release()
     assert second.get().spec.world == world
-    assert second.wanted == [world]  # The third waits.
+    assert second.wanted == [world]  # The third request waits.
     second.release()
     assert third.get().spec.world == world
     assert third.wanted == []
     assert len(cluster.table.granted) == 1
 
 
-def test_a_returned_world_is_not_handed_to_a_request_that_came_later(cluster: Cluster) -> None:
+def test_a_returned_world_is_not_handed_to_a_later_request(cluster: Cluster) -> None:
     first, second, third = (Driver(cluster.pool) for _ in range(3))
     world = first.get(EIGHT).spec.world
-    second.ask(FOUR)
-    third.ask(EIGHT)
+    second.request(FOUR)
+    third.request(EIGHT)
     cluster.table.settle()
     first.release()
     assert second.get().spec.ranks == 4
@@ -176,43 +180,43 @@ def test_a_returned_world_is_not_handed_to_a_request_that_came_later(cluster: Cl
     assert third.get().spec.world != world
 
 
-def test_a_request_that_waits_is_cancelled_or_fails_with_the_clusters_reason(cluster: Cluster) -> None:
+def test_a_waiting_request_is_cancelled_or_fails_with_the_reason_of_the_cluster(cluster: Cluster) -> None:
     first, second = Driver(cluster.pool), Driver(cluster.pool)
     first.get(EIGHT)
-    cluster.pool.cancel(second.ask(TWO))
-    number = second.ask(TWO)
+    cluster.pool.cancel(second.request(TWO))
+    number = second.request(TWO)
     cluster.table.settle()
     cluster.pool.fail_if_waiting(number, "no devices came free")
     assert str(second.answers.get(timeout=60)) == f"no devices came free\n{CROWDED}"
     cluster.pool.driver_lost(first)
     assert len(cluster.table.released) == 1
-    second.ask(WorldKey("cpu", None, 200, grouped=True, nodes=2))
+    second.request(WorldKey("cpu", None, 200, grouped=True, nodes=2))
     assert str(second.answers.get(timeout=60)) == "no node has room for 200 ranks"
     assert cluster.states() == []
 
 
-def test_a_place_that_comes_after_the_cancellation_is_given_back(cluster: Cluster) -> None:
+def test_a_place_that_is_granted_after_the_cancellation_is_released(cluster: Cluster) -> None:
     driver = Driver(cluster.pool)
     with cluster.pool._lock:  # The cluster cannot answer before the cancellation.
-        cluster.pool.cancel(driver.ask(TWO))
+        cluster.pool.cancel(driver.request(TWO))
     cluster.table.settle()
     assert (len(cluster.table.granted), cluster.table.released) == (1, [1])
     assert driver.answers.empty()
 
 
-def test_a_place_on_an_unknown_node_is_an_error_and_given_back(cluster: Cluster) -> None:
-    """The error is the cluster's; the driver must not wait forever."""
+def test_a_place_on_an_unknown_node_is_an_error_and_is_released(cluster: Cluster) -> None:
+    """The cluster made the error. Without an answer, the driver would wait forever."""
     cluster.table.lose(2)
     cluster.table.add(7, [])
     driver = Driver(cluster.pool)
-    driver.ask(TWO)
+    driver.request(TWO)
     assert "IndexError" in str(driver.answers.get(timeout=60))
     cluster.table.settle()
     assert cluster.table.released == [1]
 
 
 def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world that ends when the second request comes makes room for the first."""
+    """The world that is ending when the second request comes makes room for the first request."""
     manager = cluster.pool._manager
     monkeypatch.setattr(manager, "_kill_after", lambda world, seconds: None)
     drivers = [Driver(cluster.pool) for _ in range(2)]
@@ -221,8 +225,8 @@ def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, mo
     for driver in drivers:
         driver.release()
     first, second = Driver(cluster.pool), Driver(cluster.pool)
-    first.ask(replace(FOUR, init=False))
-    second.ask(replace(FOUR, backend="gloo"))
+    first.request(replace(FOUR, init=False))
+    second.request(replace(FOUR, backend="gloo"))
     assert cluster.states() == [WorldState.RETIRING, WorldState.IDLE]
     cluster.pool.on_tick()
     assert cluster.states() == [WorldState.RETIRING, WorldState.IDLE]
@@ -238,19 +242,19 @@ def test_a_second_request_gets_room_once_no_world_is_ending(cluster: Cluster, mo
     second.get()
 
 
-def test_a_world_that_has_ended_with_its_server_is_not_handed_over(
+def test_a_world_that_ended_with_its_fork_server_is_not_handed_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The request gets the CPU slots of a world that ends with the same server."""
+    """The request gets the CPU slots of a world that ends with the same fork server."""
     manager = cluster.pool._manager
     first, second = Driver(cluster.pool), Driver(cluster.pool)
-    world = first.get(HERE).spec.world
+    world = first.get(ON_CONTROLLER).spec.world
     first.release()
     with monkeypatch.context() as patch:
         patch.setattr(manager, "start", lambda world: manager.worlds.update({world.spec.world: world}))
-        first.ask(replace(HERE, init=False))
+        first.request(replace(ON_CONTROLLER, init=False))
     assert cluster.states() == [WorldState.IDLE, WorldState.STARTING]
-    second.ask(HERE)
+    second.request(ON_CONTROLLER)
     with cluster.pool._lock:
         manager.worlds = dict(reversed(manager.worlds.items()))
         manager._server_ended(0, None)
@@ -260,20 +264,20 @@ def test_a_world_that_has_ended_with_its_server_is_not_handed_over(
 
 
 @pytest.mark.parametrize("loss", [None, "node-2 (its agent has ended)"])
-def test_a_server_that_ends_takes_only_its_own_worlds_with_it(cluster: Cluster, loss: str | None) -> None:
+def test_only_the_worlds_of_a_fork_server_end_with_it(cluster: Cluster, loss: str | None) -> None:
     manager = cluster.pool._manager
     first, second, third = (Driver(cluster.pool) for _ in range(3))
     first.get(TWO)
     second.get(FOUR)
     second.release()
-    third.get(HERE)
+    third.get(ON_CONTROLLER)
     with cluster.pool._lock:
         manager._server_ended(2, loss)
-    assert first.has is not None
-    world = manager.worlds[first.has.spec.world]
-    (end,) = world.exits.values()
+    assert first.acquired is not None
+    world = manager.worlds[first.acquired.spec.world]
+    (rank_exit,) = world.exits.values()
     assert list(world.exits) == [1]
-    assert (end.cause, end.about) == (
+    assert (rank_exit.cause, rank_exit.about) == (
         (ExitCause.SERVER_ENDED, "") if loss is None else (ExitCause.NODE_LOST, "node-2 (its agent has ended)")
     )
     assert cluster.states() == [WorldState.IN_USE, WorldState.IN_USE]

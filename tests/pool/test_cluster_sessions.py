@@ -1,4 +1,4 @@
-"""Whole sessions on a cluster: two xdist workers, and agents in other processes that stand for two nodes."""
+"""Tests of whole sessions on a cluster. A process of this machine simulates each node."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ CONFTEST = f"""
 
 @pytest.fixture
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Yield a suite whose conftest makes a cluster of two nodes with two devices each."""
     with suites(tmp_path_factory) as made:
         made.write("pytest.ini", "[pytest]\naccel = sim:4,shared\n")
         made.write("conftest.py", CONFTEST)
@@ -64,13 +65,13 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
 
 
 def agents(suite: Suite) -> list[psutil.Process]:
-    """Return the agents, in the order of their nodes."""
-    found = [process for process in suite.processes() if "cluster_agent" in " ".join(process.cmdline())]
-    return sorted(found, key=lambda process: process.create_time())
+    """Return the processes of the agents, in the order of their nodes."""
+    processes = [process for process in suite.processes() if "cluster_agent" in " ".join(process.cmdline())]
+    return sorted(processes, key=lambda process: process.create_time())
 
 
 @pytest.mark.long
-def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: Suite) -> None:
+def test_a_killed_node_fails_only_the_test_that_runs_there(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -115,12 +116,12 @@ def test_tests_run_on_the_cluster_and_a_killed_node_fails_only_its_test(suite: S
     suite.write("go", "")
     run = session.finish(120)
 
-    word = run.words.get("test_loses_a_node", "")
-    # The lost rank may not have been asked in time which phases it had passed.
-    assert word in ("FAILED", "ERROR"), run.text
+    result = run.words.get("test_loses_a_node", "")
+    # The result is ERROR if the driver did not learn in time that the lost rank had passed the setup.
+    assert result in ("FAILED", "ERROR"), run.text
     run.expect(
         {
-            "test_loses_a_node": word,
+            "test_loses_a_node": result,
             "test_goes_on": "PASSED",
             **{f"test_in_the_same_process[{number}]": "PASSED" for number in range(3)},
             "test_plain": "PASSED",
@@ -163,8 +164,8 @@ def test_a_test_fails_if_the_devices_of_no_node_suffice(suite: Suite) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_if_the_controller_ends(suite: Suite, how: signal.Signals) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_the_agents_end_if_the_controller_is_killed_or_interrupted(suite: Suite, signum: signal.Signals) -> None:
     suite.write(
         "test_it.py",
         """
@@ -185,6 +186,6 @@ def test_nothing_is_left_if_the_controller_ends(suite: Suite, how: signal.Signal
     for name in ("rank-0", "rank-1"):
         suite.read(name)
     assert len(agents(suite)) == 2
-    session.process.send_signal(how)
-    assert session.finish(120).code == (-how if how is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
+    session.process.send_signal(signum)
+    assert session.finish(120).code == (-signum if signum is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
     eventually("the agents to end", lambda: not agents(suite))

@@ -1,4 +1,4 @@
-"""Worlds on a cluster: real ranks, forked by agents in other processes that stand for the nodes."""
+"""Tests of worlds on a cluster, with real ranks. A process of this machine simulates each node."""
 
 from __future__ import annotations
 
@@ -78,21 +78,21 @@ TESTS = """
 
 @dataclass(eq=False)
 class Session:
-    """A pool on a cluster, and a driver in this process for each world."""
+    """A pool on a cluster. The drivers of its worlds run in this process."""
 
     pool: Pool
     agents: Agents
     table: TableCluster
     suite: Path
 
-    def ask(self, key: WorldKey) -> queue.SimpleQueue[AcquiredWorld | PoolError]:
+    def request(self, key: WorldKey) -> queue.SimpleQueue[AcquiredWorld | PoolError]:
         """Request a world; return the queue that gets the answer."""
         answers: queue.SimpleQueue[AcquiredWorld | PoolError] = queue.SimpleQueue()
         self.pool.acquire(key, HOLDER, LocalPoolClient(self.pool, print), answers.put)
         return answers
 
     def get(self, answers: queue.SimpleQueue[AcquiredWorld | PoolError]) -> World:
-        """Return the world in the answer, whose ranks are ready."""
+        """Wait for the answer, which must be a world; return it when its ranks are ready."""
         answer = answers.get(timeout=120)
         assert isinstance(answer, AcquiredWorld), answer
         world = World(answer, LocalPoolClient(self.pool, print), DebuggerRelay(None, answer.spec.ranks, None))
@@ -100,38 +100,45 @@ class Session:
         return world
 
     def acquire(self, key: WorldKey) -> World:
-        return self.get(self.ask(key))
+        """Request a world, and return it when its ranks are ready."""
+        return self.get(self.request(key))
 
     def send(self, world: World, test: str) -> None:
+        """Make the ranks run `test`, without waiting for them."""
         path = str(self.suite / "test_it.py")
         world.send(NodeRef(path, (test,)), (path, 0, test), None, last=False)
 
     def run(self, world: World, test: str) -> None:
-        """Run a test, which must pass on all ranks."""
+        """Run `test`, which must pass on all ranks."""
         self.send(world, test)
         for when in PHASES:
-            assert [(one.ending, one.report) for one in world.wait(when, 60) if one.ending != "passed"] == []
+            assert [(rank.ending, rank.report) for rank in world.wait(when, 60) if rank.ending != "passed"] == []
 
     def agent(self, node: int) -> psutil.Process:
+        """Return the process of the agent of `node`."""
         return psutil.Process(self.agents.processes[node].pid)
 
     def kill(self, node: int) -> None:
-        """End a node, of which the cluster learns, too."""
+        """Kill the agent of `node`, and make the cluster grant no more places there."""
         self.table.lose(node)
         self.agent(node).kill()
 
-    def exit_of(self, world: World, rank: int) -> RankExit | None:
-        ends: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
-        self.pool.watch_exit(world.number, rank, ends.put)
-        return ends.get(timeout=60)
+    def wait_exit(self, world: World, rank: int) -> RankExit | None:
+        """Wait until `rank` has ended, and return its exit."""
+        exits: queue.SimpleQueue[RankExit | None] = queue.SimpleQueue()
+        self.pool.watch_exit(world.number, rank, exits.put)
+        return exits.get(timeout=60)
 
 
-def ids(world: World) -> list[str]:
+def device_ids(world: World) -> list[str]:
     return [device.id for device in world.grant.spec.devices]
 
 
 def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) -> Iterator[Session]:
-    """A session whose cluster has these devices on its nodes. What it leaves behind fails the test."""
+    """Yield a session whose cluster has `devices` on its nodes.
+
+    The test fails if the session leaves an agent or a place behind.
+    """
     folder = factory.mktemp("s")
     suite = factory.mktemp("t")
     (suite / "test_it.py").write_text(textwrap.dedent(TESTS))
@@ -157,142 +164,142 @@ def sessions(factory: pytest.TempPathFactory, devices: Mapping[int, list[str]]) 
 
 
 @pytest.fixture
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A session on a cluster with two nodes, each with two devices."""
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Yield a session on a cluster with two nodes, each with two devices."""
     yield from sessions(tmp_path_factory, {1: ["0", "1"], 2: ["2", "3"]})
 
 
 @pytest.fixture
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """A session on a cluster with one node and two of its four devices."""
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Yield a session on a cluster with one node and two of its four devices."""
     yield from sessions(tmp_path_factory, {1: ["3", "1"]})
 
 
 def outcomes(world: World) -> tuple[RankOutcome, ...]:
-    """Return the outcome of the test that the ranks run."""
+    """Wait until the ranks have run the test, and return the outcome of the call on each."""
     world.wait("setup", 60)
     return world.wait("call", 60)
 
 
-def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one: Session) -> None:
+def test_a_world_runs_on_the_devices_of_its_place_and_holds_their_locks(one_node: Session) -> None:
     other = DeviceLocks(default_folder())
-    world = one.acquire(PAIR)
+    world = one_node.acquire(PAIR)
     assert world.grant.spec.nodes == (1, 1)
-    assert sorted(ids(world)) == ["sim-1", "sim-3"]
-    one.run(world, "test_sum")
+    assert sorted(device_ids(world)) == ["sim-1", "sim-3"]
+    one_node.run(world, "test_sum")
     world.close()
     assert [other.try_acquire(name, HOLDER) for name in ("sim-1", "sim-3", "sim-0")] == [False, False, True]
-    assert one.table.released == []
+    assert one_node.table.released == []
 
-    # Another key: the idle world makes room, and a process of its own with a device is no distributed world.
-    single = one.acquire(ONE)
-    assert len(one.table.released) == 1
-    one.run(single, "test_device")
-    one.run(single, "test_device")
+    # A request with another key: the idle world makes room. A single process with a device is no distributed world.
+    single = one_node.acquire(ONE)
+    assert len(one_node.table.released) == 1
+    one_node.run(single, "test_device")
+    one_node.run(single, "test_device")
     single.close()
     other.close()
 
 
-def test_a_place_whose_device_another_session_has_waits_for_its_lock(one: Session) -> None:
+def test_a_place_whose_device_another_session_holds_waits_for_its_lock(one_node: Session) -> None:
     other = DeviceLocks(default_folder())
     assert other.try_acquire("sim-3", HOLDER)
-    answers = one.ask(ONE)
-    one.table.settle()
-    assert len(one.table.granted) == 1
-    line = one.pool.waiting(1)
-    assert line is not None
-    assert line.startswith("a test waits for 1 sim device of the node node-1")
+    answers = one_node.request(ONE)
+    one_node.table.settle()
+    assert len(one_node.table.granted) == 1
+    waiting_text = one_node.pool.waiting(1)
+    assert waiting_text is not None
+    assert waiting_text.startswith("a test waits for 1 sim device of the node node-1")
     assert answers.empty()
     other.close()
-    world = one.get(answers)
-    assert ids(world) == ["sim-3"]
+    world = one_node.get(answers)
+    assert device_ids(world) == ["sim-3"]
     world.close()
 
 
-def test_a_node_that_joins_later_preloads_what_the_others_have(one: Session) -> None:
-    one.pool.warm()
-    one.pool.preload(("colorsys",))
-    node = one.agents.start()
-    one.table.add(node, ["0", "2"])
-    first, second = one.acquire(PAIR), one.acquire(PAIR)
+def test_a_node_that_joins_later_preloads_the_same_modules(one_node: Session) -> None:
+    one_node.pool.warm()
+    one_node.pool.preload(("colorsys",))
+    node = one_node.agents.start()
+    one_node.table.add(node, ["0", "2"])
+    first, second = one_node.acquire(PAIR), one_node.acquire(PAIR)
     assert second.grant.spec.nodes == (node, node)
-    one.run(second, "test_preloaded")
+    one_node.run(second, "test_preloaded")
     for world in (first, second):
         world.close()
 
 
 @pytest.mark.long
-def test_a_world_on_two_nodes_and_what_is_left_when_one_of_them_ends(two: Session) -> None:
-    spread = two.acquire(BOTH_NODES)
-    assert (spread.grant.spec.nodes, ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
-    two.run(spread, "test_sum")
-    other = two.acquire(ONE)
-    assert (other.grant.spec.nodes, ids(other)) == ((1,), ["sim-1"])
+def test_only_worlds_on_a_lost_node_end_and_later_worlds_use_the_other_nodes(two_nodes: Session) -> None:
+    spread = two_nodes.acquire(BOTH_NODES)
+    assert (spread.grant.spec.nodes, device_ids(spread)) == ((1, 2), ["sim-0", "sim-2"])
+    two_nodes.run(spread, "test_sum")
+    other = two_nodes.acquire(ONE)
+    assert (other.grant.spec.nodes, device_ids(other)) == ((1,), ["sim-1"])
 
-    two.send(spread, "test_endless")
-    two.send(other, "test_endless")
-    two.kill(2)
-    end = two.exit_of(spread, 1)
-    assert end == RankExit(ExitCause.NODE_LOST, about="node-2 (its agent has ended)")
+    two_nodes.send(spread, "test_endless")
+    two_nodes.send(other, "test_endless")
+    two_nodes.kill(2)
+    exit_of_rank = two_nodes.wait_exit(spread, 1)
+    assert exit_of_rank == RankExit(ExitCause.NODE_LOST, about="node-2 (its agent has ended)")
     (died,) = (outcome for outcome in outcomes(spread) if outcome.ending == "died")
-    assert (died.rank, died.exit) == (1, end)
-    assert two.pool._manager.worlds[other.number].exits == {}
+    assert (died.rank, died.exit) == (1, exit_of_rank)
+    assert two_nodes.pool._manager.worlds[other.number].exits == {}
     spread.condition.rule_out("a rank hangs")
     spread.close()
-    eventually("the place of the lost world to be given back", lambda: two.table.released == [1])
+    eventually("the place of the lost world to be given back", lambda: two_nodes.table.released == [1])
 
-    # The next world is on the node that is left.
-    world = two.acquire(ONE)
-    assert (world.grant.spec.nodes, ids(world)) == ((1,), ["sim-0"])
-    two.run(world, "test_device")
+    # The next world is on the remaining node.
+    world = two_nodes.acquire(ONE)
+    assert (world.grant.spec.nodes, device_ids(world)) == ((1,), ["sim-0"])
+    two_nodes.run(world, "test_device")
 
-    # A node that is added serves the next one.
-    waiting = two.ask(BOTH_NODES)
-    assert two.agents.start() == 3
-    two.table.add(3, ["2"])
+    # A node that is added serves the waiting request.
+    waiting = two_nodes.request(BOTH_NODES)
+    assert two_nodes.agents.start() == 3
+    two_nodes.table.add(3, ["2"])
     other.condition.rule_out("it runs an endless test")
     other.close()
-    spread = two.get(waiting)
-    assert (spread.grant.spec.nodes, ids(spread)) == ((1, 3), ["sim-1", "sim-2"])
-    two.run(spread, "test_sum")
-    for one in (spread, world):
-        one.close()
+    spread = two_nodes.get(waiting)
+    assert (spread.grant.spec.nodes, device_ids(spread)) == ((1, 3), ["sim-1", "sim-2"])
+    two_nodes.run(spread, "test_sum")
+    for each in (spread, world):
+        each.close()
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two: Session) -> None:
-    """The cluster does not know of the loss: it grants the same node again, and then another."""
-    agent = two.agent(1)
+def test_a_node_that_is_lost_before_its_world_has_started_is_replaced_once(two_nodes: Session) -> None:
+    """The cluster does not know of the first loss and grants the node again. After the second, it grants another."""
+    agent = two_nodes.agent(1)
     agent.suspend()
-    answers = two.ask(ONE)  # The agent does not answer the request for the lease.
-    two.table.settle()
+    answers = two_nodes.request(ONE)  # The agent does not answer the request for the lease.
+    two_nodes.table.settle()
     agent.kill()
     answer = answers.get(timeout=60)
     assert str(answer) == "the node node-1 is lost"
-    assert len(two.table.granted) == 2
+    assert len(two_nodes.table.granted) == 2
 
-    two.table.lose(1)
-    agent = two.agent(2)
+    two_nodes.table.lose(1)
+    agent = two_nodes.agent(2)
     agent.suspend()
-    answers = two.ask(ONE)
-    two.table.settle()
-    two.table.lose(2)
-    two.agents.start()
-    two.table.add(3, ["0"])
+    answers = two_nodes.request(ONE)
+    two_nodes.table.settle()
+    two_nodes.table.lose(2)
+    two_nodes.agents.start()
+    two_nodes.table.add(3, ["0"])
     agent.kill()
-    world = two.get(answers)
+    world = two_nodes.get(answers)
     assert world.grant.spec.nodes == (3,)
-    two.run(world, "test_passes")
+    two_nodes.run(world, "test_passes")
     world.close()
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_while_its_ranks_start_is_named(two: Session) -> None:
-    agent = two.agent(2)
+def test_a_node_that_is_lost_while_its_ranks_start_is_named(two_nodes: Session) -> None:
+    agent = two_nodes.agent(2)
     agent.suspend()
-    answers = two.ask(ON_CPU)  # The agent does not answer the request for the fork server.
-    eventually("the fork server of the other node to start", lambda: two.agent(1).children(recursive=True))
+    answers = two_nodes.request(ON_CPU)  # The agent does not answer the request for the fork server.
+    eventually("the fork server of the other node to start", lambda: two_nodes.agent(1).children(recursive=True))
     agent.kill()
     answer = answers.get(timeout=120)
     assert str(answer) == "a node of this session is lost: node-2 (its agent has ended)"
-    eventually("both places to be given back", lambda: len(two.table.released) == 2)
+    eventually("both places to be given back", lambda: len(two_nodes.table.released) == 2)

@@ -1,4 +1,4 @@
-"""Requests for places whose devices turn out not to meet the need."""
+"""Tests of requests for places, if the devices of a place do not meet the need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = WorldKey("sim", DeviceNeed(1, "sim"), 1, grouped=False, devices_per_rank=1
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease of a device."""
+    """A fake lease of a device."""
 
     id: LeaseId
     devices: tuple[Device, ...] = ()
@@ -36,7 +36,7 @@ class Lease:
 
 @dataclass(eq=False)
 class NodeRequest:
-    """A request for a device of a node, which the test answers."""
+    """A fake request for a device of a node, which the test grants or refuses."""
 
     node: int
     what = "a device"
@@ -93,7 +93,7 @@ class Session:
         return self.next()
 
     def next(self) -> NodeRequest:
-        """Return the next request for a device, once its place is known."""
+        """Wait until a place is known, and return the request for its device."""
         self.table.settle()
         return self.submitted.get(timeout=60)
 
@@ -106,12 +106,13 @@ class Session:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
+    """Yield a session, and close its cluster."""
     made = Session()
     yield made
     made.table.close()
 
 
-def test_requests_that_have_the_same_unfit_node_at_once_both_get_another(session: Session) -> None:
+def test_requests_that_get_the_same_unfit_node_at_once_both_get_another_node(session: Session) -> None:
     requests = [session.request() for _ in range(2)]
     assert [request.node for request in requests] == [1, 1]
     others = []
@@ -125,13 +126,13 @@ def test_requests_that_have_the_same_unfit_node_at_once_both_get_another(session
     assert len(session.table.released) == 2
 
 
-def test_a_later_request_avoids_the_node(session: Session) -> None:
+def test_a_later_request_avoids_an_unfit_node(session: Session) -> None:
     session.request().refuse()
     session.next().grant()
     assert session.request().node == 2
 
 
-def test_a_request_fails_with_the_reasons_of_all_nodes(session: Session) -> None:
+def test_a_request_fails_with_the_reasons_of_all_nodes_if_all_are_unfit(session: Session) -> None:
     session.request().refuse()
     session.next().refuse()
     reasons = [f"the devices of node {node} are too small" for node in (1, 2)]

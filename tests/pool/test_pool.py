@@ -1,4 +1,4 @@
-"""The pool, with worlds whose processes are not started: what each world gets, and what happens to its leases."""
+"""Tests of the pool: the devices of each world, and when they are returned. No processes are started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST_LEASE = 2
 
 @dataclass(eq=False)
 class Driver:
-    """A driver: the answers that it has got, and its worlds that are wanted."""
+    """A fake driver. It records the answers to its requests, and the numbers of its worlds that are wanted."""
 
     pool: Pool
     answers: list[AcquiredWorld | PoolError] = field(default_factory=list)
@@ -39,18 +39,19 @@ class Driver:
     def acquire(self, key: WorldKey) -> int:
         return self.pool.acquire(key, Holder.here("a test"), self, self.answers.append)
 
-    def got(self) -> AcquiredWorld:
+    def acquired(self) -> AcquiredWorld:
+        """Return the world in the last answer."""
         answer = self.answers[-1]
         assert isinstance(answer, AcquiredWorld)
         return answer
 
     def release(self, kill_reason: str | None = None) -> None:
-        self.pool.release(self.got().spec.world, kill_reason, frozenset())
+        self.pool.release(self.acquired().spec.world, kill_reason, frozenset())
 
 
 @pytest.fixture
 def pool(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool whose worlds start at once, and are gone as soon as they are retired or killed."""
+    """Yield a pool whose worlds start at once, and are gone as soon as they are retired or killed."""
     folder = str(tmp_path_factory.mktemp("session"))
     spec = SessionSpec((), folder, (), folder, folder, (), (), (), (), (), distributed=False)
     made = Pool(machine_for(Settings(accel="sim:4")), spec, 2, nodes=SingleNode(), record=Recorders())
@@ -74,8 +75,8 @@ def states(pool: Pool) -> list[WorldState]:
 def test_a_world_has_the_devices_of_all_its_ranks(pool: Pool) -> None:
     driver = Driver(pool)
     driver.acquire(TWO)
-    assert [device.id for device in driver.got().spec.devices] == ["sim-0", "sim-1"]
-    assert not driver.got().warm
+    assert [device.id for device in driver.acquired().spec.devices] == ["sim-0", "sim-1"]
+    assert not driver.acquired().warm
 
 
 def test_an_idle_world_is_handed_to_the_next_driver(pool: Pool) -> None:
@@ -83,8 +84,8 @@ def test_an_idle_world_is_handed_to_the_next_driver(pool: Pool) -> None:
     first.acquire(TWO)
     first.release()
     second.acquire(TWO)
-    assert second.got().spec.world == first.got().spec.world
-    assert second.got().warm
+    assert second.acquired().spec.world == first.acquired().spec.world
+    assert second.acquired().warm
 
 
 def test_an_idle_world_ends_for_a_request_that_needs_its_devices(pool: Pool) -> None:
@@ -92,43 +93,43 @@ def test_an_idle_world_ends_for_a_request_that_needs_its_devices(pool: Pool) -> 
     first.acquire(TWO)
     first.release()
     second.acquire(FOUR)
-    assert second.got().spec.ranks == 4
+    assert second.acquired().spec.ranks == 4
     assert states(pool) == [WorldState.IN_USE]
 
 
-def test_a_driver_is_told_that_its_world_is_wanted_and_a_request_of_the_same_key_gets_the_world(pool: Pool) -> None:
+def test_a_world_is_reported_as_wanted_and_handed_to_the_waiting_request_of_the_same_key(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(FOUR)
     number = second.acquire(FOUR)
-    assert first.wanted == [first.got().spec.world]
+    assert first.wanted == [first.acquired().spec.world]
     waiting = pool.waiting(number)
     assert waiting is not None
     assert waiting.startswith("a test waits for 4 sim devices: ")
     first.release()
-    assert second.got().spec.world == first.got().spec.world
+    assert second.acquired().spec.world == first.acquired().spec.world
     assert second.wanted == []
     assert pool.waiting(number) is None
 
 
-def test_a_harmed_world_is_replaced(pool: Pool) -> None:
+def test_a_world_that_is_released_with_a_kill_reason_is_replaced(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(FOUR)
     second.acquire(FOUR)
     first.release("a rank hangs")
-    assert second.got().spec.world != first.got().spec.world
+    assert second.acquired().spec.world != first.acquired().spec.world
 
 
-def test_slots_are_taken_for_one_test(pool: Pool) -> None:
+def test_cpu_slots_are_held_for_one_test(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(ON_CPU)
     second.acquire(ON_CPU)
-    assert (len(second.answers), first.wanted) == (0, [first.got().spec.world])
+    assert (len(second.answers), first.wanted) == (0, [first.acquired().spec.world])
     first.release()
-    assert second.got().spec.world == first.got().spec.world
+    assert second.acquired().spec.world == first.acquired().spec.world
     assert second.wanted == []
 
 
-def test_a_request_that_has_waited_too_long_is_answered_with_its_obstacles(pool: Pool) -> None:
+def test_a_request_that_waits_too_long_fails_with_its_obstacles(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(FOUR)
     number = second.acquire(TWO)
@@ -142,14 +143,14 @@ def test_a_request_that_has_waited_too_long_is_answered_with_its_obstacles(pool:
     assert states(pool) == []
 
 
-def test_nothing_is_kept_of_the_requests_of_a_lost_driver(pool: Pool) -> None:
+def test_the_worlds_and_requests_of_a_lost_driver_end(pool: Pool) -> None:
     first, second = Driver(pool), Driver(pool)
     first.acquire(FOUR)
     first.acquire(TWO)
     pool.driver_lost(first)
     assert states(pool) == []
     second.acquire(FOUR)
-    assert second.got().spec.ranks == 4
+    assert second.acquired().spec.ranks == 4
 
 
 def test_a_world_whose_lock_is_lost_is_ended(pool: Pool) -> None:
@@ -167,13 +168,13 @@ def test_a_lease_whose_lock_is_lost_before_its_world_exists_is_not_used(pool: Po
     (answer,) = driver.answers
     assert str(answer) == "the lock of sim-0 was lost"
     driver.acquire(FOUR)
-    assert driver.got().spec.ranks == 4
+    assert driver.acquired().spec.ranks == 4
 
 
 def test_a_lease_that_is_wanted_before_its_world_exists_is_given_up_after_one_test(pool: Pool) -> None:
     driver = Driver(pool)
     pool._lease_wanted("sim", FIRST_LEASE)
     driver.acquire(TWO)
-    assert driver.wanted == [driver.got().spec.world]
+    assert driver.wanted == [driver.acquired().spec.world]
     driver.release()
     assert states(pool) == []

@@ -1,4 +1,4 @@
-"""Tests of the channel between a worker and the pool: an error there fails the waiting requests with the reason."""
+"""Tests of the channel between an xdist worker and the pool: an error there fails waiting requests with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLDER = Holder.here("a test")
 
 
 class Channel:
-    """One end of a channel; what is sent there comes back from `sent`."""
+    """A fake channel; `sent` has the messages that were sent through it."""
 
     def __init__(self) -> None:
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -39,7 +39,7 @@ class Channel:
 
 
 class BrokenPool:
-    """A pool whose every method raises, but for the one that is told so."""
+    """A fake pool whose methods raise IndexError, except `fail`, which records the reasons."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -55,7 +55,7 @@ def send(channel: Channel, message: WorkerMessage) -> None:
     channel.receive(pickle.dumps(message))
 
 
-def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() -> None:
+def test_an_error_in_a_request_fails_the_pool_and_all_waiting_requests() -> None:
     channel, pool = Channel(), BrokenPool()
     channel.setcallback(PoolService(lambda: cast(Pool, pool), channel, print, print, print).receive, endmarker=None)
     send(channel, AcquireWorld(7, KEY, HOLDER))
@@ -73,8 +73,8 @@ def test_a_request_that_ends_with_an_error_fails_the_worker_and_all_that_wait() 
     ]
 
 
-def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -> None:
-    """In a thread of the broker, nobody else would answer the test: also where the lease cannot be given back."""
+def test_an_error_in_a_grant_fails_its_request_first() -> None:
+    """The grant runs in a thread of the broker. Only `_granted` can answer the request, also if `give_back` raises."""
     pool = object.__new__(Pool)
     vars(pool).update(_manager=BrokenPool(), _requests={}, _record=Recorders())
     answers: list[object] = []
@@ -85,7 +85,7 @@ def test_a_grant_that_ends_with_an_error_fails_its_test_before_anything_else() -
     assert "IndexError: met in closing" in str(answers[0])
 
 
-def test_an_answer_that_cannot_be_handled_fails_the_test_that_waits() -> None:
+def test_an_invalid_answer_fails_the_waiting_request() -> None:
     channel = Channel()
     client = WorkerPoolClient(channel)
     errors: queue.SimpleQueue[PoolError] = queue.SimpleQueue()

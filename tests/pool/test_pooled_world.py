@@ -1,4 +1,4 @@
-"""The states of a pooled world: every transition, and the transitions that no state allows."""
+"""Tests of the states of a pooled world: every allowed transition, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ TRANSITIONS: dict[str, tuple[Callable[[PooledWorld], object], set[WorldState], W
     "kill": (lambda world: world.kill(), ALIVE, KILLED),
     "gone": (lambda world: world.gone(), ALIVE, GONE),
 }
+"""By name: the method that makes the transition, the states that allow it, and the state after it."""
 
 
 @pytest.mark.parametrize("state", WorldState)
@@ -103,14 +104,14 @@ def test_a_transition_is_possible_in_its_states_only(transition: str, state: Wor
         assert world.state is state
 
 
-def test_a_started_world_has_its_processes() -> None:
+def test_a_started_world_knows_its_processes() -> None:
     world = in_use()
     assert world.pids == (71, 72)
     world.rank_exited(0, exited(3))
     assert world.alive == {1: 72}
 
 
-def test_a_world_has_the_request_that_it_serves() -> None:
+def test_a_world_knows_the_request_that_it_serves() -> None:
     world, first, second = make_world(), make_request(), make_request()
     served = []
     world.hand_over(first)
@@ -122,7 +123,7 @@ def test_a_world_has_the_request_that_it_serves() -> None:
     assert served == [first, None, second]
 
 
-def test_a_world_that_is_passed_on_is_wanted_only_if_another_request_waits_meanwhile() -> None:
+def test_a_handed_over_world_is_wanted_only_if_another_request_came_meanwhile() -> None:
     world = in_use()
     world.mark_wanted()
     world.take_back()
@@ -133,7 +134,7 @@ def test_a_world_that_is_passed_on_is_wanted_only_if_another_request_waits_meanw
     assert world.wanted
 
 
-def test_a_world_that_rests_is_not_wanted_any_more() -> None:
+def test_an_idle_world_is_not_wanted() -> None:
     world = in_use()
     world.mark_wanted()
     world.take_back()
@@ -143,7 +144,7 @@ def test_a_world_that_rests_is_not_wanted_any_more() -> None:
     assert world.since >= before
 
 
-def test_slots_are_held_for_one_test() -> None:
+def test_dropped_slots_are_returned_once() -> None:
     world = idle()
     world.take_slots(SLOTS, wanted=True)
     assert (world.slots, world.wanted) == (SLOTS, True)
@@ -186,7 +187,7 @@ def test_a_watcher_gets_the_exit_of_its_rank_once() -> None:
     assert world.ended
 
 
-def test_a_rank_of_a_world_that_is_gone_has_no_exit() -> None:
+def test_a_watcher_gets_none_for_a_rank_of_a_world_that_is_gone() -> None:
     world = in_use()
     seen: list[RankExit | None] = []
     world.rank_exited(1, exited(3))

@@ -1,4 +1,4 @@
-"""A rank of any launcher: adds up the ranks' numbers over gloo, and prints what it knows of itself."""
+"""A script for all launchers: sums the ranks' numbers over gloo; prints the sum, its arguments and environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for name, others in {
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
 }.items():
     found = [os.environ[other] for other in others if other in os.environ]
-    if found:  # mpirun and srun leave it to the script to take these from their own variables.
+    if found:  # mpirun and srun set their own variables only.
         os.environ[name] = found[0]
 
 total = torch.tensor([float(os.environ.get("RANK", "0"))])
