@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.mixed import MIXED, VERDICTS
+from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import PYTEST, Session, Suite
 from tests.launchers.launcher_sessions import suites
@@ -135,6 +135,6 @@ def test_a_failure_names_a_machine_that_is_no_longer_reachable(suite: Suite, two
 
 
 def test_verdicts_are_the_same_as_under_torchrun(suite: Suite, two_machines: Machines) -> None:
-    suite.write("test_it.py", MIXED)
+    suite.write("test_it.py", TESTS)
     suite.start(program=torchrun(two_machines, 1)).finish().expect(VERDICTS)
     start(suite, two_machines).finish().expect(VERDICTS)

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.clusters.mixed import MIXED, VERDICTS
+from tests.clusters.verdict_suite import TESTS, VERDICTS
 from tests.conftest import Surroundings
 from tests.faults.conftest import Run, Session, Suite, eventually
 from tests.launchers.launcher_sessions import suites
-from tests.nodes.growing_machines import GrowingMachines
+from tests.nodes.autoscaled_machines import AutoscaledMachines
 from tests.nodes.ray_machines import RayMachines
 
 ENDLESS = """
@@ -99,7 +99,7 @@ def remove_folders_of_lost_nodes(surroundings: Surroundings) -> None:
 def test_verdicts_are_the_same_as_on_one_machine(
     suite: Suite, machines: RayMachines, surroundings: Surroundings
 ) -> None:
-    suite.write("test_it.py", MIXED)
+    suite.write("test_it.py", TESTS)
     result = run(suite, machines)
     result.expect(VERDICTS)
     assert "accel: sim, 4 devices: 4 x sim; on 3 nodes of a Ray cluster" in result.text
@@ -205,7 +205,7 @@ def test_a_killed_controller_leaves_no_processes_on_the_nodes(
     session.process.communicate()
     expect_free_nodes(surroundings)
     # The devices were returned to Ray.
-    suite.write("test_it.py", MIXED)
+    suite.write("test_it.py", TESTS)
     assert run(suite, machines, "-k", "test_two_devices or test_sum").words["test_sum[1]"] == "PASSED"
 
 
@@ -282,7 +282,7 @@ def test_an_autoscaler_adds_the_nodes_that_tests_wait_for(
             assert gather(node_rank) == [0, 0, 1, 1]
         """,
     )
-    made = GrowingMachines({**surroundings.environment, "RAY_enable_autoscaler_v2": str(int(version == "2"))})
+    made = AutoscaledMachines({**surroundings.environment, "RAY_enable_autoscaler_v2": str(int(version == "2"))})
     try:
         made.wait_for_autoscaler()
         plan = run(suite, made, "--accel-plan")
@@ -312,7 +312,7 @@ def test_a_lost_head_fails_the_tests_that_need_the_cluster(suite: Suite, surroun
 
 @pytest.mark.long
 def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surroundings: Surroundings) -> None:
-    suite.write("test_it.py", MIXED)
+    suite.write("test_it.py", TESTS)
     with cluster(surroundings) as made:
         made.pretend_version("2.9.3")
         result = run(suite, made)
@@ -325,7 +325,7 @@ def test_a_cluster_of_another_version_is_a_usage_error(suite: Suite, surrounding
 
 
 def test_an_invalid_cluster_address_is_a_usage_error(suite: Suite) -> None:
-    suite.write("test_it.py", MIXED)
+    suite.write("test_it.py", TESTS)
     for value, text in (
         ("ray://127.0.0.1:10001", "ray:// is the address of Ray's client server"),
         ("slurm", "must be ray or ray:HOST:PORT, got 'slurm'"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MIXED = """
+TESTS = """
     import os
     import signal
     import time

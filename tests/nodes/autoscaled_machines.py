@@ -20,7 +20,7 @@ _COMMANDS = (
 ROOT = Path(__file__).parents[2]
 
 
-class GrowingMachines(RayMachines):
+class AutoscaledMachines(RayMachines):
     """A cluster whose autoscaler adds up to two nodes with `GPUS` GPUs each."""
 
     GPUS = 2

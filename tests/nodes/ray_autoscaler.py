@@ -18,7 +18,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from tests.nodes.growing_machines import HEAD, WORKER, GrowingMachines, identity
+from tests.nodes.autoscaled_machines import HEAD, WORKER, AutoscaledMachines, identity
 from tests.nodes.ray_machines import HEAD_HOST, StartedNode, join_options, start_node
 
 
@@ -58,7 +58,7 @@ class ProcessProvider(NodeProvider):  # type: ignore[misc]
             self._last_number += 1
             host = f"127.0.0.{self._last_number}"
             environment = {**os.environ, **identity(WORKER, host)}
-            options = join_options(self._folder, GrowingMachines.GPUS)
+            options = join_options(self._folder, AutoscaledMachines.GPUS)
             self._started[host] = start_node(self._folder, host, self._last_number, environment, options)
             self._started[host].wait_ready()  # Nodes that start at the same time may choose the same names for files.
             self._tags[host] = {**tags, TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE}
