@@ -1,3 +1,5 @@
+"""Tests of where marks may be written, and of the errors for wrong arguments."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -8,7 +10,7 @@ if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
 
-def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:
+def test_marks_apply_to_functions_classes_modules_and_parameters(suite: Suite) -> None:
     suite.write(
         "test_marks.py",
         """
@@ -159,7 +161,7 @@ def test_marks_hold_wherever_they_are_written(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_hooks_of_a_conftest_add_marks(suite: Suite) -> None:
+def test_hooks_of_a_conftest_can_add_marks(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -220,7 +222,7 @@ def test_hooks_of_a_conftest_add_marks(suite: Suite) -> None:
     assert run.count() == {"PASSED": 4}
 
 
-_WRONG = """
+_WRONG_MARKS = """
 import unittest
 
 import pytest
@@ -274,12 +276,12 @@ def test_right():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [(), ("-n2",), ("--collect-only",)], ids=["plain", "xdist", "collect-only"])
-def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> None:
-    suite.write("test_wrong.py", _WRONG)
-    run = suite.run(*how)
-    said = run.text + run.errors
-    assert run.ret == pytest.ExitCode.USAGE_ERROR, said
+@pytest.mark.parametrize("options", [(), ("-n2",), ("--collect-only",)], ids=["plain", "xdist", "collect-only"])
+def test_wrong_marks_are_usage_errors(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("test_wrong.py", _WRONG_MARKS)
+    run = suite.run(*options)
+    output = run.text + run.errors
+    assert run.ret == pytest.ExitCode.USAGE_ERROR, output
     for text in (
         "test_wrong.py::test_number: @pytest.mark.devices(n=0): n must be an int >= 1, got 0",
         "test_wrong.py::test_word: @pytest.mark.distributed(visible='all'): visible must be one of world, rank, got",
@@ -290,27 +292,27 @@ def test_wrong_marks_are_usage_errors(suite: Suite, how: tuple[str, ...]) -> Non
         "test_wrong.py::test_share: ",
         "test_wrong.py::test_near: ",
     ):
-        assert said.count(text) == 1, f"{text}\n--- is not once in ---\n{said}"
-    assert "Traceback" not in said
-    assert "AssertionError" not in said
+        assert output.count(text) == 1, f"{text}\n--- does not occur exactly once in ---\n{output}"
+    assert "Traceback" not in output
+    assert "AssertionError" not in output
 
 
-@pytest.mark.parametrize("how", [(), ("-n1",)], ids=["plain", "xdist"])
-def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite, how: tuple[str, ...]) -> None:
-    suite.write("conftest.py", _MARKS_LATE)
+@pytest.mark.parametrize("options", [(), ("-n1",)], ids=["plain", "xdist"])
+def test_a_test_with_a_wrong_mark_added_after_collection_never_passes(suite: Suite, options: tuple[str, ...]) -> None:
+    suite.write("conftest.py", _ADD_A_LATE_MARK)
     suite.write("test_late.py", "def test_late():\n    pass\n\n\ndef test_right():\n    pass\n")
-    run = suite.run(*how)
-    said = run.text + run.errors
-    # A worker of xdist has sent the list of its tests when it sees the mark, so the test is an error. With a second
-    # worker, whose list comes later, the controller might end the session before.
-    if how and run.ret == pytest.ExitCode.TESTS_FAILED:
-        assert run.outcomes() == {"test_late": "ERROR", "test_right": "PASSED"}, said
+    run = suite.run(*options)
+    output = run.text + run.errors
+    # An xdist worker has already sent its list of tests when it finds the mark, so it reports the test as an error.
+    # There is only one worker: if a second one had yet to send its list, the controller might end the session first.
+    if options and run.ret == pytest.ExitCode.TESTS_FAILED:
+        assert run.outcomes() == {"test_late": "ERROR", "test_right": "PASSED"}, output
     else:
-        assert run.ret == pytest.ExitCode.USAGE_ERROR, said
-    assert "@pytest.mark.distributed(world_size=0): world_size must be an int >= 1" in said
+        assert run.ret == pytest.ExitCode.USAGE_ERROR, output
+    assert "@pytest.mark.distributed(world_size=0): world_size must be an int >= 1" in output
 
 
-_MARKS_LATE = """
+_ADD_A_LATE_MARK = """
 import pytest
 
 

@@ -1,4 +1,4 @@
-"""Tests that ask for more than there is, and options that say how bad that is."""
+"""Tests of marked tests whose hardware is missing, and of ``--accel-strict``, ``--accel-require``, ``--accel-info``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_TOLD = "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n"
-"""A module that tells which processes import it."""
+_RECORD_IMPORT = "import os\nfrom pathlib import Path\nPath(f'imported{os.getpid()}').touch()\n"
+"""Code of a module that creates a file in each process that imports it."""
 
 _DEVICES = """
     import pytest
@@ -43,20 +43,22 @@ _DEVICES = """
     """
 
 
-def _started(suite: Suite) -> bool:
+def _module_imported(suite: Suite) -> bool:
+    """Return True if a process has imported the preloaded module, as every fork server does."""
     return bool(list(suite.path.glob("imported*")))
 
 
 @pytest.fixture
-def told(suite: Suite) -> Suite:
-    suite.write("told.py", _TOLD)
+def device_suite(suite: Suite) -> Suite:
+    """Provide a suite of tests that need devices, with a preloaded module that records the processes that import it."""
+    suite.write("told.py", _RECORD_IMPORT)
     suite.ini("accel_preload = told")
     suite.write("test_devices.py", _DEVICES)
     return suite
 
 
-def test_skips_are_counted_by_what_is_missing_and_start_no_process(told: Suite) -> None:
-    run = told.run("--accel=none", "-rs")
+def test_skips_are_counted_by_what_is_missing_and_start_no_process(device_suite: Suite) -> None:
+    run = device_suite.run("--accel=none", "-rs")
     assert run.ret == 0
     assert run.count() == {"SKIPPED": 4, "PASSED": 1}
     assert "accel: --accel none: accelerators are left alone" in run.text
@@ -65,20 +67,20 @@ def test_skips_are_counted_by_what_is_missing_and_start_no_process(told: Suite) 
     assert re.search(r"^ +1  needs 1 device; ", run.text, re.MULTILINE)
     assert re.search(r"SKIPPED \[1\] test_devices.py:5: needs 2 devices; ", run.text)
     assert re.search(r"SKIPPED \[1\] test_devices.py:10: needs 2 devices; ", run.text)
-    assert not _started(told)
+    assert not _module_imported(device_suite)
 
 
 @pytest.mark.long
-def test_skips_are_counted_under_xdist(told: Suite) -> None:
-    run = told.run("--accel=none", "-n2")
+def test_skips_are_counted_under_xdist(device_suite: Suite) -> None:
+    run = device_suite.run("--accel=none", "-n2")
     assert run.count() == {"SKIPPED": 4, "PASSED": 1}
     assert "accel: 3 skipped for missing hardware" in run.text
-    assert not _started(told)
+    assert not _module_imported(device_suite)
 
 
 @pytest.mark.long
-def test_strict(told: Suite) -> None:
-    told.write(
+def test_accel_strict_fails_tests_whose_hardware_is_missing(device_suite: Suite) -> None:
+    device_suite.write(
         "test_expected.py",
         """
         import pytest
@@ -89,7 +91,7 @@ def test_strict(told: Suite) -> None:
             raise AssertionError("ran")
         """,
     )
-    run = told.run("--accel=none", "--accel-strict")
+    run = device_suite.run("--accel=none", "--accel-strict")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.word("test_two") == run.word("test_one") == run.word("test_expected_to_fail") == "ERROR"
     assert run.word("test_other_reason") == "SKIPPED"
@@ -98,33 +100,33 @@ def test_strict(told: Suite) -> None:
     assert "traceback entries are hidden" not in run.text
     assert re.search(r"^ERROR test_\w+\.py::test_two - needs 2 devices", run.text, re.MULTILINE)
     assert "accel: 4 failed for missing hardware" in run.text
-    assert not _started(told)
+    assert not _module_imported(device_suite)
 
 
 @pytest.mark.long
-def test_require(told: Suite) -> None:
-    run = told.run("--accel=sim:4", "--accel-require=sim:5")
+def test_accel_require_fails_a_session_with_too_few_devices(device_suite: Suite) -> None:
+    run = device_suite.run("--accel=sim:4", "--accel-require=sim:5")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "--accel-require sim:5: 4 sim device(s) here" in run.text + run.errors
     assert not run.words
     assert "Traceback" not in run.text + run.errors
-    assert told.run("--accel=sim:4", "--accel-require=sim:4,cpu:1", "-k", "unmarked").ret == 0
-    assert told.run("--accel=sim:4", "--accel-require=sim:5", "-n2").ret == pytest.ExitCode.TESTS_FAILED
+    assert device_suite.run("--accel=sim:4", "--accel-require=sim:4,cpu:1", "-k", "unmarked").ret == 0
+    assert device_suite.run("--accel=sim:4", "--accel-require=sim:5", "-n2").ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_info(told: Suite) -> None:
-    run = told.run("--accel=sim:3", "--accel-info")
+def test_accel_info_lists_the_devices_and_runs_no_test(device_suite: Suite) -> None:
+    run = device_suite.run("--accel=sim:3", "--accel-info")
     assert run.ret == 0
     assert "accel: sim, 3 devices: 3 x sim, order fastest" in run.text
     assert re.search(r"^# +device +id +kind +name +memory", run.text, re.MULTILINE)
     assert "SIM_VISIBLE_DEVICES=" in run.text
     assert not run.words
-    assert told.run("--accel=none", "--accel-info").ret == 0
-    assert not _started(told)
+    assert device_suite.run("--accel=none", "--accel-info").ret == 0
+    assert not _module_imported(device_suite)
 
 
 @pytest.mark.long
-def test_options_that_do_not_fit_are_usage_errors(told: Suite) -> None:
+def test_invalid_option_values_are_usage_errors(device_suite: Suite) -> None:
     for arguments, text in (
         (["--accel=abacus"], "abacus"),
         (["--accel-require=sim"], "--accel-require"),
@@ -132,11 +134,11 @@ def test_options_that_do_not_fit_are_usage_errors(told: Suite) -> None:
         (["--accel-devices=9"], "9"),
         (["--accel-wait=soon"], "--accel-wait"),
     ):
-        run = told.run(*arguments)
-        said = run.text + run.errors
+        run = device_suite.run(*arguments)
+        output = run.text + run.errors
         assert run.ret == pytest.ExitCode.USAGE_ERROR, arguments
-        assert text in said
-        assert "Traceback" not in said
+        assert text in output
+        assert "Traceback" not in output
 
 
 def test_only_tests_whose_hardware_is_missing_are_skipped(suite: Suite) -> None:

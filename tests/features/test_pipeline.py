@@ -1,4 +1,4 @@
-"""A pipeline of jobs on machines of different size: each test runs where it fits, and what ran nowhere is found."""
+"""Tests of a pipeline of jobs on machines of different sizes: selection of tests, durations, and the census."""
 
 from __future__ import annotations
 
@@ -52,54 +52,54 @@ JOBS = {
 }
 
 
-def _command(suite: Suite, *arguments: str) -> tuple[int, str]:
-    """Return the exit status and the output of ``python -m pytest_accel``."""
-    done = subprocess.run(
+def _run_command(suite: Suite, *arguments: str) -> tuple[int, str]:
+    """Run ``python -m pytest_accel`` with `arguments`; return its exit status and output."""
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest_accel", *arguments], cwd=suite.path, capture_output=True, text=True, check=False
     )
-    return done.returncode, done.stdout + done.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
-def _pipeline(suite: Suite) -> dict[str, Run]:
-    """Run all jobs, each with the times of the pipeline before."""
+def _run_pipeline(suite: Suite) -> dict[str, Run]:
+    """Run all jobs with the durations of the previous pipeline; return the sessions by job."""
     return {
         name: suite.run(*options, "--accel-durations", "times.json", "--accel-census", f"{name}.json")
         for name, options in JOBS.items()
     }
 
 
-def test_each_test_runs_in_one_job_or_is_named(suite: Suite) -> None:
+def test_each_test_runs_in_one_job_or_the_census_names_it(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
-    first = _pipeline(suite)
+    first = _run_pipeline(suite)
     assert {name: run.ret for name, run in first.items()} == dict.fromkeys(JOBS, 0)
     ran = [test for run in first.values() for test, words in run.words.items() if words == ["PASSED"]]
     assert len(ran) == len(set(ran)) == 11
     assert first["eight"].outcomes() == {"test_ranks[world_size=8]": "PASSED", "test_sixteen": "SKIPPED"}
 
     files = [f"{name}.json" for name in JOBS]
-    status, text = _command(suite, "census", *files)
+    status, text = _run_command(suite, "census", *files)
     assert status == 1
     assert text.splitlines()[0] == "1 of 12 tests ran in none of 5 jobs"
     assert "test_it.py::test_sixteen" in text
     assert "needs 16 sim devices; the job had 8\ndeselected: cpu.json, one.json, four-1.json, four-2.json\n" in text
     suite.write("known.txt", "test_it.py::test_sixteen  # no such runner\n")
-    assert _command(suite, "census", "--allow", "known.txt", *files)[0] == 0
+    assert _run_command(suite, "census", "--allow", "known.txt", *files)[0] == 0
     suite.write("known.txt", "test_it.py::test_sixteen\ntest_it.py::test_one\n")
-    status, text = _command(suite, "census", "--allow", "known.txt", *files)
+    status, text = _run_command(suite, "census", "--allow", "known.txt", *files)
     assert status == 1
     assert "test_it.py::test_one" in text
 
-    # The times of all jobs serve the next pipeline, in which a job that is forgotten is noticed.
-    own = ("times.json", "times.1-of-2.json", "times.2-of-2.json")
-    assert _command(suite, "durations", "times.json", *own) == (0, "times.json: times of 11 tests\n")
+    # The next pipeline uses the durations of all jobs. Its census lists the tests of a job whose file is missing.
+    durations_files = ("times.json", "times.1-of-2.json", "times.2-of-2.json")
+    assert _run_command(suite, "durations", "times.json", *durations_files) == (0, "times.json: times of 11 tests\n")
     before = (suite.path / "times.json").read_bytes()
-    second = _pipeline(suite)
+    second = _run_pipeline(suite)
     divisions = {re.findall(r"division (\w{6})", second[name].text)[0] for name in ("four-1", "four-2")}
     assert len(divisions) == 1
-    again = [test for run in second.values() for test, words in run.words.items() if words == ["PASSED"]]
-    assert sorted(again) == sorted(ran)
-    assert (suite.path / "times.json").read_bytes() != before  # The jobs without parts add to the file.
-    status, text = _command(suite, "census", *(file for file in files if file != "four-2.json"))
+    ran_again = [test for run in second.values() for test, words in run.words.items() if words == ["PASSED"]]
+    assert sorted(ran_again) == sorted(ran)
+    assert (suite.path / "times.json").read_bytes() != before  # Jobs without `--accel-shard` update the file.
+    status, text = _run_command(suite, "census", *(file for file in files if file != "four-2.json"))
     assert status == 1
     missed = {test for test in second["four-2"].words if f" {test}\n" in text}
     assert missed == set(second["four-2"].words)

@@ -1,4 +1,4 @@
-"""Which of several free devices a test gets."""
+"""Tests of placement: the devices that a test gets if several are free."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MACHINE = """
     ],
 )
 def test_a_test_gets_devices_that_belong_together(suite: Suite, test: str) -> None:
-    """Each in a session of its own: all devices are free."""
+    """Each case runs in a session of its own, so that all devices are free."""
     suite.write("machine.toml", MACHINE)
     suite.write(
         "test_it.py",

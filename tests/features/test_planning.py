@@ -1,4 +1,4 @@
-"""``--accel-plan``, as a person sees it, and that nothing is run for it."""
+"""Tests of ``--accel-plan``: its output, and that no test is run for it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _TESTS = """
 
 
 @pytest.fixture
-def planned(suite: Suite) -> Suite:
-    """Ten tests, and a conftest that would tell if a process were started."""
+def plan_suite(suite: Suite) -> Suite:
+    """Provide a suite that creates the file ``ran`` if a test runs, and fails if the session starts a process."""
     suite.write("test_suite.py", _TESTS)
     suite.write(
         "conftest.py",
@@ -76,13 +76,14 @@ def planned(suite: Suite) -> Suite:
     return suite
 
 
-def _rows(text: str) -> list[str]:
+def _worker_numbers(text: str) -> list[str]:
+    """Return the numbers of workers that the plan compares: the first column of its table."""
     return re.findall(r"^ +(\d+) +[\d.]+ s +\d+%(?:   best)?$", text, re.MULTILINE)
 
 
 @pytest.mark.long
-def test_the_plan_for_this_machine(planned: Suite) -> None:
-    run = planned.run("--accel-plan", "--accel=sim:4")
+def test_the_plan_for_this_machine_runs_no_test(plan_suite: Suite) -> None:
+    run = plan_suite.run("--accel-plan", "--accel=sim:4")
     assert run.ret == 0
     assert "9 tests to run, 2 skipped:" in run.text
     assert re.search(
@@ -90,63 +91,63 @@ def test_the_plan_for_this_machine(planned: Suite) -> None:
     )
     assert "    1  marked skip" in run.text
     assert "no times are stored: each test counts as 1 s" in run.text
-    assert _rows(run.text)[:3] == ["1", "2", "4"]
+    assert _worker_numbers(run.text)[:3] == ["1", "2", "4"]
     assert re.search(r"^-n \d+: makespan [\d.]+ s; lower bound of any order [\d.]+ s", run.text, re.MULTILINE)
     assert re.search(r"^4 devices: [\d.]+ device-hours used of [\d.]+, utilisation \d+%$", run.text, re.MULTILINE)
     assert re.search(r"^ +0\.0 s +\+1\.0 s  4 devices +test_suite\.py::test_four$", run.text, re.MULTILINE)
     assert "11 tests collected" in run.text
     assert "<Function" not in run.text
     assert not run.words
-    assert not (planned.path / "ran").exists()
-    assert not (planned.path.parent / "locks").exists()
+    assert not (plan_suite.path / "ran").exists()
+    assert not (plan_suite.path.parent / "locks").exists()
 
 
 @pytest.mark.long
-def test_the_plan_for_another_machine(planned: Suite) -> None:
-    run = planned.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
+def test_the_plan_for_another_machine(plan_suite: Suite) -> None:
+    run = plan_suite.run("--accel-plan=3xcuda", "-n", "5", "--accel=none")
     assert run.ret == 0
     assert "accel: cuda, 3 devices: 3 x pretended" in run.text
     assert "9 tests to run, 2 skipped:" in run.text
     assert "    1  needs 4 cuda devices; there are 3: 3 x pretended" in run.text
     assert "requirements for memory, capability and name are assumed to be met" in run.text
-    assert "5" in _rows(run.text)
+    assert "5" in _worker_numbers(run.text)
     assert "-n 5: makespan" in run.text
     assert "workers [" not in run.text
-    assert not (planned.path / "ran").exists()
+    assert not (plan_suite.path / "ran").exists()
 
 
 @pytest.mark.long
-def test_a_selection_and_no_device(planned: Suite) -> None:
-    run = planned.run("--accel-plan", "--accel=none", "-k", "plain or one")
+def test_the_plan_has_only_selected_tests_and_counts_those_without_devices_as_skipped(plan_suite: Suite) -> None:
+    run = plan_suite.run("--accel-plan", "--accel=none", "-k", "plain or one")
     assert run.ret == 0
     assert "1 test to run, 6 skipped:" in run.text
     assert re.search(r"^    6  needs 1 device; there is no accelerator in this session$", run.text, re.MULTILINE)
     assert "device-hours" not in run.text
-    run = planned.run("--accel-plan", "--accel=sim:1", "-k", "three")
+    run = plan_suite.run("--accel-plan", "--accel=sim:1", "-k", "three")
     assert run.ret == 0
     assert "0 tests to run, 1 skipped:" in run.text
     assert "makespan" not in run.text
 
 
 @pytest.mark.long
-def test_nothing_collected(planned: Suite) -> None:
-    run = planned.run("--accel-plan", "-k", "nothing")
+def test_no_plan_is_shown_if_no_test_is_collected(plan_suite: Suite) -> None:
+    run = plan_suite.run("--accel-plan", "-k", "nothing")
     assert run.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "accel: plan" not in run.text
 
 
 @pytest.mark.long
-def test_collection_errors_are_shown_instead(planned: Suite) -> None:
-    planned.write("test_broken.py", "import nowhere_to_be_found")
-    run = planned.run("--accel-plan")
+def test_collection_errors_are_shown_instead_of_a_plan(plan_suite: Suite) -> None:
+    plan_suite.write("test_broken.py", "import nowhere_to_be_found")
+    run = plan_suite.run("--accel-plan")
     assert run.ret == pytest.ExitCode.INTERRUPTED
     assert "nowhere_to_be_found" in run.text
     assert "accel: plan" not in run.text
 
 
 @pytest.mark.parametrize("value", ["8xabacus", "0xcuda", "cuda", "257xcuda", "xcuda", "8x", "test_suite.py"])
-def test_values_that_are_not_allowed(planned: Suite, value: str) -> None:
-    run = planned.run("--accel-plan", value)
+def test_an_invalid_value_is_a_usage_error(plan_suite: Suite, value: str) -> None:
+    run = plan_suite.run("--accel-plan", value)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert "argument --accel-plan: must be nothing (this machine), or NxKIND such as 8xcuda" in run.errors
     assert "cuda, rocm" in run.errors
@@ -157,13 +158,13 @@ def test_values_that_are_not_allowed(planned: Suite, value: str) -> None:
 def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     suite.write("test_suite.py", _TESTS.replace("(4)", "(2)"))
     assert suite.run("-k", "one or four").ret == 0
-    remembered = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
-    found = json.loads(remembered.read_text())
-    assert {kind for kinds in found.values() for kind in kinds} == {"sim"}
-    assert len(found) == 7
-    for kinds in found.values():
+    durations_file = suite.path / ".pytest_cache" / "v" / "accel" / "durations"
+    durations = json.loads(durations_file.read_text())
+    assert {kind for kinds in durations.values() for kind in kinds} == {"sim"}
+    assert len(durations) == 7
+    for kinds in durations.values():
         kinds["sim"] = [3.0]
-    remembered.write_text(json.dumps(found))
+    durations_file.write_text(json.dumps(durations))
     text = suite.run("--accel-plan", "-k", "one or four or plain").text
     assert "1 of 8 tests never timed: counted as the median of the others, 3.0 s" in text
     assert re.search(r"^ +1 +24\.0 s", text, re.MULTILINE)
@@ -172,5 +173,5 @@ def test_durations_of_sessions_without_xdist_are_used(suite: Suite) -> None:
     assert re.search(r"^ +1 +21\.0 s", text, re.MULTILINE)
 
 
-def test_help(suite: Suite) -> None:
+def test_help_describes_the_option(suite: Suite) -> None:
     assert re.search(r"^  --accel-plan\b.*NxKIND", suite.run("--help").text, re.MULTILINE)

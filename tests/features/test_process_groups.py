@@ -1,4 +1,4 @@
-"""Process groups, devices and the fixtures that tell of them, in the tests that use them."""
+"""Tests of process groups and devices, and of the fixtures for them, in marked tests."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_tests_can_create_their_own_groups(suite: Suite) -> None:
     assert run.count() == {"PASSED": 14}
 
 
-_OWN_ADDRESSES = """
+_HARNESS = """
     import os
     import socket
     from datetime import timedelta
@@ -322,7 +322,7 @@ _OWN_ADDRESSES = """
 
 @pytest.mark.long
 def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
-    suite.write("harness.py", _OWN_ADDRESSES)
+    suite.write("harness.py", _HARNESS)
     suite.write(
         "test_addresses.py",
         """
@@ -478,7 +478,7 @@ def test_tests_can_create_groups_at_their_own_addresses(suite: Suite) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_processes_of_a_session_wide_pool_can_form_a_group(suite: Suite, method: str) -> None:
-    suite.write("harness.py", _OWN_ADDRESSES)
+    suite.write("harness.py", _HARNESS)
     suite.write(
         "test_pool.py",
         """
@@ -600,7 +600,7 @@ _DEVICES = """
     """
 
 
-def test_devices_and_masks(suite: Suite) -> None:
+def test_tests_get_their_devices_and_masks(suite: Suite) -> None:
     suite.write("test_devices.py", _DEVICES)
     run = suite.run()
     assert run.count() == {"PASSED": len(run.words) - 1, "ERROR": 1}
@@ -611,7 +611,7 @@ def test_devices_and_masks(suite: Suite) -> None:
 
 @pytest.mark.long
 def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
-    """Another session has every device, and the tests that only need ranks run all the same."""
+    """While another session leases every device, a test that needs only ranks runs."""
     suite.write(
         "test_lease.py",
         """
@@ -653,4 +653,4 @@ def test_ranks_on_the_cpu_take_no_lease(suite: Suite) -> None:
     inner = "\n".join(suite.read("inner.txt"))
     assert "test_on_cpu PASSED" in inner
     assert "test_wants_one ERROR" in inner
-    assert inner.count("no devices came free within 0.2 s (--accel-wait)") == 2  # Under the headline, in the summary.
+    assert inner.count("no devices came free within 0.2 s (--accel-wait)") == 2  # In the failure and in the summary.

@@ -1,4 +1,4 @@
-"""Kinds of accelerator that other packages publish."""
+"""Tests of kinds of accelerators that other packages publish as entry points."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.test_docs import ROOT, blocks
 
 PAGE = ROOT / "docs" / "how-to" / "add-a-vendor.md"
 (ACME,) = blocks(PAGE, "python")
-(POINTS,) = blocks(PAGE, "toml")
+(ENTRY_POINTS,) = blocks(PAGE, "toml")
 (TESTS,) = blocks(PAGE, "py")
-ONE = """
+ONE_TEST = """
 import pytest
 
 
@@ -25,22 +25,24 @@ def test_it(accel):
 
 
 class Packages:
-    """A folder of installed packages, before all others on every Python's path."""
+    """A folder of installed packages, to be put on ``PYTHONPATH``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def install(self, name: str, points: str, module: str = "", code: str = "") -> None:
+    def install(self, name: str, entry_points: str, module: str = "", code: str = "") -> None:
+        """Install the distribution `name` with entry points for vendors, and with a `module` with `code`, if given."""
         info = self.folder / f"{name}-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{points}\n")
+        (info / "entry_points.txt").write_text(f"[pytest_accel.vendors]\n{entry_points}\n")
         if module:
             (self.folder / f"{module}.py").write_text(code)
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: Suite) -> Packages:
+    """Provide an empty folder of installed packages from which sessions import: it is on ``PYTHONPATH``."""
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder))
@@ -49,10 +51,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: Suite) -> P
 
 @pytest.fixture
 def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
-    """The package of the documentation, and a machine with three of its cards."""
-    head, point = POINTS.splitlines()
+    """Install the documentation's package on a machine with three of its devices; provide the folder of packages."""
+    head, entry_point = ENTRY_POINTS.splitlines()
     assert head == '[project.entry-points."pytest_accel.vendors"]'
-    packages.install("acme-accel", point.replace('"', ""), "acme_accel", ACME)
+    packages.install("acme-accel", entry_point.replace('"', ""), "acme_accel", ACME)
     (tmp_path / "dev").mkdir()
     for number in range(3):
         (tmp_path / "dev" / f"acme{number}").touch()
@@ -69,7 +71,7 @@ def acme(packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.param(("--accel=acme", "--accel-require=acme:3"), marks=pytest.mark.nightly),
     ],
 )
-def test_the_kind_of_the_documentation(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
+def test_the_kind_in_the_documentation_works(suite: Suite, acme: Packages, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", TESTS)
     run = suite.run(*options)
     assert run.count() == {"PASSED": 2}, run.text
@@ -82,7 +84,7 @@ def test_auto_finds_a_published_kind_and_its_mask(
     suite: Suite, acme: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACME_VISIBLE_DEVICES", "2,0")
-    suite.write("test_it.py", ONE.format("acme-2"))
+    suite.write("test_it.py", ONE_TEST.format("acme-2"))
     run = suite.run("--accel=auto", "--accel-order=2")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     allowed = "fastest, pci, free, near, 0 (acme-2), 1 (acme-0)"
@@ -111,7 +113,7 @@ def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("point", "code", "text"),
+    ("entry_point", "code", "text"),
     [
         ("acme = acme_accel:make", "raise ImportError('no libacme')", " cannot be loaded: ImportError: no libacme"),
         ("acme = acme_accel:made", "", " cannot be loaded: AttributeError: .*made.*"),
@@ -133,19 +135,19 @@ def test_the_error_for_an_unknown_kind_lists_published_kinds(suite: Suite, acme:
         ),
     ],
 )
-def test_a_published_kind_that_cannot_be_imported_is_reported(
-    suite: Suite, packages: Packages, point: str, code: str, text: str
+def test_a_published_kind_that_cannot_be_used_is_reported(
+    suite: Suite, packages: Packages, entry_point: str, code: str, text: str
 ) -> None:
-    packages.install("acme-accel", point, "acme_accel", code)
-    kind = point.partition(" ")[0]
+    packages.install("acme-accel", entry_point, "acme_accel", code)
+    kind = entry_point.partition(" ")[0]
     suite.write("test_it.py", f"import pytest\n\n@pytest.mark.devices(kind='{kind}')\ndef test_it(): ...")
     message = rf"kind '{kind}' of acme-accel 1\.0{text}"
-    for options, marked in (([f"--accel={kind}"], False), (["--accel=none"], True)):
+    for options, error_names_test in (([f"--accel={kind}"], False), (["--accel=none"], True)):
         run = suite.run(*options)
         assert run.ret == pytest.ExitCode.USAGE_ERROR
-        assert re.search(("test_it.py::test_it: " if marked else "") + message, run.text + run.errors)
+        assert re.search(("test_it.py::test_it: " if error_names_test else "") + message, run.text + run.errors)
         assert "Traceback" not in run.text + run.errors
-    # A session that does not need it goes on.
+    # A session that does not need the kind still runs.
     suite.write("test_it.py", "import pytest\n\n@pytest.mark.distributed(1)\ndef test_it(): ...")
     run = suite.run("--accel=auto")
     assert run.count() == {"PASSED": 1}
@@ -164,6 +166,6 @@ def test_a_kind_that_two_packages_publish_is_refused(suite: Suite, acme: Package
 @pytest.mark.long
 def test_a_builtin_kind_cannot_be_replaced(suite: Suite, packages: Packages) -> None:
     packages.install("other-sim", "sim = acme_accel:make", "acme_accel", ACME)
-    suite.write("test_it.py", ONE.format("sim-0"))
+    suite.write("test_it.py", ONE_TEST.format("sim-0"))
     run = suite.run("--accel=sim:1")
     assert run.count() == {"PASSED": 1}, run.text

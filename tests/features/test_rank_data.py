@@ -1,4 +1,4 @@
-"""Data that a conftest sends from ranks to the driver with the report of a phase."""
+"""Tests of data that a conftest sends from ranks to the driver with the report of a phase."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rank-sessions.md"
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
-def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.nightly)], ids=["plain", "xdist"])
+def test_the_metric_in_the_documentation_works(suite: Suite, options: tuple[str, ...]) -> None:
     (conftest,) = re.findall(r"^```python conftest\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     suite.write("conftest.py", conftest)
     suite.write(
@@ -34,7 +34,7 @@ def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> 
             pass
         """,
     )
-    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", *how)
+    run = suite.run("--junitxml=junit.xml", "-o", "junit_family=xunit1", *options)
     assert run.count() == {"PASSED": 2}
     found = {
         case.get("name"): [value.get("value") for value in case.iter("property") if value.get("name") == "slowest rank"]
@@ -45,7 +45,7 @@ def test_the_metric_of_the_documentation(suite: Suite, how: tuple[str, ...]) -> 
 
 
 @pytest.mark.long
-def test_data_of_each_phase_and_rank(suite: Suite) -> None:
+def test_data_of_each_phase_and_rank_is_merged(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -89,8 +89,8 @@ def test_data_of_each_phase_and_rank(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_data_of_a_phase_that_is_reported_before_the_test_ends(suite: Suite) -> None:
-    """The driver takes a phase as passed that ranks have noted as such; what they send with it is not lost."""
+def test_data_of_a_phase_that_is_reported_before_the_test_ends_is_merged(suite: Suite) -> None:
+    """The driver learns from the ranks' progress files that a phase has passed; the data sent with it is not lost."""
     suite.write(
         "conftest.py",
         """
@@ -137,7 +137,7 @@ def test_data_of_a_phase_that_is_reported_before_the_test_ends(suite: Suite) -> 
 
 
 @pytest.mark.long
-def test_data_that_fails_a_test(suite: Suite) -> None:
+def test_wrong_data_and_errors_in_data_hooks_fail_the_test(suite: Suite) -> None:
     suite.write(
         "conftest.py",
         """
@@ -228,8 +228,8 @@ def test_data_that_fails_a_test(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_keys_of_bridges_are_apart_from_those_of_a_conftest(suite: Suite) -> None:
-    """The bridge of junit's report sends under the name ``junit``."""
+def test_keys_of_bridges_do_not_collide_with_those_of_a_conftest(suite: Suite) -> None:
+    """The bridge for the junit report sends its data under the name ``junit``, too."""
     suite.write(
         "conftest.py",
         """

@@ -1,4 +1,4 @@
-"""Output of ranks: at the terminal while they run, and in files that are kept."""
+"""Tests of the output of ranks: shown while a test runs, kept in log files, and captured for reports."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ _TESTS = """
 
 
 @pytest.mark.long
-def test_lines_have_a_prefix_and_are_whole(suite: Suite) -> None:
+def test_lines_of_ranks_have_a_prefix_and_are_not_interleaved(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s")
 
     assert "3 passed" in run.text
     for rank in (0, 1):
-        mine = re.findall(rf"^\[rank {rank}\] (.*)$", run.text, re.MULTILINE)
+        shown = re.findall(rf"^\[rank {rank}\] (.*)$", run.text, re.MULTILINE)
         lines = []
         for number in range(300):
             lines.append(f"line {number} of {rank} {'x' * 200}")
             if number % 3 == 0:
                 lines.append(f"error {number}")
-        assert [line for line in mine if "from" not in line and line != "python"] == lines
-        assert mine[-3:] == ["python", "from C", "from write, unfinished"]
+        assert [line for line in shown if "from" not in line and line != "python"] == lines
+        assert shown[-3:] == ["python", "from C", "from write, unfinished"]
     assert "test_alone all alonePASSED" in run.text
 
 
 @pytest.mark.long
 def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
-    """The test waits for what is done only when its output has been seen."""
+    """The ranks' test waits for a file that is created only after its output was read."""
     suite.write(
         "test_x.py",
         """
@@ -85,10 +85,10 @@ def test_output_is_shown_while_the_test_runs(suite: Suite) -> None:
     command = [sys.executable, "-m", "pytest", "-s", "-p", "accel"]
     with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        waited_for = {"[rank 0] here I am\n", "[rank 1] here I am\n"}
+        missing = {"[rank 0] here I am\n", "[rank 1] here I am\n"}
         for line in process.stdout:
-            waited_for.discard(line)
-            if not waited_for:
+            missing.discard(line)
+            if not missing:
                 break
         (suite.path / "seen").touch()
         assert "1 passed" in process.stdout.read()
@@ -119,7 +119,7 @@ def test_very_long_output_is_truncated(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_logs_are_kept(suite: Suite) -> None:
+def test_logs_of_ranks_are_kept(suite: Suite) -> None:
     suite.write("sub/test_x.py", _TESTS)
     suite.write(
         "test_y.py",
@@ -141,12 +141,12 @@ def test_logs_are_kept(suite: Suite) -> None:
         )
     assert any("===== test: sub/test_x.py::test_alone\nall alone" in text for text in texts.values())
     failure = run.failure("test_die")
-    assert "last words" in failure  # Which no captured output could tell of a rank that is dead.
+    assert "last words" in failure  # The output of a rank that died before it could report.
     assert "from write" not in failure
 
 
 @pytest.mark.nightly
-def test_logs_are_kept_next_to_shown_output(suite: Suite) -> None:
+def test_logs_of_ranks_are_kept_while_output_is_also_shown(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     run = suite.run("-s", f"--accel-logs={suite.path / 'logs'}", "-k", "no_end or alone")
     assert "[rank 1] from write, unfinished\n" in run.text
@@ -231,29 +231,30 @@ def test_captured_output_of_ranks_that_die_is_reported(suite: Suite, capture: st
     assert run.count() == {"FAILED": 5, "PASSED": 1, "ERROR": 1}
 
     def captured(test: str) -> dict[str, str]:
+        """Return the sections of captured output in the failure of `test`, by headline."""
         parts = re.split(r"^-+ (Captured .*?) -+\n", run.failure(test).partition("- rerun -")[0], flags=re.MULTILINE)
         return dict(zip(parts[1::2], parts[2::2], strict=True))
 
-    told = captured("test_dies")
-    assert {name: text for name, text in told.items() if "[rank 1]" in name}.keys() == {
+    sections = captured("test_dies")
+    assert {name: text for name, text in sections.items() if "[rank 1]" in name}.keys() == {
         "Captured stdout setup [rank 1]",
         "Captured log setup [rank 1]",
         "Captured stdout call [rank 1]",
         "Captured stderr call [rank 1]",
         "Captured log call [rank 1]",
     }
-    assert "out of the setup of 1" in told["Captured stdout setup [rank 1]"]
-    assert "log of the setup of 1" in told["Captured log setup [rank 1]"]
-    assert "out of 1" in told["Captured stdout call [rank 1]"]
-    assert "err of 1" in told["Captured stderr call [rank 1]"]
-    assert "log of 1" in told["Captured log call [rank 1]"]
+    assert "out of the setup of 1" in sections["Captured stdout setup [rank 1]"]
+    assert "log of the setup of 1" in sections["Captured log setup [rank 1]"]
+    assert "out of 1" in sections["Captured stdout call [rank 1]"]
+    assert "err of 1" in sections["Captured stderr call [rank 1]"]
+    assert "log of 1" in sections["Captured log call [rank 1]"]
     assert "out of 1" in captured("test_hangs")["Captured stdout call [rank 1]"]
     assert "out of 0" in captured("test_fails_while_the_other_waits")["Captured stdout call [rank 0]"]
     assert captured("test_silent") == {}
-    told = captured("test_dies_in_teardown")
-    assert "out of the setup of 1" in told["Captured stdout setup [rank 1]"]
-    assert "out of the call" in told["Captured stdout call [ranks 0-1]"]
-    assert "out of the teardown of 1" in told["Captured stdout teardown [rank 1]"]
+    sections = captured("test_dies_in_teardown")
+    assert "out of the setup of 1" in sections["Captured stdout setup [rank 1]"]
+    assert "out of the call" in sections["Captured stdout call [ranks 0-1]"]
+    assert "out of the teardown of 1" in sections["Captured stdout teardown [rank 1]"]
     flood = captured("test_dies_after_a_flood")["Captured stdout call [rank 1]"]
     assert "bytes left out" in flood
     assert len(flood) < 1 << 21

@@ -1,4 +1,4 @@
-"""Which hooks a rank calls: those of the documented table, for plugins that have every hook of pytest."""
+"""Tests of the hooks that ranks call: those of the documented table, for plugins that implement every hook."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rank-sessions.md"
 _ROW = re.compile(r"^\| (`pytest_.*`) \| (.*) \|$", re.MULTILINE)
 _HOOKS = sorted(name for name in vars(hookspec) if name.startswith("pytest_"))
-_LISTENS = ["pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport"]
-_SUMMARISES = "pytest_terminal_summary"
+_LISTENING = ["pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish", "pytest_collectreport"]
+_SUMMARY_HOOK = "pytest_terminal_summary"
 _HISTORIC = {
     "pytest_addoption",
     "pytest_addhooks",
@@ -27,15 +27,15 @@ _HISTORIC = {
     "pytest_configure",
     "pytest_warning_recorded",
 }
-"""Hooks that cannot be wrapped."""
-_OF_A_REPORTER = {
+"""Historic hooks, which cannot be wrapped."""
+_NOT_CALLED_IN_RANKS = {
     "pytest_report_header",
     "pytest_report_collectionfinish",
     "pytest_report_teststatus",
     "pytest_terminal_summary",
     "pytest_runtestloop",
 }
-"""Hooks that a terminal reporter calls, or instead of which a rank runs the tests that it is told to."""
+"""Hooks that a rank does not call: it has no terminal reporter, and uses only its own ``pytest_runtestloop``."""
 
 _MAKE_HOOKS = """
     import os
@@ -110,8 +110,8 @@ _TESTS = """
     """
 
 
-def _documented() -> dict[str, str]:
-    """Return the text for each hook of the table; fail for a hook that has two rows."""
+def _documented_hooks() -> dict[str, str]:
+    """Return the text of the documented table for each hook; fail if a hook has two rows."""
     documented: dict[str, str] = {}
     for names, text in _ROW.findall(_PAGE.read_text(encoding="utf-8")):
         for name in re.findall(r"`(\w+)`", names):
@@ -121,7 +121,7 @@ def _documented() -> dict[str, str]:
 
 
 def _is_called(hook: str, text: str, implemented: set[str], *, wrapper: bool = False) -> bool:
-    """Return what `text`, that of the table for `hook`, says of a plugin with the hooks `implemented`."""
+    """Return True if a rank calls `hook` in a plugin with the hooks `implemented`, according to the table's `text`."""
     if text.startswith("not called"):
         return False
     if text.startswith("called if it is a wrapper"):
@@ -129,13 +129,13 @@ def _is_called(hook: str, text: str, implemented: set[str], *, wrapper: bool = F
     if not text.startswith("called unless the plugin listens to reports"):
         assert text.startswith("called"), text
         return True
-    summarises = "or writes a summary" in text and _SUMMARISES in implemented
-    return not summarises and implemented.isdisjoint(_LISTENS)
+    summarises = "or writes a summary" in text and _SUMMARY_HOOK in implemented
+    return not summarises and implemented.isdisjoint(_LISTENING)
 
 
 @pytest.fixture
 def install(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return a function that makes an installed distribution `name`: a module with `text`, which is a plugin."""
+    """Provide a function that installs a distribution `name`: one module with the code `text`, which is a plugin."""
     folder = suite.path / "site-packages"
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("NOTES", str(suite.path))
@@ -150,40 +150,40 @@ def install(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return make
 
 
-def _module(hooks: list[str], make: str = "make_hook") -> str:
-    """Return the text of a plugin that has `hooks`."""
+def _plugin_code(hooks: list[str], make: str = "make_hook") -> str:
+    """Return the code of a plugin that implements `hooks` with the function `make` of ``make_hooks.py``."""
     return f"import make_hooks\nmake_hooks.add_hooks({' '.join(hooks)!r}, __name__, make_hooks.{make})\n"
 
 
-def _mistakes(plugins: dict[str, list[str]], found: Callable[[str, str], bool]) -> list[str]:
-    """Return a line for each hook of `plugins` of which `found` says, by plugin, what the table does not say."""
-    documented = _documented()
+def _mistakes(plugins: dict[str, list[str]], is_registered: Callable[[str, str], bool]) -> list[str]:
+    """Return a line for each plugin and hook for which `is_registered` disagrees with the documented table."""
+    documented = _documented_hooks()
     mistakes = []
     for plugin, hooks in plugins.items():
         for hook in hooks:
             called = plugin == "local" or _is_called(hook, documented[hook], set(hooks), wrapper=plugin == "wraps")
-            if found(plugin, hook) != called:
+            if is_registered(plugin, hook) != called:
                 mistakes.append(f"{plugin}: {hook}: documented as {'called' if called else 'not called'}")
     return mistakes
 
 
 def test_each_hook_of_pytest_is_documented() -> None:
-    assert set(_HOOKS) - set(_documented()) == set()
+    assert set(_HOOKS) - set(_documented_hooks()) == set()
 
 
 def test_ranks_call_the_documented_hooks(suite: Suite, install: Callable[[str, str], None]) -> None:
-    silent = [name for name in _HOOKS if name not in (*_LISTENS, _SUMMARISES)]
+    other_hooks = [name for name in _HOOKS if name not in (*_LISTENING, _SUMMARY_HOOK)]
     plugins = {
         "listens": _HOOKS,
-        "summarises": [*silent, _SUMMARISES],
-        "runs_tests": silent,
+        "summarises": [*other_hooks, _SUMMARY_HOOK],
+        "runs_tests": other_hooks,
         "wraps": [name for name in _HOOKS if name not in _HISTORIC],
-        "registered": [name for name in silent if name not in ("pytest_addoption", "pytest_addhooks")],
+        "registered": [name for name in other_hooks if name not in ("pytest_addoption", "pytest_addhooks")],
         "local": _HOOKS,
     }
     for name in ("listens", "summarises", "runs_tests"):
-        install(name, _module(plugins[name]))
-    install("wraps", _module(plugins["wraps"], "make_wrapper"))
+        install(name, _plugin_code(plugins[name]))
+    install("wraps", _plugin_code(plugins["wraps"], "make_wrapper"))
     install(
         "registers",
         f"""
@@ -202,7 +202,7 @@ def test_ranks_call_the_documented_hooks(suite: Suite, install: Callable[[str, s
             config.pluginmanager.register(Registered(), "registered")
         """,
     )
-    suite.write("local.py", _module(_HOOKS))
+    suite.write("local.py", _plugin_code(_HOOKS))
     for name in ("listens", "summarises", "runs_tests", "wraps", "registers", "local"):
         suite.plugin(name)
     suite.ini("enable_assertion_pass_hook = true")
@@ -219,15 +219,15 @@ def test_ranks_call_the_documented_hooks(suite: Suite, install: Callable[[str, s
     for plugin in plugins:
         registered = {hook for hook, names in hooks["0"].items() if plugin in names}
         assert calls[plugin, "0"] <= registered
-        never = _OF_A_REPORTER if plugin == "local" else set()
+        not_called = _NOT_CALLED_IN_RANKS if plugin == "local" else set()
         assert (calls[plugin, "driver"] & registered) - calls[plugin, "0"] == {
             "pytest_report_from_serializable",
-            *never,
+            *not_called,
         }
 
 
-_NOTES = ["pytest_configure", "pytest_runtest_setup", "pytest_runtest_logreport"]
-_NAMES_TESTS = """
+_NOTED_HOOKS = ["pytest_configure", "pytest_runtest_setup", "pytest_runtest_logreport"]
+_PLUGIN_NAME_TESTS = """
     import os
     from pathlib import Path
 
@@ -253,42 +253,42 @@ _NAMES_TESTS = """
 def test_ranks_load_the_same_plugins(
     suite: Suite, install: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plugins come by name, by module, by the environment and by a conftest; installed ones, and the project's own."""
+    """Installed plugins and those of the project are named by ``-p``, by the environment, and by a conftest."""
     option = "\n\ndef pytest_addoption(parser):\n    parser.addoption('--my-option', type=int)\n"
-    install("my_published", _module(_NOTES) + option)
-    install("my_blocked", _module(_NOTES))
+    install("my_published", _plugin_code(_NOTED_HOOKS) + option)
+    install("my_blocked", _plugin_code(_NOTED_HOOKS))
     for name in ("my_module", "my_environment"):
-        suite.write(f"site-packages/{name}.py", _module(_NOTES))
+        suite.write(f"site-packages/{name}.py", _plugin_code(_NOTED_HOOKS))
     for name in ("my_own_module", "my_own_environment", "my_own_conftest"):
-        suite.write(f"{name}.py", _module(_NOTES))
+        suite.write(f"{name}.py", _plugin_code(_NOTED_HOOKS))
     suite.write("conftest.py", "pytest_plugins = ['my_own_conftest']")
     monkeypatch.setenv("PYTEST_PLUGINS", "my_environment,my_own_environment,my_blocked")
-    suite.write("test_it.py", _NAMES_TESTS)
+    suite.write("test_it.py", _PLUGIN_NAME_TESTS)
     options = ["-pmy_published", "-pmy_module", "-pmy_own_module", "-pno:my_blocked", "-pno:terminal", "--my-option=7"]
 
-    def called() -> dict[str, list[str]]:
-        """Return the hooks that rank 0 has called, by plugin."""
+    def called_hooks() -> dict[str, list[str]]:
+        """Run a session; return the hooks that rank 0 has called, by plugin."""
         for path in suite.path.glob("*.0"):
             path.unlink()
         assert suite.run(*options, quiet=True).ret == 0
         return {path.stem: sorted(set(path.read_text().split())) for path in suite.path.glob("my_*.0")}
 
-    running = ["pytest_configure", "pytest_runtest_setup"]
-    installed = dict.fromkeys(("my_published", "my_module", "my_environment"), running)
-    own = {name: sorted(_NOTES) for name in ("my_own_module", "my_own_environment", "my_own_conftest")}
-    assert called() == {**installed, **own}
+    hooks_of_installed = ["pytest_configure", "pytest_runtest_setup"]
+    installed = dict.fromkeys(("my_published", "my_module", "my_environment"), hooks_of_installed)
+    own = {name: sorted(_NOTED_HOOKS) for name in ("my_own_module", "my_own_environment", "my_own_conftest")}
+    assert called_hooks() == {**installed, **own}
     assert suite.read("names.0") == suite.read("names.1") == suite.read("names.driver") == sorted([*installed, *own])
 
     suite.ini("accel_rank_plugins = -my_published +my_module -my_own_module -my_blocked +my_unknown")
-    assert called() == {
-        "my_module": sorted(_NOTES),
-        "my_environment": running,
-        "my_own_environment": sorted(_NOTES),
-        "my_own_conftest": sorted(_NOTES),
+    assert called_hooks() == {
+        "my_module": sorted(_NOTED_HOOKS),
+        "my_environment": hooks_of_installed,
+        "my_own_environment": sorted(_NOTED_HOOKS),
+        "my_own_conftest": sorted(_NOTED_HOOKS),
     }
 
 
-def test_wrong_names_of_plugins_are_refused(suite: Suite) -> None:
+def test_a_plugin_name_without_a_sign_is_a_usage_error(suite: Suite) -> None:
     suite.ini("accel_rank_plugins = -timeout cov")
     run = suite.run()
     assert run.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,4 +1,4 @@
-"""A rank is a pytest session: what happens in it is what happens in a plain one."""
+"""Tests of ranks as pytest sessions: fixtures, options and plugins work as in a session without ranks."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ _SCOPES = {
 }
 
 
-def _scopes(suite: Suite) -> None:
+def _write_scopes_suite(suite: Suite) -> None:
+    """Write a suite with fixtures of each scope and setup functions of each style, which log what they do."""
     for name, text in (
         ("conftest.py", "conftest.py"),
         ("pkg/__init__.py", "init"),
@@ -223,14 +224,14 @@ def _scopes(suite: Suite) -> None:
 def test_fixtures_are_set_up_and_torn_down_as_in_a_plain_session(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    _scopes(suite)
+    _write_scopes_suite(suite)
     plain = suite.run(f"--import-mode={mode}")
     expected = suite.read("rank.log")
     assert len(expected) == 60
     monkeypatch.setenv("MARKED", "1")
     marked = suite.run(f"--import-mode={mode}")
     assert plain.count() == marked.count() == {"PASSED": 13}
-    assert suite.read("rank.log") == expected  # Nothing of it has happened in the driver.
+    assert suite.read("rank.log") == expected  # The driver has set up no fixture.
     assert suite.read("rank0.log") == expected
     assert suite.read("rank1.log") == expected
 
@@ -347,7 +348,7 @@ def test_teardown_errors_of_wide_fixtures_are_reported_in_the_last_test(suite: S
 @pytest.mark.long
 def test_errors_at_the_end_of_a_rank_session_fail_the_session_if_no_test_is_left(suite: Suite) -> None:
     suite.write("test_a.py", _LATE_ERRORS)
-    run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that a test is the last.
+    run = suite.run("-n1", "-k", "test_begins")  # A worker does not know that this test is the last one.
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert "the module's end" in run.text
     assert "the session's end" in run.text
@@ -382,13 +383,13 @@ def test_a_rank_session_that_does_not_end_is_killed_and_its_stack_reported(suite
     run = suite.run("-n1")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.count() == {"PASSED": 1}
-    said = "of a world of 2 did not end its session within 10 s and was killed"
-    assert re.search(rf"^rank 0 {said}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
-    assert re.search(rf"^rank 1 {said}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
+    message = "of a world of 2 did not end its session within 10 s and was killed"
+    assert re.search(rf"^rank 0 {message}\n(.*\n)+.* in _finalize_join$", run.text, re.MULTILINE), run.text
+    assert re.search(rf"^rank 1 {message}; it was at \S*test_it.py:14 in of_session$", run.text, re.MULTILINE), run.text
 
 
 @pytest.mark.long
-def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
+def test_fixtures_and_plugins_of_pytest_work_in_ranks(suite: Suite) -> None:
     suite.ini("log_level = INFO\nmarkers = mine: a mark of the suite")
     suite.write(
         "test_builtin.py",
@@ -535,7 +536,7 @@ def test_fixtures_and_plugins_of_pytest_itself(suite: Suite) -> None:
     assert not wrong
 
 
-def test_ini_and_arguments_hold_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ini_options_and_arguments_apply_in_ranks(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.ini(
         """
         python_files = check_*.py
@@ -640,7 +641,7 @@ def test_a_file_whose_import_fails_only_in_ranks_is_an_error(suite: Suite) -> No
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio")
 @pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="needs anyio")
 @pytest.mark.skipif(importlib.util.find_spec("hypothesis") is None, reason="needs hypothesis")
-def test_async_tests_and_hypothesis(suite: Suite) -> None:
+def test_async_tests_and_hypothesis_work_in_ranks(suite: Suite) -> None:
     suite.all_plugins()
     suite.write(
         "test_async.py",

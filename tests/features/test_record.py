@@ -1,4 +1,4 @@
-"""``--accel-record``: the record has what happened in a session, and agrees with what pytest reports."""
+"""Tests of ``--accel-record``: the record has the events of a session and agrees with pytest's report."""
 
 from __future__ import annotations
 
@@ -109,22 +109,24 @@ _VERDICTS = {
 }
 
 
-def _session(path: Path) -> Session:
+def _read_session(path: Path) -> Session:
+    """Return the only session of the record in the file `path`."""
     (session,) = sessions_of([read_record(path)])
     return session
 
 
 def _tests(session: Session) -> dict[str, TestRun]:
+    """Return the run of each test by the test's name."""
     return {run.test.partition("::")[2]: run for run in session.tests}
 
 
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["plain", "xdist"])
 def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...]) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-record=out/record.jsonl", "--junitxml=junit.xml", *options)
     record = suite.path / "out" / "record.jsonl"
     assert f"accel: record of the session: {record}" in run.text
-    session = _session(record)
+    session = _read_session(record)
     tests = _tests(session)
     assert {name: test.verdict for name, test in tests.items()} == _VERDICTS
     assert session.finished == SessionFinished(1)
@@ -143,10 +145,10 @@ def test_the_record_agrees_with_the_report(suite: Suite, options: tuple[str, ...
         assert properties.get("accel_devices", "") == ",".join(lanes)
 
 
-def test_what_a_test_ran_on(suite: Suite) -> None:
+def test_the_record_has_the_devices_and_the_worker_of_each_test(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     suite.run("--accel-record=record.jsonl", "-n2")
-    session = _session(suite.path / "record.jsonl")
+    session = _read_session(suite.path / "record.jsonl")
     tests = _tests(session)
     assert session.pool is not None
     assert session.pool.kind == "sim"
@@ -167,10 +169,10 @@ def test_what_a_test_ran_on(suite: Suite) -> None:
     assert most == 4
 
 
-def test_failures_and_output(suite: Suite) -> None:
+def test_the_record_has_failures_and_captured_output(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     suite.run("--accel-record=record.jsonl")
-    tests = _tests(_session(suite.path / "record.jsonl"))
+    tests = _tests(_read_session(suite.path / "record.jsonl"))
     failure = tests["test_one_rank_fails"].failure
     assert failure is not None
     assert (failure.failed_ranks, failure.place) == ((1,), ("test_it.py", 24))
@@ -186,11 +188,11 @@ def test_failures_and_output(suite: Suite) -> None:
     assert tests["test_skips"].skip == "of its own accord"
     assert tests["test_too_many"].missing == "needs 9 sim devices; there are 4: 4 x sim"
     passed = tests["test_ranks"].phases[-1]
-    assert passed.output == {}  # Only its size is recorded.
+    assert passed.output == {}  # Only the size of the output is recorded.
     assert passed.output_sizes == {f"Captured stdout call [rank {rank}]": len("hello from 0\n") for rank in (0, 1)}
 
 
-def test_worlds_and_why_they_end(suite: Suite) -> None:
+def test_the_record_has_the_worlds_and_the_reasons_why_they_ended(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """
@@ -247,7 +249,7 @@ def test_worlds_and_why_they_end(suite: Suite) -> None:
 def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     suite.run("--accel-record=record.jsonl", "-n2")
-    session = _session(suite.path / "record.jsonl")
+    session = _read_session(suite.path / "record.jsonl")
     path = critical_path(session)
     assert (path[0].span.start, path[-1].span.stop) == session.span
     for step, following in pairwise(path):
@@ -256,7 +258,7 @@ def test_the_critical_path_has_no_gaps(suite: Suite) -> None:
     assert {"test", "ranks", "other"} <= {step.kind for step in path}
 
 
-def test_runs_of_a_test_that_is_run_again(suite: Suite) -> None:
+def test_the_record_has_each_run_of_a_test_that_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.plugin("rerunfailures")
     suite.write(
@@ -279,28 +281,28 @@ def test_runs_of_a_test_that_is_run_again(suite: Suite) -> None:
     )
     run = suite.run("--accel-record=record.jsonl", "--reruns=1")
     assert run.count() == {"RERUN": 1, "PASSED": 1}
-    assert [test.verdict for test in _session(suite.path / "record.jsonl").tests] == ["rerun", "passed"]
+    assert [test.verdict for test in _read_session(suite.path / "record.jsonl").tests] == ["rerun", "passed"]
 
 
-def test_a_session_without_marks(suite: Suite) -> None:
+def test_the_record_of_a_session_without_marks_has_no_pool(suite: Suite) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     suite.run("--accel-record=record.jsonl")
-    session = _session(suite.path / "record.jsonl")
+    session = _read_session(suite.path / "record.jsonl")
     assert (session.pool, session.worlds, session.devices) == (None, [], {})
     assert [test.verdict for test in session.tests] == ["passed"]
     assert utilisation([session]) == []
     assert [step.kind for step in critical_path(session)] == ["other", "test", "other"]
 
 
-def test_a_path_that_cannot_be_written(suite: Suite) -> None:
+def test_a_path_that_cannot_be_written_is_a_usage_error(suite: Suite) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     run = suite.run("--accel-record=/proc/record.jsonl")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: --accel-record: /proc/record.jsonl cannot be written: " in run.errors
 
 
-def test_no_old_record_is_left(suite: Suite) -> None:
-    """A conftest that fails ends pytest before any hook of the session is called."""
+def test_an_old_record_is_removed_if_pytest_fails_to_start(suite: Suite) -> None:
+    """If a conftest fails, pytest exits before it calls any hook of a session."""
     suite.write("record.jsonl", "old")
     suite.write("conftest.py", "1 / 0")
     assert suite.run("--accel-record=record.jsonl").ret == pytest.ExitCode.USAGE_ERROR

@@ -1,4 +1,4 @@
-"""``--accel-reorder``: the order of a session without xdist, as the tests and their fixtures have written it down."""
+"""Tests of ``--accel-reorder``: the order of tests without xdist, which the tests and their fixtures log."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ _MODULE = """
 
 
 @pytest.fixture
-def logged(suite: Suite) -> Suite:
+def logging_suite(suite: Suite) -> Suite:
+    """Provide a suite of two equal modules whose tests and module fixtures append lines to the file ``order``."""
     suite.write(
         "log.py",
         """
@@ -83,23 +84,24 @@ _PLAIN = ["plain", "plain in class"]
 _ONE = ["one", "one more"]
 
 
-def _tests(suite: Suite) -> list[str]:
+def _test_order(suite: Suite) -> list[str]:
+    """Return what the tests have logged, without the lines of fixtures and the process ids."""
     names = [line.rpartition(" ")[0] for line in suite.read("order")]
     return [name for name in names if name.split()[0] not in ("begin", "end")]
 
 
-def test_tests_of_one_world_run_one_after_the_other(logged: Suite) -> None:
-    run = logged.run("--accel-reorder")
+def test_tests_of_one_world_run_one_after_the_other(logging_suite: Suite) -> None:
+    run = logging_suite.run("--accel-reorder")
     assert run.count() == {"PASSED": 12, "SKIPPED": 2}
-    assert _tests(logged) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
+    assert _test_order(logging_suite) == [*_ALL * 2, *_PLAIN * 2, *_ONE * 2]
     places = [name.partition("::")[0] for name in run.words if name.endswith(("plain", "missing"))]
     assert places == ["test_a.py"] * 3 + ["test_b.py"] * 3
     by_process: dict[str, list[str]] = {}
-    for line in logged.read("order"):
+    for line in logging_suite.read("order"):
         what, _, process = line.rpartition(" ")
         by_process.setdefault(process, []).append(what)
     assert len(by_process) == 3
-    for lines in by_process.values():  # Each process goes through each module once.
+    for lines in by_process.values():  # Each process sets up each module once.
         assert [line for line in lines if line.split()[0] in ("begin", "end")] == [
             "begin a",
             "end a",
@@ -109,22 +111,22 @@ def test_tests_of_one_world_run_one_after_the_other(logged: Suite) -> None:
 
 
 @pytest.mark.nightly
-def test_the_ini_file_can_enable_reordering(logged: Suite) -> None:
-    logged.ini("accel_reorder = true")
-    assert logged.run("--collect-only", "-q").text.count("test_all") == 4
-    assert logged.run("-k", "all or one").ret == 0
-    assert _tests(logged) == [*_ALL * 2, *_ONE * 2]
+def test_the_ini_file_can_enable_reordering(logging_suite: Suite) -> None:
+    logging_suite.ini("accel_reorder = true")
+    assert logging_suite.run("--collect-only", "-q").text.count("test_all") == 4
+    assert logging_suite.run("-k", "all or one").ret == 0
+    assert _test_order(logging_suite) == [*_ALL * 2, *_ONE * 2]
 
 
 @pytest.mark.long
-def test_without_the_option_the_order_is_unchanged(logged: Suite) -> None:
-    assert logged.run("test_a.py").ret == 0
-    assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]
+def test_without_the_option_the_order_is_unchanged(logging_suite: Suite) -> None:
+    assert logging_suite.run("test_a.py").ret == 0
+    assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]
 
 
 @pytest.mark.nightly
-def test_nothing_changes_under_xdist(logged: Suite) -> None:
+def test_the_option_has_no_effect_under_xdist(logging_suite: Suite) -> None:
     pytest.importorskip("xdist")
-    logged.ini("accel_schedule = off")
-    assert logged.run("-n1", "--accel-reorder", "test_a.py").count() == {"PASSED": 6, "SKIPPED": 1}
-    assert _tests(logged) == ["all", "plain", "one", "plain in class", "one more", "all again"]
+    logging_suite.ini("accel_schedule = off")
+    assert logging_suite.run("-n1", "--accel-reorder", "test_a.py").count() == {"PASSED": 6, "SKIPPED": 1}
+    assert _test_order(logging_suite) == ["all", "plain", "one", "plain in class", "one more", "all again"]

@@ -1,4 +1,4 @@
-"""The report page in a real browser: what it shows agrees with the record, and it needs no network."""
+"""Tests of the report page in a real browser: it agrees with the record, and makes no network requests."""
 
 from __future__ import annotations
 
@@ -115,13 +115,14 @@ _TESTS = """
     def test_plain():
         pass
 """
-_BREAK_OUT = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
+_INJECTION = "</script></style><img src=x onerror=alert(1)>$$x^2$$"
+"""Text that a page would execute or typeset if it did not escape it."""
 _SIZES = ((1280, 900), (390, 844))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, without a window."""
+    """Provide a headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -135,28 +136,30 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def _opened(browser: Browser, path: Path, size: tuple[int, int] = _SIZES[0], scheme: Any = "light") -> Iterator[Page]:
-    """Open the page `path`, and check at the end that nothing else was requested, and no error or dialog shown."""
+def _open_page(
+    browser: Browser, path: Path, size: tuple[int, int] = _SIZES[0], scheme: Any = "light"
+) -> Iterator[Page]:
+    """Yield the page in the file `path`; then check that it requested nothing else, and had no error or dialog."""
     page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
-    wrong: list[str] = []
+    problems: list[str] = []
     requests: list[str] = []
-    page.on("console", lambda message: None if message.type in ("log", "info") else wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", lambda dialog: wrong.append(f"dialog {dialog.message}"))
+    page.on("console", lambda message: None if message.type in ("log", "info") else problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(f"dialog {dialog.message}"))
     page.on("request", lambda request: requests.append(request.url))
     page.set_default_timeout(120_000)
     page.goto(path.as_uri())
     page.wait_for_function("window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle")
     try:
         yield page
-        assert wrong == []
+        assert problems == []
         assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
     finally:
         page.close()
 
 
 def _source(page: Page, name: str) -> dict[str, list[Any]]:
-    """Return the columns of the bars ("timeline") or of the table ("tests")."""
+    """Return the columns of data in the page: of its bars (`name` is "timeline") or its table ("tests")."""
     found = page.evaluate(
         """name => {
             const model = Bokeh.documents[0].get_model_by_name(name)
@@ -169,8 +172,8 @@ def _source(page: Page, name: str) -> dict[str, list[Any]]:
     return found
 
 
-def _bar(page: Page, test: str) -> tuple[float, float]:
-    """Return the middle of a bar of `test` on the screen."""
+def _bar_center(page: Page, test: str) -> tuple[float, float]:
+    """Return the coordinates of the center of a bar of `test`."""
     x, y = page.evaluate(
         """test => {
             const plot = Bokeh.documents[0].get_model_by_name("timeline")
@@ -191,7 +194,7 @@ def _bar(page: Page, test: str) -> tuple[float, float]:
 
 
 def _counts(page: Page) -> Counter[str]:
-    """Return the numbers of tests by verdict, of all sessions, that the page begins with."""
+    """Return the numbers of tests by verdict at the top of the page, summed over all sessions."""
     counts: Counter[str] = Counter()
     for text in page.locator(".counts span").all_inner_texts():
         number, verdict = text.split()
@@ -200,7 +203,7 @@ def _counts(page: Page) -> Counter[str]:
 
 
 def _column(page: Page, number: int) -> list[str]:
-    """Return the texts of a column of the table, of the rows that are shown."""
+    """Return the texts in a column of the table, from top to bottom, for the rows that are visible."""
     rows = page.locator(".slick-row").all()
     cells = [(row.bounding_box(), row.locator(f".l{number}").inner_text()) for row in rows]
     return [text for box, text in sorted(cells, key=lambda cell: cell[0]["y"] if cell[0] else 0.0)]
@@ -208,13 +211,13 @@ def _column(page: Page, number: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the files of `session`: its page ``report.html``, its record and ``junit.xml``."""
+    """Provide the folder for the files of `session`: ``report.html``, ``record.jsonl`` and ``junit.xml``."""
     return tmp_path_factory.mktemp("session")
 
 
 @pytest.fixture
 def session(suite: Suite, folder: Path) -> Session:
-    """A session with many verdicts. The first test that needs it runs it."""
+    """Provide a session with many verdicts. The first test that uses this fixture runs the session."""
     record, report = folder / "record.jsonl", folder / "report.html"
     if not report.exists():
         suite.write("test_it.py", _TESTS)
@@ -225,7 +228,7 @@ def session(suite: Suite, folder: Path) -> Session:
 
 
 def test_the_page_agrees_with_the_session(folder: Path, session: Session, browser: Browser) -> None:
-    with _opened(browser, folder / "report.html") as page:
+    with _open_page(browser, folder / "report.html") as page:
         counts = _counts(page)
         assert counts == Counter(test.verdict for test in session.tests)
         junit = ElementTree.parse(folder / "junit.xml").getroot()[0]
@@ -259,8 +262,8 @@ def test_the_page_agrees_with_the_session(folder: Path, session: Session, browse
         assert total == pytest.approx(session.span.seconds, abs=0.005 * steps.count())
 
 
-def test_a_failure_is_shown_by_a_click(folder: Path, session: Session, browser: Browser) -> None:
-    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
+def test_a_click_on_a_test_shows_its_failure(folder: Path, session: Session, browser: Browser) -> None:
+    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
         page.locator(".slick-row", has_text="test_one_rank_fails").click()
         details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_fails")
         details.get_by_text("rank 1: assert 1 == 0", exact=True).wait_for()
@@ -272,16 +275,16 @@ def test_a_failure_is_shown_by_a_click(folder: Path, session: Session, browser: 
         page.get_by_role("button", name="Close").click()
         details.wait_for(state="hidden")
 
-        page.mouse.click(*_bar(page, "test_it.py::test_one_rank_ends"))
+        page.mouse.click(*_bar_center(page, "test_it.py::test_one_rank_ends"))
         details = page.locator(".bk-Div .bk-clearfix", has_text="test_it.py::test_one_rank_ends")
         details.get_by_text("rank 1 exited with status 3").first.wait_for()
         chosen = page.locator(".slick-row", has=page.locator(".selected"))
         assert chosen.locator(".l1").inner_text() == "test_it.py::test_one_rank_ends"
 
 
-def test_a_bar_tells_what_it_is(folder: Path, session: Session, browser: Browser) -> None:
-    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
-        page.mouse.move(*_bar(page, "test_it.py::test_one_rank_fails"))
+def test_the_tooltip_of_a_bar_describes_its_test(folder: Path, session: Session, browser: Browser) -> None:
+    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
+        page.mouse.move(*_bar_center(page, "test_it.py::test_one_rank_fails"))
         tooltip = page.locator(".bk-tooltip-content", has_text="test_one_rank_fails")
         tooltip.wait_for()
         text = tooltip.inner_text()
@@ -292,7 +295,7 @@ def test_a_bar_tells_what_it_is(folder: Path, session: Session, browser: Browser
 
 
 def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browser: Browser) -> None:
-    with _opened(browser, folder / "report.html", (1280, 1400)) as page:
+    with _open_page(browser, folder / "report.html", (1280, 1400)) as page:
         verdicts = _source(page, "tests")["verdict"]
         assert verdicts[:3] == ["failed", "failed", "error"]
         page.get_by_placeholder("part of its name").press_sequentially("RANKS[")
@@ -314,7 +317,7 @@ def test_the_table_is_filtered_and_sorted(folder: Path, session: Session, browse
 
 
 def test_the_legend_hides_bars(folder: Path, session: Session, browser: Browser) -> None:
-    with _opened(browser, folder / "report.html") as page:
+    with _open_page(browser, folder / "report.html") as page:
         visible = """() => Bokeh.documents[0].get_model_by_name("timeline").renderers
             .filter(one => one.visible).map(one => one.name)"""
         before = page.evaluate(visible)
@@ -330,27 +333,28 @@ def test_the_page_follows_the_colour_scheme_and_fits(
     image = pytest.importorskip("PIL.Image")
     background = {}
     for scheme in ("light", "dark"):
-        with _opened(browser, folder / "report.html", size, scheme) as page:
+        with _open_page(browser, folder / "report.html", size, scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") == size[0]
             canvas = page.locator(".bk-Figure canvas").first
             canvas.wait_for()
             shot = image.open(io.BytesIO(canvas.screenshot())).convert("L")
             shades = shot.histogram()
-            background[scheme] = shades.index(max(shades))  # A single place may be on a line of the grid.
+            background[scheme] = shades.index(max(shades))  # A single pixel may be on a grid line.
             ink = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).color")
             paper = page.locator(".slick-row").first.evaluate("row => getComputedStyle(row).backgroundColor")
-            assert abs(_grey(ink) - _grey(paper)) > 150
+            assert abs(_brightness(ink) - _brightness(paper)) > 150
     assert background["light"] > 240
     assert background["dark"] < 30
 
 
-def _grey(colour: str) -> float:
-    """Return the mean of the parts of ``rgb(1, 2, 3)``."""
+def _brightness(colour: str) -> float:
+    """Return the mean of the three components of a color such as ``rgb(1, 2, 3)``."""
     parts = [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
     return sum(parts) / 3
 
 
-def _write(path: Path, events: Sequence[Event]) -> None:
+def _write_events(path: Path, events: Sequence[Event]) -> None:
+    """Write a record with `events`, one second apart."""
     now = 1_790_000_000.0
     times = (now + number for number in range(len(events)))
     file = RecordFile(str(path), clock=lambda: next(times))
@@ -359,8 +363,8 @@ def _write(path: Path, events: Sequence[Event]) -> None:
     file.close()
 
 
-def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
-    text = _BREAK_OUT
+def test_text_of_a_record_is_escaped(tmp_path: Path, browser: Browser) -> None:
+    text = _INJECTION
     at = 1_790_000_000.0
     ran = PhaseReported(
         *(f"test_it.py::test_it[{text}]", "call", "failed", at + 5, at + 6, text, 7),
@@ -391,10 +395,10 @@ def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
         PhaseReported(f"test_missing[{text}]", "setup", "skipped", at + 6, at + 6, skip="", missing=f"missing {text}"),
         TestStarted(f"test_running[{text}]"),
     ]
-    _write(tmp_path / "record.jsonl", events)
+    _write_events(tmp_path / "record.jsonl", events)
     assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(tmp_path / "report.html")]) == 0
-    with _opened(browser, tmp_path / "report.html", (1280, 1600)) as page:
-        page.mouse.move(*_bar(page, ran.test))
+    with _open_page(browser, tmp_path / "report.html", (1280, 1600)) as page:
+        page.mouse.move(*_bar_center(page, ran.test))
         page.locator(".bk-tooltip-content", has_text=ran.test).wait_for()
         page.locator(".slick-row", has_text="test_it.py").click()
         details = page.locator(".bk-Div .bk-clearfix", has_text=f"test_it.py::test_it[{text}]")
@@ -410,13 +414,13 @@ def test_text_of_a_record_stays_text(tmp_path: Path, browser: Browser) -> None:
         assert page.locator("img").count() == 0
 
 
-def test_a_large_session(tmp_path: Path, browser: Browser) -> None:
+def test_the_page_of_a_large_session_is_limited_in_size(tmp_path: Path, browser: Browser) -> None:
     write_record(tmp_path / "record.jsonl", tests=5000, devices=64)
     path = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "record.jsonl"), "-o", str(path)]) == 0
     assert path.stat().st_size < 4e6
     (session,) = sessions_of([read_record(tmp_path / "record.jsonl")])
-    with _opened(browser, path, (1280, 1600)) as page:
+    with _open_page(browser, path, (1280, 1600)) as page:
         bars = _source(page, "timeline")
         assert sum(kind < 8 for kind in bars["kind"]) == sum(len(test.lanes) for test in session.tests)
         assert bars["kind"].count(8) == 1000
@@ -431,14 +435,14 @@ def test_a_large_session(tmp_path: Path, browser: Browser) -> None:
         page.get_by_text("test_matmul[bfloat16-1499]").nth(1).wait_for()
 
 
-def test_several_sessions(suite: Suite, browser: Browser) -> None:
+def test_one_page_can_show_several_sessions(suite: Suite, browser: Browser) -> None:
     suite.write("test_it.py", _TESTS)
     for shard in (1, 2):
         suite.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")
     records = [str(suite.path / f"record-{shard}.jsonl") for shard in (1, 2)]
     assert main(["report", *records, "-o", str(suite.path / "report.html")]) == 0
     sessions = sessions_of(map(read_record, records))
-    with _opened(browser, suite.path / "report.html") as page:
+    with _open_page(browser, suite.path / "report.html") as page:
         assert _counts(page) == Counter(test.verdict for session in sessions for test in session.tests)
         texts = page.locator(".session").all_inner_texts()
         assert [re.findall(r"shard ./.", text) for text in texts] == [["shard 1/2"], ["shard 2/2"]]
@@ -449,22 +453,24 @@ def test_several_sessions(suite: Suite, browser: Browser) -> None:
         assert [label for label in labels if "slot" not in label] == [f"sim-{number}" for number in range(4)]
 
 
-def test_a_session_without_devices(suite: Suite, browser: Browser) -> None:
+def test_the_page_of_a_session_without_devices_lists_its_tests(suite: Suite, browser: Browser) -> None:
     suite.write("test_it.py", "def test_plain(): pass\n")
     suite.run("--accel-report=report.html")
-    with _opened(browser, suite.path / "report.html") as page:
+    with _open_page(browser, suite.path / "report.html") as page:
         assert page.get_by_text("No test ran on a device or CPU slot.").is_visible()
         assert _column(page, 1) == ["test_it.py::test_plain"]
 
 
-def test_without_bokeh(suite: Suite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_bokeh_is_a_usage_error(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     suite.write("without_bokeh.py", "import sys\nsys.modules['bokeh'] = None\n")
     suite.write("test_it.py", "def test_plain(): pass\n")
     run = suite.run("-p", "without_bokeh", "--accel-report=report.html", "--accel-record=record.jsonl")
     message = "Bokeh is not installed: pip install 'pytest-accel[report]'"
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     assert f"ERROR: --accel-report: {message}" in run.errors
-    _write(suite.path / "record.jsonl", [SessionStarted(SCHEMA, "5e55", "0.1.0", (), "/"), SessionFinished(0)])
+    _write_events(suite.path / "record.jsonl", [SessionStarted(SCHEMA, "5e55", "0.1.0", (), "/"), SessionFinished(0)])
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(SystemExit):
         main(["report", str(suite.path / "record.jsonl"), "-o", "report.html"])

@@ -1,4 +1,4 @@
-"""The command that ends the report of a failed test."""
+"""Tests of the command at the end of a failure's report, which runs the failed test again."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ _TESTS = """
 
 
 def _commands(text: str) -> list[str]:
+    """Return the lines of `text` that are commands to run a test again."""
     return [line for line in text.splitlines() if line.startswith("pytest ")]
 
 
@@ -78,7 +79,7 @@ def test_the_command_is_shown_at_the_end_of_the_report(suite: Suite, style: str)
     ]
     assert all(command.count("--accel sim:3 --accel-timeout 70.5 --accel-devices") == 1 for command in commands)
     if style in ("auto", "long"):
-        # At the very end, behind the output.
+        # The command comes last, after the captured output.
         assert run.failure("test_of[it's]").rstrip().endswith(next(line for line in commands if "test_of" in line))
 
 
@@ -107,7 +108,7 @@ def test_a_junit_file_contains_the_command_once(suite: Suite) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_is_shown_without_capturing_and_under_xdist(suite: Suite) -> None:
+def test_the_command_is_shown_without_captured_output_and_under_xdist(suite: Suite) -> None:
     suite.write("test_x.py", _TESTS)
     assert len(_commands(suite.run("-k", "test_end", "--show-capture=no").text)) == 1
     assert len(_commands(suite.run("-k", "test_end", "-n", "1").text)) == 1

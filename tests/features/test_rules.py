@@ -1,4 +1,4 @@
-"""Marks that the ini file gives to tests whose files have none."""
+"""Tests of ``accel_rules``: marks that the ini file gives to tests whose files have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_accel import marker_rules
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-ADDS_UP = """
+SUMS = """
 import torch
 import torch.distributed as dist
 
@@ -57,7 +57,7 @@ def test_a_pattern_matches_the_documented_tests(pattern: str, matched: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("tests/*", "must be PATTERN: devices(...) or PATTERN: distributed(...)"),
         ("tests/*:devices(1)", "must be PATTERN: devices(...)"),
@@ -72,15 +72,15 @@ def test_a_pattern_matches_the_documented_tests(pattern: str, matched: bool) -> 
         ("tests/*: devices(size=2)", "there is no argument size, allowed are n, kind"),
     ],
 )
-def test_a_line_that_is_no_rule_is_an_error(line: str, said: str) -> None:
+def test_an_invalid_line_is_an_error(line: str, message: str) -> None:
     with pytest.raises(marker_rules.RuleError) as raised:
         marker_rules.parse(["ok.py: devices", line])
     assert repr(line) in str(raised.value)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_a_wrong_line_ends_the_session_at_once(suite: Suite) -> None:
-    suite.write("test_sums.py", ADDS_UP)
+def test_an_invalid_line_is_a_usage_error_before_collection(suite: Suite) -> None:
+    suite.write("test_sums.py", SUMS)
     suite.ini("accel_rules =\n    test_sums.py: distributed(world_size=0)")
 
     run = suite.run()
@@ -92,7 +92,7 @@ def test_a_wrong_line_ends_the_session_at_once(suite: Suite) -> None:
 
 
 def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
-    suite.write("sums/test_sums.py", ADDS_UP)
+    suite.write("sums/test_sums.py", SUMS)
     suite.write(
         "test_sizes.py",
         """
@@ -159,7 +159,7 @@ def test_rules_add_marks_that_the_files_lack(suite: Suite) -> None:
 
 @pytest.mark.nightly
 def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
-    suite.write("test_sums.py", ADDS_UP)
+    suite.write("test_sums.py", SUMS)
     suite.write("test_plain.py", "def test_plain(): pass")
     suite.ini("accel_rules = test_sums.py: distributed(timeout=30)")
 
@@ -168,7 +168,7 @@ def test_marks_added_by_rules_can_be_selected(suite: Suite) -> None:
 
 
 @pytest.mark.nightly
-def test_a_rule_without_tests_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
+def test_a_rule_that_matches_no_test_is_reported_if_the_whole_suite_was_collected(suite: Suite) -> None:
     suite.write("test_plain.py", "def test_plain(): pass\ndef test_other(): pass")
     suite.write("more/test_more.py", "def test_more(): pass")
     suite.ini("accel_rules =\n    **/test_typo.py: devices(1)\n    more/*: distributed(1)")
@@ -182,7 +182,7 @@ def test_a_rule_without_tests_is_reported_if_the_whole_suite_was_collected(suite
 
 
 @pytest.mark.nightly
-def test_a_crashed_worker_does_not_hide_a_rule_without_tests(suite: Suite) -> None:
+def test_a_rule_that_matches_no_test_is_reported_even_if_a_worker_crashes(suite: Suite) -> None:
     suite.write("test_plain.py", "import os\ndef test_crash(): os._exit(1)\ndef test_plain(): pass")
     suite.ini("accel_rules = **/test_typo.py: devices(1)")
 

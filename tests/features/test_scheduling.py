@@ -1,4 +1,4 @@
-"""The order of tests over xdist's workers, as the tests themselves have written it down."""
+"""Tests of the order in which xdist's workers run tests. The tests log this order."""
 
 from __future__ import annotations
 
@@ -55,22 +55,24 @@ _MIXED = """
     """
 
 
-def _suite(suite: Suite, text: str) -> None:
+def _write_suite(suite: Suite, text: str) -> None:
+    """Write a suite with one test file, `text`, and the module ``log`` by which its tests log their names."""
     suite.write("log.py", _LOG)
     suite.write("test_suite.py", text)
     suite.ini("pythonpath = .")
 
 
-def _order(suite: Suite) -> list[str]:
+def _logged_names(suite: Suite) -> list[str]:
+    """Return the names that tests have logged, in their order."""
     return [line.split()[0] for line in suite.read("order")]
 
 
 @pytest.mark.parametrize("dist", ["load", pytest.param("worksteal", marks=pytest.mark.nightly)])
 def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
-    _suite(suite, _MIXED)
+    _write_suite(suite, _MIXED)
     run = suite.run("-n3", f"--dist={dist}")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
-    order = _order(suite)
+    order = _logged_names(suite)
     assert Counter(order) == {"plain": 4, "one": 4, "two": 3, "four": 1}
     with_devices = [name for name in order if name not in ("plain", "one")]
     assert with_devices == ["four", "two", "two", "two"]
@@ -80,16 +82,16 @@ def test_tests_with_many_devices_run_first(suite: Suite, dist: str) -> None:
 
 @pytest.mark.nightly
 def test_scheduling_can_be_switched_off(suite: Suite) -> None:
-    _suite(suite, _MIXED)
+    _write_suite(suite, _MIXED)
     run = suite.run("-n2", "--accel-schedule=off")
     assert run.count() == {"PASSED": 12, "SKIPPED": 1}
     assert "scheduling tests via LoadScheduling" in run.text
 
 
 @pytest.mark.nightly
-def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
-    """Its first chunks are two tests each where there are few, in the order of collection."""
-    _suite(
+def test_a_suite_without_marks_is_scheduled_by_xdist(suite: Suite) -> None:
+    """xdist sends each worker two tests first, in the order of collection, if there are few tests."""
+    _write_suite(
         suite,
         """
         import pytest
@@ -110,7 +112,7 @@ def test_unmarked_tests_are_left_to_xdist(suite: Suite) -> None:
 
 
 def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
-    _suite(
+    _write_suite(
         suite,
         """
         import os
@@ -135,14 +137,14 @@ def test_each_test_runs_once_if_a_worker_crashes(suite: Suite) -> None:
     run = suite.run("-n2", "-rf")
     assert re.search(r"worker 'gw\d' crashed while running 'test_suite.py::test_plain\[3\]'", run.text)
     assert "1 failed, 15 passed" in run.text
-    assert set(Counter(_order(suite)).values()) == {1}
+    assert set(Counter(_logged_names(suite)).values()) == {1}
 
 
 @pytest.mark.nightly
 def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     pytest.importorskip("pytest_rerunfailures")
     suite.all_plugins()
-    _suite(
+    _write_suite(
         suite,
         """
         import os
@@ -168,12 +170,12 @@ def test_a_crashed_test_is_rerun(suite: Suite) -> None:
     )
     run = suite.run("-n2", "--reruns=1")
     assert "7 passed, 1 rerun" in run.text
-    assert Counter(_order(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
+    assert Counter(_logged_names(suite)) == {f"plain{number}": 1 + (number == 3) for number in range(6)} | {"two": 1}
 
 
 @pytest.mark.nightly
-def test_the_first_failure_ends_the_session(suite: Suite) -> None:
-    _suite(
+def test_exitfirst_ends_the_session_at_the_first_failure(suite: Suite) -> None:
+    _write_suite(
         suite,
         """
         import pytest
@@ -195,12 +197,12 @@ def test_the_first_failure_ends_the_session(suite: Suite) -> None:
     run = suite.run("-n2", "-x")
     assert run.ret == pytest.ExitCode.INTERRUPTED
     assert "stopping after 1 failures" in run.text
-    assert len(_order(suite)) < 10
+    assert len(_logged_names(suite)) < 10
 
 
 @pytest.mark.long
 def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite) -> None:
-    """Also around tests that a worker was sent and did not get to run."""
+    """This also holds if a worker has received tests that it does not run."""
     suite.write("log.py", _LOG)
     suite.ini("pythonpath = .")
     for name in ("a", "b"):
@@ -230,23 +232,23 @@ def test_module_fixtures_are_set_up_once_for_each_worker_and_module(suite: Suite
             """,
         )
     assert suite.run("-n3").count() == {"PASSED": 22}
-    within: dict[str, str | None] = {}
+    current_module: dict[str, str | None] = {}
     for line in suite.read("order"):
         what, worker = line.split()
         if what.startswith("begin-"):
-            assert within.get(worker) is None
-            within[worker] = what[6:]
+            assert current_module.get(worker) is None
+            current_module[worker] = what[6:]
         elif what.startswith("end-"):
-            assert within[worker] == what[4:]
-            within[worker] = None
+            assert current_module[worker] == what[4:]
+            current_module[worker] = None
         elif what in "ab":
-            assert within[worker] == what
-    assert set(within.values()) == {None}
+            assert current_module[worker] == what
+    assert set(current_module.values()) == {None}
 
 
 @pytest.mark.nightly
 def test_durations_are_remembered_and_used(suite: Suite) -> None:
-    _suite(
+    _write_suite(
         suite,
         """
         import pytest
@@ -281,19 +283,19 @@ def test_durations_are_remembered_and_used(suite: Suite) -> None:
     path.write_text(json.dumps(found))
     (suite.path / "order").unlink()
     suite.run("-n2")
-    assert _order(suite) == ["5", "4", "3", "2", "1", "0"]
+    assert _logged_names(suite) == ["5", "4", "3", "2", "1", "0"]
     assert len(json.loads(path.read_text())["test_suite.py::test_all[0]"]["sim"]) == 2
 
 
 @pytest.mark.nightly
 def test_scheduling_works_without_a_cache(suite: Suite) -> None:
-    _suite(suite, _MIXED)
+    _write_suite(suite, _MIXED)
     assert suite.run("-n2", "-p", "no:cacheprovider").count() == {"PASSED": 12, "SKIPPED": 1}
 
 
 @pytest.mark.long
-def test_other_plugins_see_each_test_once(suite: Suite) -> None:
-    _suite(suite, _MIXED)
+def test_hooks_of_other_plugins_are_called_once_for_each_test(suite: Suite) -> None:
+    _write_suite(suite, _MIXED)
     suite.write(
         "conftest.py",
         """
@@ -309,5 +311,5 @@ def test_other_plugins_see_each_test_once(suite: Suite) -> None:
         """,
     )
     assert suite.run("-n3").count() == {"PASSED": 12, "SKIPPED": 1}
-    heard = Counter(line.split()[0] for line in suite.read("order") if line.startswith("hears-of"))
-    assert (len(heard), set(heard.values())) == (13, {1})
+    reported = Counter(line.split()[0] for line in suite.read("order") if line.startswith("hears-of"))
+    assert (len(reported), set(reported.values())) == (13, {1})

@@ -1,4 +1,4 @@
-"""Sessions that run only the tests whose needs meet a condition."""
+"""Tests of ``--accel-select``: sessions that run only the tests whose needs meet a condition."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _selected(suite: Suite, *options: str) -> set[str]:
     return {line.partition("::")[2] for line in text.splitlines() if "::" in line}
 
 
-def test_the_words_describe_what_a_test_gets_here(suite: Suite) -> None:
+def test_the_names_in_a_condition_describe_what_a_test_gets_on_this_machine(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
     assert _selected(suite, "--accel-select", "devices >= 2 and fits") == {
         *("test_two", "test_sizes[world_size=2]", "test_sizes[world_size=4]")
@@ -64,20 +64,20 @@ def test_the_words_describe_what_a_test_gets_here(suite: Suite) -> None:
     assert _selected(suite, "--accel-select", "world_size == 4 and backend == 'gloo'") == {"test_sizes[world_size=4]"}
     assert _selected(suite, "--accel-select", "share < 1 or not fits") == {"test_half", "test_too_many"}
     # Without accelerators, ranks run on the CPU.
-    without = ("--accel", "none", "--accel-select", "devices == 0 and marked")
-    assert _selected(suite, *without) == {
+    without_accelerators = ("--accel", "none", "--accel-select", "devices == 0 and marked")
+    assert _selected(suite, *without_accelerators) == {
         *("test_cpu", "test_sizes[world_size=2]", "test_sizes[world_size=4]", "test_too_many")
     }
 
 
-def test_marks_are_found_by_arguments_that_are_written_by_position(suite: Suite) -> None:
+def test_mark_expressions_match_arguments_that_are_given_by_position(suite: Suite) -> None:
     suite.write("test_it.py", SUITE + _CLASS)
     found = _selected(suite, "-m", "distributed(world_size=8) or devices(n=2) or distributed(world_size=4)")
     assert found == {"test_two", "test_too_many", "TestFour::test_it"}
     assert _selected(suite, "-m", "distributed(world_size=2, device='cpu')") == {"test_cpu"}
 
 
-def test_it_combines_with_other_choices_and_with_workers(suite: Suite) -> None:
+def test_a_condition_combines_with_other_selections_and_with_xdist(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
     run = suite.run("-n2", "--accel-select", "not marked or world_size == 2", "-k", "not sizes")
     assert run.outcomes() == {"test_plain": "PASSED", "test_cpu": "PASSED"}
@@ -87,24 +87,24 @@ def test_it_combines_with_other_choices_and_with_workers(suite: Suite) -> None:
     run = suite.run()
     assert run.outcomes() == {"test_two": "FAILED", "test_sizes[world_size=2]": "PASSED"}
     assert "collected 7 items / 5 deselected / 2 selected" in run.text
-    again = suite.run("--lf")
-    assert again.outcomes() == {"test_two": "FAILED"}
+    rerun = suite.run("--lf")
+    assert rerun.outcomes() == {"test_two": "FAILED"}
     assert suite.run("--lf", "--accel-select", "not marked").ret in (0, 5)
 
 
-def test_nothing_is_lost_where_a_mark_is_wrong(suite: Suite) -> None:
+def test_a_wrong_mark_is_an_error_even_if_the_condition_deselects_marked_tests(suite: Suite) -> None:
     suite.write("test_it.py", "import pytest\n\n\n@pytest.mark.devices(0)\ndef test_it():\n    pass\n")
     run = suite.run("--accel-select", "not marked")
     assert run.ret == 4
     assert "test_it.py::test_it: @pytest.mark.devices(n=0): n must be an int >= 1" in run.errors
 
 
-def test_a_wrong_condition_ends_the_session_at_once(suite: Suite) -> None:
+def test_an_invalid_condition_is_a_usage_error_before_collection(suite: Suite) -> None:
     suite.write("test_it.py", "raise AssertionError('imported')")
     run = suite.run("--accel-select", "device >= 2")
     assert run.ret == 4
     lines = [line.strip() for line in run.errors.splitlines()]
-    at = lines.index("device >= 2")
-    assert lines[at - 1].endswith("backend, share, marked, fits; text is put in quotes")
-    assert "argument --accel-select: device is no word of a test's needs; allowed are devices, world" in lines[at - 1]
-    assert lines[at + 1] == "^^^^^^"
+    row = lines.index("device >= 2")
+    assert lines[row - 1].endswith("backend, share, marked, fits; text is put in quotes")
+    assert "argument --accel-select: device is no word of a test's needs; allowed are devices, world" in lines[row - 1]
+    assert lines[row + 1] == "^^^^^^"

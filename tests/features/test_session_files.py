@@ -1,4 +1,4 @@
-"""Files that a session writes are the driver's: no rank, nor what ranks are forked from, writes or truncates one."""
+"""Tests of files that a session writes: neither ranks nor the fork server write or truncate them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ranks_do_not_write_files_of_the_driver(suite: Suite, monkeypatch: pytes
     assert "\0" not in trace
     arguments = trace.splitlines()[3]
     assert arguments.startswith("args=")
-    assert arguments.count("basetemp") == 1  # A rank is given another one.
+    assert arguments.count("basetemp") == 1  # The arguments of a rank contain another one.
     log = (suite.path / "log.txt").read_text()
     assert "written by the driver" in log
     assert "\0" not in log

@@ -1,4 +1,4 @@
-"""Sessions that run one part of a suite, and the times that they hand on."""
+"""Tests of ``--accel-shard`` and ``--accel-durations``: sessions that run one part of a suite and store durations."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ SUITE = """
 
 
 def _division(run: Run) -> str:
+    """Return the checksum of the division into parts that `run` shows."""
     found = re.search(r"^accel: part \d+ of \d+: \d+ of \d+ tests, division ([0-9a-f]{6})$", run.text, re.MULTILINE)
     assert found is not None, run.text
     return found[1]
 
 
-def test_the_parts_are_the_whole_suite_and_each_job_divides_it_in_the_same_way(suite: Suite) -> None:
+def test_each_test_is_in_one_part_and_each_job_divides_the_suite_in_the_same_way(suite: Suite) -> None:
     suite.write("test_one.py", SUITE)
     suite.write("test_other.py", SUITE)
     whole = suite.run("-p", "randomly", "--accel-durations", "times.json")
     assert whole.ret == 0
     stored = json.loads((suite.path / "times.json").read_text())["tests"]
-    assert len(stored) == 18  # All that passed.
+    assert len(stored) == 18  # All tests that passed.
     assert set(stored["test_one.py::test_two[0]"]) == {"sim"}
     assert set(stored["test_one.py::test_plain[0]"]) == {"none"}
     before = (suite.path / "times.json").read_bytes()
@@ -55,18 +56,18 @@ def test_the_parts_are_the_whole_suite_and_each_job_divides_it_in_the_same_way(s
     for part in (1, 2, 3):
         extra = () if part == 2 else ("-p", "randomly")  # The order of the tests differs between the jobs.
         runs.append(suite.run("-n2", *extra, "--accel-durations", "times.json", "--accel-shard", f"{part}/3"))
-    # Jobs leave the file alone that the others read, and write their times beside it.
+    # A job does not change the file that the other jobs read: it writes its durations to a file beside it.
     assert (suite.path / "times.json").read_bytes() == before
-    own = [json.loads((suite.path / f"times.{part}-of-3.json").read_text())["tests"] for part in (1, 2, 3)]
-    assert sorted(name for tests in own for name in tests) == sorted(stored)
+    times_of_parts = [json.loads((suite.path / f"times.{part}-of-3.json").read_text())["tests"] for part in (1, 2, 3)]
+    assert sorted(name for tests in times_of_parts for name in tests) == sorted(stored)
     assert len({_division(run) for run in runs}) == 1
     ran = [test for run in runs for test in run.words]
     assert sorted(ran) == sorted(whole.words)
 
 
-def test_a_part_of_selected_tests(suite: Suite) -> None:
+def test_only_selected_tests_are_divided_into_parts(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
-    suite.run()  # The times in pytest's cache must not count, since other jobs have another cache.
+    suite.run()  # The durations in pytest's cache must have no effect: other jobs have another cache.
     one = suite.run("--accel-select", "marked and fits", "--accel-shard", "1/2")
     other = suite.run("--accel-select", "marked and fits", "--accel-shard", "2/2")
     assert sorted((*one.words, *other.words)) == [
@@ -99,7 +100,7 @@ def test_tests_that_depend_on_each_other_stay_together(suite: Suite) -> None:
         assert {name.partition("[")[0].rpartition("::")[2] for name in words} in ({"test_chain"}, {"test_server"})
 
 
-def test_times_are_not_lost_by_a_wrong_file_or_part(suite: Suite) -> None:
+def test_a_wrong_durations_file_or_part_is_a_usage_error(suite: Suite) -> None:
     suite.write("test_it.py", "def test_it():\n    pass\n")
     suite.write("times.json", "{}")
     run = suite.run("--accel-durations", "times.json")
@@ -113,7 +114,7 @@ def test_times_are_not_lost_by_a_wrong_file_or_part(suite: Suite) -> None:
     assert "--accel-within is about a plan: give --accel-plan too" in run.errors
 
 
-def test_a_plan_shows_the_parts_and_how_many_jobs_a_time_takes(suite: Suite) -> None:
+def test_a_plan_shows_the_parts_and_the_number_of_jobs_for_a_time_limit(suite: Suite) -> None:
     suite.write("test_it.py", SUITE)
     tests = {f"test_it.py::test_two[{number}]": {"cuda": [[0, 60.0]]} for number in range(3)}
     tests |= {f"test_it.py::test_plain[{number}]": {"none": [[0, 0.1]]} for number in range(5)}
@@ -128,8 +129,8 @@ def test_a_plan_shows_the_parts_and_how_many_jobs_a_time_takes(suite: Suite) -> 
     assert [part for part, _, _ in rows] == ["1/2", "2/2"]
     assert sum(int(tests) for _, tests, _ in rows) == 9
     table = dict(re.findall(r"^ +(\dxcuda) +\d+ +(.*)$", run.text, re.MULTILINE))
-    # Each test but the plain ones takes two devices for a minute; one device is enough for the plain ones only.
+    # Each test except the plain ones needs two devices for a minute. With one device, only the plain ones can run.
     assert {name: row.split()[1] for name, row in table.items()} == {"4xcuda": "2", "2xcuda": "4", "1xcuda": "1"}
-    late = suite.run(*plan, "--accel-within", "30s")
-    assert re.search(r"4xcuda +9  none: test_it\.py::test_two\[2\] alone takes too long", late.text)
+    impossible = suite.run(*plan, "--accel-within", "30s")
+    assert re.search(r"4xcuda +9  none: test_it\.py::test_two\[2\] alone takes too long", impossible.text)
     assert json.loads((suite.path / "times.json").read_text()) == times

@@ -1,4 +1,4 @@
-"""Tests that share a device: together as far as they fit, never beside one that has it for itself."""
+"""Tests of shared devices: tests use a device at the same time if their shares fit, and otherwise wait."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.features.conftest import Suite
 
-# Two tests that each wait for the other: opening a pipe lasts until the other end is open, too.
-MEETING = """
+# Two tests that wait for each other: opening a named pipe blocks until the other end is open, too.
+WAITING_TESTS = """
     import os
 
     import pytest
@@ -36,8 +36,9 @@ MEETING = """
     """
 
 
-def meeting(mark: str) -> str:
-    return MEETING.replace("{mark}", mark)
+def waiting_tests(mark: str) -> str:
+    """Return the code of two tests with `mark` that pass only if they run at the same time."""
+    return WAITING_TESTS.replace("{mark}", mark)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +52,14 @@ def meeting(mark: str) -> str:
 )
 def test_two_tests_use_one_device_at_the_same_time(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
     suite.write("machine.toml", '[[device]]\nmemory = "16GiB"\n')
-    suite.write("test_it.py", meeting(mark))
+    suite.write("test_it.py", waiting_tests(mark))
     run = suite.run("--accel=sim:machine.toml", "-n2", "--accel-timeout=60", *options)
     assert run.count() == {"PASSED": 2}, run.text
 
 
 @pytest.mark.long
 def test_a_test_that_does_not_fit_uses_another_device_or_waits(suite: Suite) -> None:
-    """Intervals of all tests on a device: their shares never come to more than the device."""
+    """The shares of the tests that use a device at the same time never add up to more than 1."""
     suite.write(
         "test_it.py",
         """
@@ -176,7 +177,7 @@ def test_ranks_under_nccl_do_not_share_a_device(suite: Suite) -> None:
 @pytest.mark.long
 def test_a_device_that_has_too_little_memory_is_not_shared(suite: Suite) -> None:
     suite.write("machine.toml", '[[device]]\nmemory = "4GiB"\n[[device]]\n')
-    suite.write("test_it.py", meeting('@pytest.mark.devices(share="8GiB")'))
+    suite.write("test_it.py", waiting_tests('@pytest.mark.devices(share="8GiB")'))
     run = suite.run("--accel=sim:machine.toml", "-rs")
     assert run.count() == {"SKIPPED": 2}, run.text
     assert "needs 8 GiB of 1 sim device; there are 2: sim (4 GiB), sim, and none has so much memory" in run.text
@@ -212,7 +213,7 @@ def test_a_share_of_a_cpu_slot_is_the_whole_slot(suite: Suite, options: tuple[st
 
 
 @pytest.mark.long
-def test_ranks_with_devices_of_their_own_skip_where_there_is_no_accelerator(suite: Suite) -> None:
+def test_ranks_that_need_devices_are_skipped_without_an_accelerator(suite: Suite) -> None:
     suite.write(
         "test_it.py",
         """

@@ -1,4 +1,4 @@
-"""A session without marked tests imports few modules of the plugin."""
+"""Tests of the start of a session: the modules that it imports, and the line about its devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-MOST = 16
-"""Modules and packages. Each costs a session half a millisecond or more, whether its tests have marks or not."""
-HEAVY = {"psutil", "pynvml", "multiprocessing", "torch"}
+MAX_MODULES = 16
+"""Modules and packages of the plugin. Each import costs at least half a millisecond in every session."""
+HEAVY_MODULES = {"psutil", "pynvml", "multiprocessing", "torch"}
 _CONFTEST = """
     import json
     import os
@@ -26,18 +26,18 @@ _CONFTEST = """
     """
 
 
-@pytest.mark.parametrize(("how", "who"), [((), "main"), (("-n1",), "gw0")], ids=["alone", "worker"])
-def test_a_session_without_marks_imports_little(suite: Suite, how: tuple[str, ...], who: str) -> None:
+@pytest.mark.parametrize(("options", "process"), [((), "main"), (("-n1",), "gw0")], ids=["plain", "worker"])
+def test_a_session_without_marks_imports_few_modules(suite: Suite, options: tuple[str, ...], process: str) -> None:
     suite.write("conftest.py", _CONFTEST)
     suite.write("test_it.py", "def test_it():\n    pass\n")
-    assert suite.run("--accel=auto", *how).count() == {"PASSED": 1}
-    imported = set(json.loads((suite.path / f"{who}.json").read_text()))
+    assert suite.run("--accel=auto", *options).count() == {"PASSED": 1}
+    imported = set(json.loads((suite.path / f"{process}.json").read_text()))
     own = sorted(name for name in imported if name.partition(".")[0] == "pytest_accel")
-    assert len(own) <= MOST, own
-    assert not imported & HEAVY
+    assert len(own) <= MAX_MODULES, own
+    assert not imported & HEAVY_MODULES
 
 
-def test_pytest_does_not_rewrite_the_modules(suite: Suite) -> None:
+def test_pytest_does_not_rewrite_the_modules_of_the_plugin(suite: Suite) -> None:
     """If the package was installed from a wheel, pytest marks all packages of a plugin for rewriting."""
     suite.write("rewrites.py", "import pytest\n\npytest.register_assert_rewrite('pytest_accel')\n")
     suite.ini("addopts = -p rewrites")
@@ -60,8 +60,10 @@ def test_pytest_does_not_rewrite_the_modules(suite: Suite) -> None:
 
 
 @pytest.mark.long(except_for="verbose")
-@pytest.mark.parametrize(("how", "lines"), [((), 1), (("-q",), 0), (("-n1",), 1)], ids=["verbose", "quiet", "xdist"])
-def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, how: tuple[str, ...], lines: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "lines"), [((), 1), (("-q",), 0), (("-n1",), 1)], ids=["verbose", "quiet", "xdist"]
+)
+def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, options: tuple[str, ...], lines: int) -> None:
     suite.write(
         "test_it.py",
         """
@@ -73,6 +75,6 @@ def test_the_devices_are_shown_once_if_a_test_is_marked(suite: Suite, how: tuple
             pass
         """,
     )
-    text = suite.run(*how, quiet=bool(lines == 0)).text
+    text = suite.run(*options, quiet=bool(lines == 0)).text
     assert text.count("accel: sim, 4 devices: 4 x sim, order fastest") == lines
     assert "accel: sim" not in suite.run("--deselect", "test_it.py").text

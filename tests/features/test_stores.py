@@ -1,4 +1,4 @@
-"""Exchange of data over the world's store: from any fixture, and by ranks only."""
+"""Tests of data exchange over the world's store: in fixtures of any scope, and safe from other users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.features.conftest import Suite
 
-_STRANGER = """
+_OTHER_USER = """
 import encodings.idna  # Which this user may have no right to read.
 import os
 import socket
@@ -40,7 +40,7 @@ with socket.create_connection((address, int(port))) as store, store.makefile("rb
     store.sendall(bytes([SET]) + text(key.encode()) + text(value))
     assert get(key) == value
 """
-"""Sets a key of a TCPStore, as a process of a user who has no rights and no torch."""
+"""Script that sets a key of a TCPStore as a user without privileges. It does not need torch."""
 
 _ATTACKS = """
     import os
@@ -101,20 +101,20 @@ _ATTACKS = """
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can act as another user")
-def test_values_that_a_stranger_has_written_to_the_store_are_an_error(suite: Suite) -> None:
-    suite.write("stranger.py", _STRANGER)
+def test_values_that_another_user_has_written_to_the_store_are_an_error(suite: Suite) -> None:
+    suite.write("stranger.py", _OTHER_USER)
     suite.write("test_attacks.py", _ATTACKS)
     run = suite.run("--accel-timeout=60")
 
     assert not (suite.path / "ran").exists(), f"code of another user has run: {(suite.path / 'ran').read_text()}"
     names = ("test_forged", "test_copied_from_another_call", "test_too_short")
     assert run.outcomes() == {**dict.fromkeys(names, "FAILED"), "test_next": "PASSED"}
-    # Under the line of the test that called, and not in this plugin's code.
-    told = (
+    # The traceback ends at the test's call, not in the plugin's code.
+    error = (
         r"^>           gather\(rank\)\n"
         r"E .*'gather/\d+/\d/1' in the store at 127\.0\.0\.1:\d+ was not written by a rank of this test"
     )
-    assert len(re.findall(told, run.text, re.MULTILINE)) == 3, run.text
+    assert len(re.findall(error, run.text, re.MULTILINE)) == 3, run.text
     assert run.text.count("rank 0: failed at test_attacks.py:") == 3
 
 
@@ -172,30 +172,30 @@ _TEST_SCOPES = """
 
 
 @pytest.mark.long
-def test_ranks_agree_in_fixtures_of_any_scope(suite: Suite) -> None:
-    """Also where they end: with a test, out of turn before the next, and when their processes are retired."""
+def test_fixtures_of_any_scope_can_exchange_data(suite: Suite) -> None:
+    """This includes their teardown: after the last test, before the next test, and when ranks are shut down."""
     suite.write("conftest.py", _SCOPES)
     suite.write("test_one.py", _TEST_SCOPES.format(name="one", failing=1))
     suite.write("test_two.py", _TEST_SCOPES.format(name="two", failing=None))
-    suite.write("test_unmarked.py", _MISUSED)
+    suite.write("test_unmarked.py", _MISUSE_TESTS)
     run = suite.run()
 
     assert run.outcomes() == {
         **{f"test_one[{number}]": "FAILED" if number == 1 else "PASSED" for number in range(3)},
         **{f"test_two[{number}]": "PASSED" for number in range(3)},
-        **dict.fromkeys(_MISUSES, "ERROR"),
+        **dict.fromkeys(_MISUSE_ERRORS, "ERROR"),
     }
     assert suite.read("services") == ["for test_one", "for test_one", "for test_two"]
-    # The failed test's processes are replaced, and then end their fixtures as others do.
+    # The ranks of the failed test are replaced. Before they exit, they tear down their fixtures as other ranks do.
     assert len(set(suite.read("begun"))) == 2
     assert sorted(suite.read("ended")) == sorted(suite.read("begun"))
     assert "of its session" not in run.text
-    for name, told in _MISUSES.items():
-        assert told in run.failure(name)
+    for name, message in _MISUSE_ERRORS.items():
+        assert message in run.failure(name)
         assert "Traceback" not in run.failure(name)
 
 
-_MISUSED = """
+_MISUSE_TESTS = """
     import pytest
 
 
@@ -234,7 +234,7 @@ _MISUSED = """
     def test_no_ranks(everybody):
         pass
 """
-_MISUSES = {
+_MISUSE_ERRORS = {
     "test_gather": "the fixture 'gather' needs @pytest.mark.distributed on the test",
     "test_gather_again": "the fixture 'gather' needs @pytest.mark.distributed on the test",
     "test_store": "the fixture 'world_store' needs @pytest.mark.distributed on the test",

@@ -1,4 +1,4 @@
-"""The trace keeps to the format: slices of one thread do not overlap, and each arrow has a begin and an end."""
+"""Tests of ``--accel-trace``: the trace agrees with the record, and follows the trace event format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TESTS = """
 
 
 def _events(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the events of a trace by their phase."""
+    """Return the events of the trace `path` by their phase (``ph``)."""
     events = defaultdict(list)
     for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
         events[event["ph"]].append(event)
@@ -63,11 +63,13 @@ def _events(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _names(events: dict[str, list[dict[str, Any]]], kind: str) -> dict[int, str]:
+    """Return the names of processes by their id, or those of threads, as `kind` says."""
     key = {"process_name": "pid", "thread_name": "tid"}[kind]
     return {event[key]: event["args"]["name"] for event in events["M"] if event["name"] == kind}
 
 
 def _check_threads(events: dict[str, list[dict[str, Any]]]) -> None:
+    """Check that each slice is of a thread with a name, and that the slices of one thread do not overlap."""
     by_thread = defaultdict(list)
     for event in events["X"]:
         by_thread[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
@@ -77,7 +79,7 @@ def _check_threads(events: dict[str, list[dict[str, Any]]]) -> None:
             assert 0 <= start <= stop <= following
 
 
-def test_a_trace_of_a_session(suite: Suite) -> None:
+def test_a_trace_has_the_devices_collectives_and_waits_of_a_session(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     run = suite.run("--accel-trace=out/trace.json", "--accel-record=record.jsonl", "-n2")
     assert f"accel: trace of the session: {suite.path}/out/trace.json" in run.text
@@ -111,10 +113,11 @@ def test_a_trace_of_a_session(suite: Suite) -> None:
 
 
 def _lanes(session: Session, test: str) -> list[Any]:
+    """Return the devices and CPU slots that the runs of `test` used."""
     return [lane for run in session.tests if run.test == test for lane, _ in run.lanes]
 
 
-def test_a_trace_of_several_sessions(suite: Suite) -> None:
+def test_one_trace_can_have_several_sessions(suite: Suite) -> None:
     suite.write("test_it.py", _TESTS)
     for shard in (1, 2):
         suite.run(f"--accel-record=record-{shard}.jsonl", f"--accel-shard={shard}/2")

@@ -1,4 +1,4 @@
-"""Two sessions of one machine, each a process of its own, over the same devices."""
+"""Tests of two sessions that run at the same time and use the same devices of one machine."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_a_session_gets_devices_that_are_idle_in_another(suite: Suite) -> None:
         try:
             assert first.stdin is not None
             assert first.stdout is not None
-            said: list[str] = []
-            while not said or "idle\n" not in said[-1].split(" "):
-                said.append(first.stdout.readline())
-                assert said[-1], "".join(said)
-            # The first one's world is warm, and on all devices. Unasked it would give them back after 30 s.
+            lines: list[str] = []
+            while not lines or "idle\n" not in lines[-1].split(" "):
+                lines.append(first.stdout.readline())
+                assert lines[-1], "".join(lines)
+            # An idle world of the first session holds all devices. Without a request, it would keep them for 30 s.
             second = suite.run("-k", "test_all and not again", "--accel-wait=20")
             assert second.word("test_all") == "PASSED"
             assert first.poll() is None
             text, _ = first.communicate("go on\n")
         finally:
             first.kill()
-    assert first.returncode == 0, "".join([*said, text])
+    assert first.returncode == 0, "".join([*lines, text])
     assert "3 passed" in text

@@ -1,4 +1,4 @@
-"""Marked test cases under ``python -m unittest``, where nothing applies the marks."""
+"""Tests of marked test cases under ``python -m unittest``, which does not apply the marks."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def test_a_marked_test_case_fails_under_unittest(suite: Suite) -> None:
         """,
     )
     command = [sys.executable, "-m", "unittest", "-v", "test_cases", "test_module"]
-    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    said = done.stderr
-    assert "FAILED (failures=4)" in said
+    completed = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    output = completed.stderr
+    assert "FAILED (failures=4)" in output
     for mark in ("distributed(2, device='cpu')", "devices(1)", "distributed()"):
-        assert f"AssertionError: is marked {mark}, which only pytest applies: run it with pytest" in said
-    assert "FAIL: test_needs_no_peer (test_cases.TestMarked" in said
-    assert "FAIL: test_needs_no_peer (test_cases.TestInherits" in said
+        assert f"AssertionError: is marked {mark}, which only pytest applies: run it with pytest" in output
+    assert "FAIL: test_needs_no_peer (test_cases.TestMarked" in output
+    assert "FAIL: test_needs_no_peer (test_cases.TestInherits" in output
     run = suite.run()
     assert run.count() == {"PASSED": 5}, run.text
 
 
-@pytest.mark.parametrize("how", [("discover",), ("test_cases.TestMethods.test_unmarked",)])
-def test_unmarked_test_cases_run(suite: Suite, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", [("discover",), ("test_cases.TestMethods.test_unmarked",)])
+def test_unmarked_test_cases_run(suite: Suite, arguments: tuple[str, ...]) -> None:
     text = _CASES.replace('    @pytest.mark.distributed(2, device="cpu")\n', "").replace("@pytest.mark.devices(1)", "")
     suite.write("test_cases.py", text.replace("assert ", "'' and "))
-    command = [sys.executable, "-m", "unittest", *how]
-    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "OK")
+    command = [sys.executable, "-m", "unittest", *arguments]
+    completed = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr.splitlines()[-1]) == (0, "OK")

@@ -1,4 +1,4 @@
-"""A whole session on devices that only torch knows of: a backend in pure Python, which torch loads by itself."""
+"""Tests of sessions on devices that only torch knows: those of a backend in Python that torch loads by itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ BROKEN = """
 
 @pytest.fixture
 def fakeacc(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend, as pip would install it."""
+    """Install the backend in the way that pip does."""
     info = "site-packages/fakeacc_plugin-1.0.dist-info"
     suite.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: fakeacc-plugin\nVersion: 1.0\n")
     suite.write(f"{info}/entry_points.txt", "[torch.backends]\nfakeacc = fakeacc_plugin:load\n")

@@ -1,4 +1,4 @@
-"""Results of tests whose ranks pass, fail, skip or disagree, as the terminal shows them."""
+"""Tests of the results at the terminal and in the junit file if ranks pass, fail, skip or disagree."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ _OUTCOMES = """
     """
 
 
-def test_outcomes(suite: Suite) -> None:
+def test_outcomes_of_ranks_are_merged_into_one_result_for_each_test(suite: Suite) -> None:
     suite.all_plugins()
     file = suite.write("test_outcomes.py", _OUTCOMES)
     run = suite.run("-rA", "--junitxml=junit.xml", "--durations=3", "--durations-min=0", "-o", "junit_family=xunit1")
@@ -264,38 +264,38 @@ def test_outcomes(suite: Suite) -> None:
     }
     assert not (suite.path / "harm").exists()
 
-    told = run.failure("test_introspection")
-    assert "E       AssertionError: assert {'left': [1, ...], 'right': 1} == {'left': [1, ...], 'right': 0}" in told
-    assert "E         {'right': 1} != {'right': 0}" in told
-    assert "rank 1 of 2 on cpu" in told
-    assert "rank 0: passed" in told
-    told = run.failure("test_alike")
-    assert told.count("E       ValueError: on every rank") == 1
-    assert re.search(r"^ranks 0-1: failed at test_\w+\.py:\d+$", told, re.MULTILINE)
-    assert re.search(r"- Captured stdout call \[ranks 0-1\] -+\nsame on all\n", told)
-    told = run.failure("test_output")
-    assert told.count("same on all") == 2  # In the source, and once as output.
+    shown = run.failure("test_introspection")
+    assert "E       AssertionError: assert {'left': [1, ...], 'right': 1} == {'left': [1, ...], 'right': 0}" in shown
+    assert "E         {'right': 1} != {'right': 0}" in shown
+    assert "rank 1 of 2 on cpu" in shown
+    assert "rank 0: passed" in shown
+    shown = run.failure("test_alike")
+    assert shown.count("E       ValueError: on every rank") == 1
+    assert re.search(r"^ranks 0-1: failed at test_\w+\.py:\d+$", shown, re.MULTILINE)
+    assert re.search(r"- Captured stdout call \[ranks 0-1\] -+\nsame on all\n", shown)
+    shown = run.failure("test_output")
+    assert shown.count("same on all") == 2  # Once in the source, and once as captured output.
     for rank in (0, 1):
-        assert re.search(rf"- Captured stderr call \[rank {rank}\] -+\nfrom {rank}\n", told)
-    told = run.failure("test_strange_exception")
-    assert "KeyError: 'inner'" in told
-    assert "The above exception was the direct cause" in told
-    assert "test_outcomes.Strange: this and that" in told
+        assert re.search(rf"- Captured stderr call \[rank {rank}\] -+\nfrom {rank}\n", shown)
+    shown = run.failure("test_strange_exception")
+    assert "KeyError: 'inner'" in shown
+    assert "The above exception was the direct cause" in shown
+    assert "test_outcomes.Strange: this and that" in shown
     assert "no setup on rank 1" in run.failure("test_setup_error")
     assert "rank 0: passed" in run.failure("test_setup_error")
     assert "no teardown on rank 0" in run.failure("test_teardown_error")
     assert "[XPASS(strict)] must fail" in run.failure("test_strict_xpass")
     assert "ValueError: wrong" in run.failure("test_xfail_raises_other")
     assert "[XPASS(strict)] added strictly" in run.failure("test_dynamic_strict_xpass")
-    told = run.failure("test_skip_on_one_rank")
-    assert "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran" in told
-    assert "rank 1: skipped: only here" in told
+    shown = run.failure("test_skip_on_one_rank")
+    assert "the ranks disagree in the call phase: rank 1 skipped, rank 0 ran" in shown
+    assert "rank 1: skipped: only here" in shown
     assert "failed there" in run.failure("test_skip_and_fail")
     assert "said plainly" in run.failure("test_fail_without_trace")
-    told = run.failure("test_collectives_differ")
-    assert "the ranks issued different numbers of collectives in the default process group (ranks 0-1)" in told
-    assert "rank 0: 1, rank 1: 0" in told
-    assert "items.py" not in run.text  # No frame of the plugin's own anywhere.
+    shown = run.failure("test_collectives_differ")
+    assert "the ranks issued different numbers of collectives in the default process group (ranks 0-1)" in shown
+    assert "rank 0: 1, rank 1: 0" in shown
+    assert "items.py" not in run.text  # No traceback shows a frame of the plugin.
 
     line = file.read_text().splitlines().index('    pytest.skip("inside the ranks")') + 1
     for text in (
@@ -316,7 +316,7 @@ def test_outcomes(suite: Suite) -> None:
     assert "slowest 3 durations" in run.text
 
     cases = xml.etree.ElementTree.parse(suite.path / "junit.xml").findall(".//testcase")
-    # As in any session, a failure in the call and one in the teardown are a case each.
+    # As in any session, the junit file has one case for a failure in the call and one for an error in the teardown.
     assert sorted(case.attrib["name"] for case in cases) == sorted(
         [*(f"test_{name}" for name in words), "test_two_errors"]
     )
@@ -335,7 +335,7 @@ def test_outcomes(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_devices_are_among_the_properties(suite: Suite) -> None:
+def test_junit_properties_name_devices_ranks_and_waiting_time(suite: Suite) -> None:
     suite.write(
         "test_devices.py",
         """
@@ -377,7 +377,7 @@ def test_devices_are_among_the_properties(suite: Suite) -> None:
     assert len(found["test_ranks"]["accel_devices"].split(",")) == 2
     assert found["test_ranks"]["accel_host"] == found["test_devices"]["accel_host"] == socket.gethostname()
     assert float(found["test_same_ranks"]["accel_wait"]) == 0
-    # The ranks of the tests before it, which have one of the devices, are ended first.
+    # This test has to wait: the ranks of earlier tests hold one of the devices, and are shut down first.
     assert float(found["test_waits"]["accel_wait"]) > 0
     assert found["test_unmarked"] == {}
 

@@ -1,4 +1,4 @@
-"""Marked tests on xdist's workers."""
+"""Tests of marked and unmarked tests on xdist's workers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ _SUITE = """
     """
 
 
-def _never_twice(suite: Suite) -> None:
+def _check_exclusive_leases(suite: Suite) -> None:
+    """Check that no device was leased twice at the same time, by the times that the tests have logged."""
     events = sorted(line.split() for line in suite.read("leases"))
     held: set[str] = set()
     for _, what, device in sorted(events, key=lambda event: float(event[0])):
@@ -94,7 +95,7 @@ def _never_twice(suite: Suite) -> None:
     assert not held
 
 
-_HOW = [
+_OPTIONS = [
     ("-n0",),
     ("-n2",),
     ("-n4", "--dist=worksteal"),
@@ -104,41 +105,42 @@ _HOW = [
 ]
 
 
-_SHORT = (("-n2",), ("-n4", "--dist=worksteal"))
+_LONG_ONLY = (("-n2",), ("-n4", "--dist=worksteal"))
+"""Cases that run with ``--long``; the others run with ``--nightly``."""
 
 
 @pytest.mark.long(except_for="-n3-dist=loadfile")
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
-        pytest.param(how, id="-".join(how).replace("--", ""), marks=() if how in _SHORT else pytest.mark.nightly)
-        for how in _HOW
+        pytest.param(case, id="-".join(case).replace("--", ""), marks=() if case in _LONG_ONLY else pytest.mark.nightly)
+        for case in _OPTIONS
     ],
 )
 def test_every_distribution_mode_of_xdist_works(
-    suite: Suite, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    suite: Suite, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "-n2" in how:
+    if "-n2" in options:
         suite.all_plugins()
     suite.write("log.py", _LOG)
     suite.write("test_suite.py", _SUITE)
     suite.ini("pythonpath = .")
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
-    if how == ("-n0",):
+    if options == ("-n0",):
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "main")
         monkeypatch.setenv("SIM_VISIBLE_DEVICES", "sim-0,sim-1,sim-2,sim-3")
-    run = suite.run(*how)
+    run = suite.run(*options)
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     assert run.count() == {"PASSED": 19, "FAILED": 1, "SKIPPED": 1}
     assert "rank 1: assert 1 == 0" in run.text
     assert "accel: 1 skipped for missing hardware" in run.text
-    _never_twice(suite)
+    _check_exclusive_leases(suite)
     assert len(suite.read("masks")) == 6
 
 
 @pytest.mark.long
 def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
-    """Also where the ranks go on to a test before the worker knows the one after it."""
+    """This also holds if ranks begin a test before the worker knows the test that follows it."""
     for name in ("one", "two"):
         suite.write(
             f"test_{name}.py",
@@ -161,13 +163,13 @@ def test_files_that_stay_together_keep_their_fixtures(suite: Suite) -> None:
                 assert SET_UP == [True]
             """,
         )
-    run = suite.run("-n1", "--dist=loadfile")  # Two would take the ranks from each other where cores are scarce.
+    run = suite.run("-n1", "--dist=loadfile")  # With few cores, two workers would take ranks from each other.
     assert run.count() == {"PASSED": 10}, run.text
 
 
 @pytest.mark.long
 def test_xdist_groups_stay_together(suite: Suite) -> None:
-    """Some versions of pytest and xdist add the group to the ids of tests, in workers alone."""
+    """Some versions of pytest and xdist add the group to the ids of tests, but only in workers."""
     suite.write(
         "test_groups.py",
         """
@@ -208,7 +210,7 @@ def test_xdist_groups_stay_together(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_each_worker_runs_all(suite: Suite) -> None:
+def test_each_worker_runs_all_tests_with_dist_each(suite: Suite) -> None:
     suite.write(
         "test_each.py",
         """
@@ -230,7 +232,7 @@ def test_each_worker_runs_all(suite: Suite) -> None:
 
 
 @pytest.mark.long
-def test_masks_of_unmarked_tests(suite: Suite) -> None:
+def test_workers_get_different_first_devices_in_unmarked_tests(suite: Suite) -> None:
     suite.write(
         "test_masks.py",
         """
@@ -284,9 +286,9 @@ def test_worlds_serve_one_worker_after_the_other(suite: Suite) -> None:
     assert run.count() == {"PASSED": 12}
     assert len({line.partition("]")[0] for line in run.text.splitlines() if line.startswith("[gw")}) == 2
     for rank in range(4):
-        served = suite.read(f"rank{rank}.pids")
-        assert len(served) == 12
-        assert len(set(served)) == 1  # All devices are in use: there is no second world, so both had the same.
+        pids = suite.read(f"rank{rank}.pids")
+        assert len(pids) == 12
+        assert len(set(pids)) == 1  # The world uses all devices, so both workers had the same one.
 
 
 @pytest.mark.long
