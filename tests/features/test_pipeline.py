@@ -43,7 +43,7 @@ SUITE = """
         pass
     """
 JOBS = {
-    # Without accelerators, ranks run on the CPU.
+    # In a session without accelerators, ranks run on the CPU, so `devices == 0` also holds for tests with ranks.
     "cpu": ("--accel", "sim", "--accel-select", "devices == 0 and not marked"),
     "one": ("--accel", "sim:1", "--accel-select", "devices == 1 and fits"),
     "four-1": ("--accel", "sim:4", "--accel-select", "2 <= devices <= 4", "--accel-shard", "1/2", "-n2"),

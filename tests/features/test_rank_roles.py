@@ -120,8 +120,8 @@ def _documented_hooks() -> dict[str, str]:
     return documented
 
 
-def _is_called(hook: str, text: str, implemented: set[str], *, wrapper: bool = False) -> bool:
-    """Return True if a rank calls `hook` in a plugin with the hooks `implemented`, according to the table's `text`."""
+def _is_called(text: str, implemented: set[str], *, wrapper: bool = False) -> bool:
+    """Return True if a rank calls a hook with the table's `text` in a plugin with the hooks `implemented`."""
     if text.startswith("not called"):
         return False
     if text.startswith("called if it is a wrapper"):
@@ -161,7 +161,7 @@ def _mistakes(plugins: dict[str, list[str]], is_registered: Callable[[str, str],
     mistakes = []
     for plugin, hooks in plugins.items():
         for hook in hooks:
-            called = plugin == "local" or _is_called(hook, documented[hook], set(hooks), wrapper=plugin == "wraps")
+            called = plugin == "local" or _is_called(documented[hook], set(hooks), wrapper=plugin == "wraps")
             if is_registered(plugin, hook) != called:
                 mistakes.append(f"{plugin}: {hook}: documented as {'called' if called else 'not called'}")
     return mistakes

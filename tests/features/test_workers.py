@@ -109,7 +109,7 @@ _LONG_ONLY = (("-n2",), ("-n4", "--dist=worksteal"))
 """Cases that run with ``--long``; the others run with ``--nightly``."""
 
 
-@pytest.mark.long(except_for="-n3-dist=loadfile")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
