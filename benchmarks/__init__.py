@@ -1,1 +1,1 @@
-"""Costs of the plugin, compared with other tools: ``python -m benchmarks``."""
+"""Benchmarks of the plugin, partly in comparison with other tools. Run with ``python -m benchmarks``."""

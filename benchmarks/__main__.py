@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` in the repository's root: measures, prints a table, exits with 1 if a target is missed."""
+"""Run the benchmarks, print a table of their figures, and exit with 1 if a figure misses its target."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def leases(folder: Path, effort: Effort) -> list[Figure]:
 
 def table(groups: dict[str, list[Figure]]) -> str:
     """Return a table of all figures, one line for each."""
-    lines = [f"{'':<58}{'measured':>14}  {'from':>9} {'to':>9}  {'target':>17}  {'used of it':>10}  {'others':>6}"]
+    lines = [f"{'':<58}{'measured':>14}  {'from':>9} {'to':>9}  {'target':>17}  {'of target':>10}  {'others':>6}"]
     for name, figures in groups.items():
         lines += ["", f"{name}:"]
         lines += [_line(figure) for figure in figures]
@@ -67,6 +67,7 @@ def _line(figure: Figure) -> str:
 
 
 def main() -> int:
+    """Run the selected groups; return 1 if a figure misses its target, else 0."""
     groups: dict[str, Measure] = {
         "warm": warm.figures,
         "launcher": launcher.figures,
@@ -110,8 +111,8 @@ def main() -> int:
             print(f"{name} ({load()})", file=sys.stderr, flush=True)
             found[name] = groups[name](Path(folder, name), effort)
     print(table(found))
-    print("\nfrom, to: the least and the greatest of the runs, of which the median is shown; others: the most of the")
-    print(f"machine's CPU time that other processes took during one of them. At the end: {load()}")
+    print("\nmeasured: median of the runs; from, to: minimum and maximum of the runs; others: the largest part of the")
+    print(f"machine's CPU time that other processes used during a run. At the end: {load()}")
     if options.json:
         options.json.write_text(json.dumps({name: [asdict(one) for one in many] for name, many in found.items()}))
     return int(any((one.ratio or 0) > 1 for many in found.values() for one in many))

@@ -1,6 +1,6 @@
-"""Cost of a lease, and exclusiveness of leases when two sessions want the same devices.
+"""Time of a lease, and exclusiveness of leases when two sessions request the same devices.
 
-``python benchmarks/broker.py`` prints a table and ends with status 1 if a device was ever granted twice.
+``python benchmarks/broker.py`` prints a table and exits with status 1 if a device was granted twice at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pytest_accel.leases.lease_table import Lease
 from pytest_accel.leases.locks import DeviceLocks
 
 UNCONTENDED = 10_000
+"""Leases without contention."""
 SESSIONS = 2
 CLIENTS = 8
 """Clients of each session."""
@@ -50,8 +51,8 @@ def uncontended(locks: DeviceLocks | None) -> float:
     return median(times) * 1e3
 
 
-def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -> None:
-    """Take leases, keep each for a moment, and record when each device was granted and released."""
+def client(connection: Connection, log: Path, seed: int, sizes: Sequence[int]) -> None:
+    """Take leases of one of the `sizes`, keep each for a moment, and log when each device was granted and released."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     generator = random.Random(seed)
 
@@ -61,7 +62,7 @@ def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -
 
     connection.recv()
     for _ in range(LEASES):
-        connection.send(generator.choice(gangs))
+        connection.send(generator.choice(sizes))
         devices = connection.recv()
         note("got", devices)
         time.sleep(HOLD)
@@ -70,14 +71,14 @@ def client(connection: Connection, log: Path, seed: int, gangs: Sequence[int]) -
     connection.close()
 
 
-def session(start: Connection, folder: Path, log: Path, number: int, gangs: Sequence[int]) -> None:
-    """Run one broker and its clients, each at the other end of a pipe."""
+def session(start: Connection, folder: Path, log: Path, number: int, sizes: Sequence[int]) -> None:
+    """Run one broker and its clients. Each client is a process at the other end of a pipe."""
     context = multiprocessing.get_context("fork")
     clients: list[multiprocessing.process.BaseProcess] = []
     connections: list[Connection] = []
     for place in range(CLIENTS):
         mine, theirs = context.Pipe()
-        clients.append(context.Process(target=client, args=(theirs, log, number * CLIENTS + place, gangs)))
+        clients.append(context.Process(target=client, args=(theirs, log, number * CLIENTS + place, sizes)))
         clients[-1].start()
         theirs.close()
         connections.append(mine)
@@ -113,20 +114,21 @@ def session(start: Connection, folder: Path, log: Path, number: int, gangs: Sequ
         process.join()
 
 
-def read(log: Path) -> Iterator[tuple[str, str, str, int]]:
+def read_log(log: Path) -> Iterator[tuple[str, str, str, int]]:
+    """Yield word, device, number of the client, and time of each line."""
     for line in log.read_text().splitlines():
         word, device, who, moment = line.split()
         yield word, device, who, int(moment)
 
 
-def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
-    """Return the times from a release to the next grant of a device, and how often one was granted twice."""
-    log = folder / f"log-{len(gangs)}"
+def contended(folder: Path, sizes: Sequence[int]) -> dict[str, float]:
+    """Return the times from the release of a device to its next grant, and how often a device was granted twice."""
+    log = folder / f"log-{len(sizes)}"
     log.touch()
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(SESSIONS)]
     sessions = [
-        context.Process(target=session, args=(theirs, folder / "locks", log, number, gangs))
+        context.Process(target=session, args=(theirs, folder / "locks", log, number, sizes))
         for number, (_, theirs) in enumerate(pipes)
     ]
     for process in sessions:
@@ -141,33 +143,33 @@ def contended(folder: Path, gangs: Sequence[int]) -> dict[str, float]:
     seconds = time.monotonic() - begin
 
     owner: dict[str, str] = {}
-    given_back: dict[str, tuple[int, str]] = {}
+    released: dict[str, tuple[int, str]] = {}
     within: list[float] = []
     between: list[float] = []
-    leases = doubles = 0
-    for word, device, who, moment in read(log):
+    leases = double_grants = 0
+    for word, device, who, moment in read_log(log):
         if word == "got":
             leases += 1
-            doubles += device in owner
+            double_grants += device in owner
             owner[device] = who
-            if device in given_back:
-                since, last = given_back[device]
+            if device in released:
+                since, last = released[device]
                 same = int(last) // CLIENTS == int(who) // CLIENTS
                 (within if same else between).append((moment - since) / 1e6)
         else:
-            doubles += owner.pop(device, None) != who
-            given_back[device] = (moment, who)
+            double_grants += owner.pop(device, None) != who
+            released[device] = (moment, who)
     if any(process.exitcode for process in sessions) or owner:
         raise RuntimeError(f"a session failed: {[process.exitcode for process in sessions]}, still held: {owner}")
-    together = within + between
+    handovers = within + between
     return {
         "device grants": leases,
-        "granted twice": doubles,
-        "hand-over median, ms": median(together),
-        "hand-over 95th percentile, ms": quantiles(together, n=20)[-1],
+        "granted twice": double_grants,
+        "hand-over median, ms": median(handovers),
+        "hand-over 95th percentile, ms": quantiles(handovers, n=20)[-1],
         "within a session, median, ms": median(within) if within else float("nan"),
         "between sessions, median, ms": median(between) if between else float("nan"),
-        "changes of session": len(between),
+        "hand-overs between sessions": len(between),
         "seconds": seconds,
     }
 
@@ -179,8 +181,8 @@ def measure() -> dict[str, float]:
         folder = Path(name)
         found["lease without locks, median, ms"] = uncontended(None)
         found["lease with locks, median, ms"] = uncontended(DeviceLocks(folder / "locks"))
-        for mix, gangs in {"single": (1,), "mixed": (1, 1, 2, 4)}.items():
-            found.update({f"{mix}: {key}": value for key, value in contended(folder, gangs).items()})
+        for mix, sizes in {"single": (1,), "mixed": (1, 1, 2, 4)}.items():
+            found.update({f"{mix}: {key}": value for key, value in contended(folder, sizes).items()})
     return found
 
 

@@ -21,14 +21,18 @@ from tests.launchers.test_several_machines import torchrun as torchrun_on_both
 from tests.nodes.ray_machines import RayMachines, StartedNode, start_node
 
 _FIRST = 20
-"""Tests before this one start the ranks and find their caches cold."""
+"""The first measured test: the tests before it start the ranks and fill caches."""
 _ONE_NODE = 2.0
+"""The target: time per test as a multiple of that without a cluster."""
 _TWO_NODES = 1.5
-"""Ranks on two nodes cost more than under torchrun on one machine, since another machine is reached over TCP."""
+"""The target: time per test as a multiple of that under torchrun on one machine. The second node costs more, since it
+is reached over TCP."""
 _TWO_MACHINES = 1.2
-"""Both use the same connections between the machines. The medians of four equal sessions differ by up to a fifth."""
+"""The target: time per test as a multiple of that under torchrun, which uses the same connections between the machines.
+
+The medians of four equal sessions differ by up to a fifth."""
 _RUNS_ON_TWO = 4
-_FIRST_RESULT = 8.0
+_FIRST_RESULT = 8.0  # seconds
 _IMPORTED = ["torch", "torch.distributed"]
 _PORT = 6379
 _NODES, _DEVICES = 4, 8
@@ -53,7 +57,7 @@ def test_holds(seconds):
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return milliseconds per test on nodes and machines, and how long a session with many tests takes."""
+    """Return the milliseconds per test on nodes and on machines, and the duration of a session with many tests."""
     return [
         *_on_this_machine(folder, effort),
         *_on_two_machines(effort),
@@ -69,15 +73,15 @@ def _on_this_machine(folder: Path, effort: Effort) -> list[Figure]:
     try:
         for _ in range(2):
             cluster.add(2)
-        here = [*PLUGINS, *WITH, "--accel=sim:2"]
-        there = [*here, f"--accel-cluster=ray:{cluster.address}"]
+        local_arguments = [*PLUGINS, *WITH, "--accel=sim:2"]
+        cluster_arguments = [*local_arguments, f"--accel-cluster=ray:{cluster.address}"]
         loopback = {"GLOO_SOCKET_IFNAME": "lo"}
         runs = interleaved(
             {
-                "here": lambda: session(one, here),
-                "one node": lambda: session(one, there),
-                "two nodes": lambda: session(two, there, extra=loopback),
-                "torchrun": lambda: session(one, here, launcher=torchrun(2), extra=loopback),
+                "here": lambda: session(one, local_arguments),
+                "one node": lambda: session(one, cluster_arguments),
+                "two nodes": lambda: session(two, cluster_arguments, extra=loopback),
+                "torchrun": lambda: session(one, local_arguments, launcher=torchrun(2), extra=loopback),
             },
             effort.runs,
         )
@@ -98,7 +102,7 @@ def _on_this_machine(folder: Path, effort: Effort) -> list[Figure]:
 
 
 def _on_two_machines(effort: Effort) -> list[Figure]:
-    """Return the milliseconds per test of two ranks, each in a network namespace of its own; nothing without root."""
+    """Return the milliseconds per test of two ranks, each in its own network namespace; nothing without root."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets need a short path.
     suite = suites.write(
         folder / "two", suites.all_reduce('2, nodes=2, device="cpu"'), effort.tests, imported=_IMPORTED
@@ -112,15 +116,15 @@ def _on_two_machines(effort: Effort) -> list[Figure]:
                 head_options = ("--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/ray")
                 for number, options in enumerate((head_options, (f"--address={head}",))):
                     environment = {**os.environ, "RAY_TMPDIR": str(folder / str(number))}
-                    on = two.on(number, private=("/dev/shm",) if number else ())
+                    prefix = two.on(number, private=("/dev/shm",) if number else ())
                     address = machines.ADDRESSES[number]
-                    nodes.append(start_node(folder, address, number, environment, (*options, "--num-gpus=0"), on))
+                    nodes.append(start_node(folder, address, number, environment, (*options, "--num-gpus=0"), prefix))
                     nodes[-1].wait_ready()
-                here = (*two.on(0), sys.executable, "-m", "pytest")
+                program = (*two.on(0), sys.executable, "-m", "pytest")
                 runs = interleaved(
                     {
                         "torchrun": lambda: session(suite, arguments, program=torchrun_on_both(two, 1)),
-                        "ray": lambda: session(suite, [*arguments, f"--accel-cluster=ray:{head}"], program=here),
+                        "ray": lambda: session(suite, [*arguments, f"--accel-cluster=ray:{head}"], program=program),
                     },
                     max(_RUNS_ON_TWO, effort.runs),
                 )
@@ -156,13 +160,13 @@ def _makespan(folder: Path) -> list[Figure]:
             *(*PLUGINS, *WITH, f"-n{_NODES * _DEVICES}", f"--accel-cluster=ray:{cluster.address}"),
             *("--accel-durations=durations.json", "--accel-record=record.jsonl"),
         ]
-        found = [_ratio(folder, arguments, bound) for _ in range(2)]
+        ratios = [_ratio(folder, arguments, bound) for _ in range(2)]
     finally:
         cluster.close()
     name = f"{_MIXED_TESTS} tests on {_NODES} nodes with {_DEVICES} devices"
     return [
         Figure(f"{name}: {which}", ratio, "x", _MAKESPAN, f"{_MAKESPAN:g} x lower bound")
-        for which, ratio in zip(("durations unknown", "durations known"), found, strict=True)
+        for which, ratio in zip(("durations unknown", "durations known"), ratios, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Time to discover eight NVIDIA GPUs. The driver is the one that the tests build, which answers at once."""
+"""Time to discover eight NVIDIA GPUs with the driver that the tests build, which answers immediately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GPUS = 8
 _PROCESSES = 5
 """Runs of one figure."""
 
-# What a session has loaded before it looks for devices is not part of the time; the bindings are.
+# The time includes the import of the bindings, but not of what a session has imported before it looks for devices.
 _CODE = """
 import json, sys, time
 import pytest, pytest_accel.plugin
@@ -48,9 +48,9 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     fake_driver.build(driver / fake_driver.NVML, "libnvidia-ml.c")
     code = _CODE.replace("GPUS", str(_GPUS))
     found: list[Figure] = []
-    wrong = 0
+    loaded = 0
     for what, facts in (("on an NVSwitch", _machine("link 0 switch")), ("with PCIe alone", _machine())):
-        # A process that may not write bytecode compiles every time.
+        # Allow the processes to write bytecode, else each would compile the modules.
         runs = [
             fake_driver.run(driver, folder / "machine.txt", code, *facts, PYTHONDONTWRITEBYTECODE="")
             for _ in range(effort.runs * _PROCESSES + 1)
@@ -59,6 +59,6 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         found.append(
             Figure(f"{_GPUS} GPUs {what}, with the bindings' import", middle(first), "ms", 50.0, "50 ms", first)
         )
-        found.append(Figure(f"{_GPUS} GPUs {what}, once more", middle(again), "ms", values=again))
-        wrong += sum(run[2] for run in runs)
-    return [*found, Figure("processes in which torch or CUDA was loaded", wrong, "", 0.0, "none")]
+        found.append(Figure(f"{_GPUS} GPUs {what}, second discovery", middle(again), "ms", values=again))
+        loaded += sum(run[2] for run in runs)
+    return [*found, Figure("processes in which torch or CUDA was loaded", loaded, "", 0.0, "none")]

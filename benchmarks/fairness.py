@@ -1,4 +1,4 @@
-"""Two sessions on one machine: time to get devices that are idle in the other, and the share of each in the devices."""
+"""Two sessions on one machine: the time to get devices that are idle in the other session, and each session's share."""
 
 from __future__ import annotations
 
@@ -70,36 +70,37 @@ def test_passes_on(turn):
     time.sleep(0.1)
     (FOLDER / f"turn-{{2 * turn + ME + 1}}").touch()
 """
-_HUNGRY = """
+_BUSY = """
 import time
 
 import pytest
 
 
 @pytest.mark.parametrize("number", range({tests}))
-@pytest.mark.parametrize("devices", [pytest.param(n, marks=pytest.mark.devices(n)) for n in {gangs}])
+@pytest.mark.parametrize("devices", [pytest.param(n, marks=pytest.mark.devices(n)) for n in {sizes}])
 def test_takes(number, devices):
     time.sleep({seconds})
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Hungry:
-    """A session that always has something to run."""
+class BusySession:
+    """A session that always has tests to run."""
 
     workers: int
-    gangs: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Numbers of devices of its tests."""
     seconds: float
     """Seconds of each test."""
 
 
 CASES = {
-    "alike": (Hungry(8, (1, 2), 0.2), Hungry(8, (1, 2), 0.2)),
-    "long tests against short ones": (Hungry(8, (1, 2), 0.6), Hungry(8, (1, 2), 0.15)),
-    "gangs against single devices": (Hungry(8, (4,), 0.2), Hungry(8, (1,), 0.2)),
-    "twelve workers against six": (Hungry(12, (1, 2), 0.2), Hungry(6, (1, 2), 0.2)),
+    "equal sessions": (BusySession(8, (1, 2), 0.2), BusySession(8, (1, 2), 0.2)),
+    "long tests against short ones": (BusySession(8, (1, 2), 0.6), BusySession(8, (1, 2), 0.15)),
+    "four devices against single devices": (BusySession(8, (4,), 0.2), BusySession(8, (1,), 0.2)),
+    "twelve workers against six": (BusySession(12, (1, 2), 0.2), BusySession(6, (1, 2), 0.2)),
 }
-"""Two for each device, as the documentation advises: a session asks for devices at nearly every moment."""
+"""The pairs of sessions. With two workers for each device, as documented, a session nearly always requests devices."""
 
 
 def _start(folder: Path, locks: Path, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -110,7 +111,7 @@ def _start(folder: Path, locks: Path, arguments: Sequence[str] = ()) -> subproce
 
 
 def _finish(sessions: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Wait for all; raise RuntimeError if one fails."""
+    """Wait for the end of all sessions; raise RuntimeError with the output of one that failed."""
     try:
         failed = [number for number, session in enumerate(sessions) if session.wait(_TIMEOUT)]
     finally:
@@ -120,8 +121,8 @@ def _finish(sessions: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
         raise RuntimeError((folder / str(failed[0]) / "output").read_text())
 
 
-def turns(folder: Path, rounds: int) -> list[float]:
-    """Return the seconds from a test's start to its first line while the other session's world has all devices idle."""
+def waiting_times(folder: Path, rounds: int) -> list[float]:
+    """Return the seconds from a test's start to its first line if the devices are idle in the other session's world."""
     sessions = []
     for number in range(2):
         own = folder / str(number)
@@ -140,55 +141,55 @@ def turns(folder: Path, rounds: int) -> list[float]:
             asked = float(moment)
         else:
             waits.append(float(moment) - asked)
-    return waits[2:]  # At first there are no processes, and nothing is idle elsewhere.
+    return waits[2:]  # Before the first two, no processes exist and no devices are idle.
 
 
-def share(folder: Path, case: tuple[Hungry, Hungry], seconds: float) -> float:
-    """Return the first session's part of the device-seconds while both sessions have something to run."""
+def first_share(folder: Path, case: tuple[BusySession, BusySession], seconds: float) -> float:
+    """Return the first session's share of the device-seconds while both sessions have tests to run."""
     sessions = []
     for number, one in enumerate(case):
         own = folder / str(number)
         own.mkdir(parents=True)
         (own / "pytest.ini").write_text(f"[pytest]\naccel = sim:{DEVICES},shared\n")
         tests = int(4 * DEVICES * seconds / one.seconds)
-        (own / "test_hungry.py").write_text(_HUNGRY.format(tests=tests, gangs=one.gangs, seconds=one.seconds))
+        (own / "test_busy.py").write_text(_BUSY.format(tests=tests, sizes=one.sizes, seconds=one.seconds))
         sessions.append(_start(own, folder / "locks", [f"-n{one.workers}"]))
     locks = folder / "locks"
-    had: Counter[int] = Counter()
-    began: dict[int, float] = {}
+    samples: Counter[int] = Counter()
+    """By session: how many devices it held, summed over all samples."""
+    first_held: dict[int, float] = {}
+    """By session: when it first held a device."""
     session_of = {session.pid: session.pid for session in sessions}
-    while len(began) < 2 or time.monotonic() < max(began.values()) + seconds:
+    while len(first_held) < 2 or time.monotonic() < max(first_held.values()) + seconds:
         if any(session.poll() is not None for session in sessions):
-            raise RuntimeError("a session has ended: it had too few tests to be hungry for so long")
+            raise RuntimeError("a session ended before the end of the measurement: it had too few tests")
         for name in (f"sim-{number}" for number in range(DEVICES)):
             holder = who_holds(locks, name)
             if holder is not None and holder.pid:
-                if holder.pid not in session_of:  # A worker of xdist.
+                if holder.pid not in session_of:  # The pid of an xdist worker.
                     session_of[holder.pid] = psutil.Process(holder.pid).ppid()
                 session = session_of[holder.pid]
-                began.setdefault(session, time.monotonic())
-                had[session] += len(began) == 2
+                first_held.setdefault(session, time.monotonic())
+                samples[session] += len(first_held) == 2
         time.sleep(_SAMPLE)
     for process in sessions:
         process.send_signal(signal.SIGINT)
     for process in sessions:
         process.wait(_TIMEOUT)
-    return had[sessions[0].pid] / had.total()
+    return samples[sessions[0].pid] / samples.total()
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return seconds, and parts of all device-seconds."""
+    """Return the waiting times, and the larger share of each pair of sessions."""
     full = effort.runs > 1
-    waits = turns(folder / "turns", ROUNDS if full else 3)
-    name = f"{DEVICES} devices idle in another session's world: until a test has them"
+    waits = waiting_times(folder / "turns", ROUNDS if full else 3)
+    name = f"time to get {DEVICES} devices idle in another session's world"
     found = [
         Figure(name, median(waits), "s", 1.0, "1 s", tuple(waits)),
-        Figure("the slowest of them", max(waits), "s", 1.0, "1 s"),
+        Figure("the longest of these times", max(waits), "s", 1.0, "1 s"),
     ]
-    for about, case in CASES.items():
-        part = share(folder / about.replace(" ", "-"), case, SECONDS if full else 4.0)
-        note = f"the {'first' if part >= 0.5 else 'second'} one's"
-        found.append(
-            Figure(f"both hungry, {about}: the larger share", max(part, 1 - part), "", 0.55, "0.55", note=note)
-        )
+    for name, case in CASES.items():
+        share = first_share(folder / name.replace(" ", "-"), case, SECONDS if full else 4.0)
+        note = f"the {'first' if share >= 0.5 else 'second'} session's"
+        found.append(Figure(f"larger share, {name}", max(share, 1 - share), "", 0.55, "0.55", note=note))
     return found

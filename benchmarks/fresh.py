@@ -1,4 +1,4 @@
-"""Tests that ask for new processes."""
+"""Time of tests that require new processes (``fresh=True``)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.measure import PLUGINS, WITH, Effort, Figure, Run, interleaved, 
 
 _SLOW = "slow_to_import"
 _FIRST = 1
+"""The first measured test."""
 
 
 def _package(folder: Path) -> Path:
@@ -25,7 +26,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     body = suites.all_reduce("2, fresh=True")
     light = suites.write(folder / "light", body, effort.few)
     heavy = suites.write(folder / "heavy", body, effort.few, head=suites.IMPORTS + f"import {_SLOW}\n")
-    made = interleaved(
+    results = interleaved(
         {
             "light": lambda: session(light, [*PLUGINS, *WITH]),
             "heavy": lambda: session(heavy, [*PLUGINS, *WITH], extra={"PYTHONPATH": str(site)}),
@@ -39,6 +40,6 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         return Figure(name, middle(values), "ms", limit, f"{limit:g} ms", values, others)
 
     return [
-        figure("fresh=True, two ranks with a group", made["light"], 150),
-        figure("fresh=True, and a package that takes 2 s to import", made["heavy"], 250),
+        figure("fresh=True, two ranks with a group", results["light"], 150),
+        figure("fresh=True, with a package that takes 2 s to import", results["heavy"], 250),
     ]

@@ -1,4 +1,4 @@
-"""Tests under ``torchrun -m pytest``, compared with the same tests in warm worlds of a session without a launcher."""
+"""Time of tests under ``torchrun -m pytest``, compared with the same tests in a session without a launcher."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from benchmarks.measure import PLUGINS, WITH, Effort, Figure, interleaved, middl
 
 _TESTS = 50
 _FIRST = 5
-"""Tests before this one start the ranks and find their caches cold."""
+"""The first measured test: the tests before it start the ranks and fill caches."""
 _LIMIT = 1.5
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return the milliseconds per test of two ranks, with collection."""
+    """Return the milliseconds per test of two ranks, including the collection."""
     suite = suites.write(folder / "two", suites.all_reduce("2"), _TESTS, imported=["torch", "torch.distributed"])
     arguments = [*PLUGINS, *WITH]
-    made = interleaved(
+    results = interleaved(
         {
             "warm": lambda: session(suite, arguments),
             "launched": lambda: session(suite, arguments, launcher=torchrun(2), extra={"GLOO_SOCKET_IFNAME": "lo"}),
         },
         effort.runs,
     )
-    values = {name: tuple(run.per_collected_test(_FIRST) for run in runs) for name, runs in made.items()}
-    others = {name: max(run.others for run in runs) for name, runs in made.items()}
+    values = {name: tuple(run.per_collected_test(_FIRST) for run in runs) for name, runs in results.items()}
+    others = {name: max(run.others for run in runs) for name, runs in results.items()}
     warm, launched = (middle(values[name]) for name in ("warm", "launched"))
     return [
         Figure("two ranks, all-reduce, 50 tests", warm, "ms", values=values["warm"], others=others["warm"]),

@@ -1,4 +1,4 @@
-"""Time that the fixture `launch` adds to a launcher."""
+"""Time that the fixture `launch` adds to the command that it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.measure import PLUGINS, WITH, Effort, Figure, middle, session
 from benchmarks.suites import CONFTEST
 
 TARGET = 100.0
-"""Milliseconds."""
+"""The highest permitted time, in milliseconds."""
 _SUITE = """import json
 import os
 import pathlib
@@ -35,7 +35,7 @@ def test_launch(launch, launcher, nproc, runs):
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Measure `launch` and the same command without it, alternately in one process; the script prints one line."""
+    """Measure `launch` and the same command without it, alternately in one process. The script prints one line."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "script.py").write_text("print('here')\n")
@@ -44,12 +44,12 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     found = []
     for launcher in ("python", "torchrun"):
         pairs = json.loads((folder / f"{launcher}.json").read_text())
-        # torchrun's own time differs by more than the target from run to run: its figure is there to be looked at.
+        # The time of torchrun itself varies by more than the target, so its figure has no target.
         limit = TARGET if launcher == "python" else None
         bare = tuple(other * 1e3 for _, other in pairs)
         added = tuple((ours - other) * 1e3 for ours, other in pairs)
         found += [
-            Figure(f"{launcher} by itself", middle(bare), "ms", values=bare, others=run.others),
+            Figure(f"{launcher} without launch", middle(bare), "ms", values=bare, others=run.others),
             Figure(
                 "  added by launch", middle(added), "ms", limit, f"{limit:g} ms" if limit else "", added, run.others
             ),

@@ -30,6 +30,7 @@ WORKERS = 16
 """Two workers for each device: half of them run tests without a device."""
 SEEDS = 20
 _AGREEMENT = 0.05
+"""The part by which a real session may take longer than the simulated one."""
 _REAL_TESTS = 48
 
 
@@ -57,7 +58,7 @@ def heavy_tailed(draw: random.Random) -> list[Test]:
     return tests
 
 
-def threes(draw: random.Random) -> list[Test]:
+def three_devices_each(draw: random.Random) -> list[Test]:
     return [Test(draw.uniform(1, 8), 3, module=number // 10) for number in range(120)]
 
 
@@ -90,12 +91,12 @@ _EXAMPLES = (
     ),
     *((2, 0.62), (4, 0.54)),
 )
-"""Devices and seconds of the tests in `examples/`, file by file, as a session on ``sim:8`` with one worker has recorded
-them (`accel/durations` in pytest's cache), of two sessions the shorter time."""
+"""Devices and seconds of the tests in `examples/`, file by file: the shorter of the times that two sessions with one
+worker recorded on ``sim:8`` (`accel/durations` in pytest's cache)."""
 
 
-def as_the_examples(draw: random.Random) -> list[Test]:
-    """Return twenty suites like the examples, with durations as on machines of different speed."""
+def like_the_examples(draw: random.Random) -> list[Test]:
+    """Return the tests of twenty suites like the examples, each as slow as on a machine of different speed."""
     tests = []
     for suite in range(20):
         slowness = draw.uniform(0.5, 2)
@@ -107,17 +108,17 @@ MIXES: dict[str, Callable[[random.Random], list[Test]]] = {
     "many small, few large": many_small,
     "large ones collected last": large_last,
     "heavy-tailed": heavy_tailed,
-    "gangs of 3": threes,
+    "3 devices each": three_devices_each,
     "half of them shared": half_shared,
     "everything": mixed,
-    "as the examples": as_the_examples,
+    "like the examples": like_the_examples,
 }
 
 
-def ours(
+def accel_scheduler(
     machine: UniformMachine, expected: Sequence[float | None], *, largest_batch: int | None = None
 ) -> DeviceScheduling:
-    """Return the scheduler that a session would use."""
+    """Return the plugin's scheduler for the tests of `machine`, whose `expected` seconds are None if unknown."""
     numbers: dict[tuple[int, float], int] = {}
     needs: list[Need] = []
     tasks: list[Task] = []
@@ -138,8 +139,8 @@ def ours(
     )
 
 
-class FirstCome:
-    """Give each free worker the next test in the order of collection, and none in advance."""
+class FirstComeScheduler:
+    """A scheduler that gives each free worker the next test in the order of collection, and none in advance."""
 
     def __init__(self, count: int) -> None:
         self._left = iter(range(count))
@@ -162,16 +163,16 @@ class FirstCome:
         following = next(self._left, None)
         if following is not None:
             node.following = following
-            node.shutting_down = True  # So that it does not wait for a test after it.
+            node.shutting_down = True  # Otherwise it would wait for the test after this one.
             node.machine.wake(node)
 
 
-class Polling(UniformMachine):
-    """Devices as pytest-isolate 0.0.17 assigns them (its ``resource_management.py``).
+class PollingMachine(UniformMachine):
+    """A machine that assigns devices as pytest-isolate 0.0.17 does (its ``resource_management.py``).
 
-    A test looks every 0.1 s whether there is enough for it, and takes it. Nobody queues, and nothing is kept for a
-    gang; a whole device is one of which nobody has a part. Its limit of 300 s for the waiting is left out, by which
-    gangs fail.
+    Every 0.1 s, a waiting test takes its devices if enough are free. There is no queue, and no devices are reserved for
+    a test that needs several. A device counts as a whole one if no part of it is taken. The timeout of 300 s, after
+    which a waiting test fails, is left out.
     """
 
     interval = 0.1
@@ -189,43 +190,43 @@ class Polling(UniformMachine):
         self._begin(worker, index, tuple((device, parts) for device in devices), 0)
 
 
-def xdists(name: str, machine: UniformMachine) -> Any:
-    """One of xdist's own schedulers."""
+def xdist_scheduler(name: str, machine: UniformMachine) -> Any:
+    """Return the scheduler of xdist whose class is called `name`."""
     from xdist import scheduler
 
     spec = f"{len(machine.workers)}*popen"
     config = SimpleNamespace(getvalue=lambda _: [spec], getoption=lambda _: None, hook=None)
-    made = getattr(scheduler, name)(config)
-    made.log.enabled = False
-    return made
+    result = getattr(scheduler, name)(config)
+    result.log.enabled = False
+    return result
 
 
 SCHEDULERS: dict[str, Callable[[UniformMachine, random.Random], Any]] = {
-    "ours, with history": lambda machine, draw: ours(
+    "ours, with history": lambda machine, draw: accel_scheduler(
         machine, [test.seconds * draw.lognormvariate(0, 0.1) for test in machine.tests]
     ),
-    "ours, without": lambda machine, draw: ours(machine, [None] * len(machine.tests)),
-    "xdist's load": lambda machine, draw: xdists("LoadScheduling", machine),
-    "xdist's worksteal": lambda machine, draw: xdists("WorkStealingScheduling", machine),
-    "pytest-isolate, xdist's load": lambda machine, draw: xdists("LoadScheduling", machine),
-    "first come": lambda machine, draw: FirstCome(len(machine.tests)),
+    "ours, without": lambda machine, draw: accel_scheduler(machine, [None] * len(machine.tests)),
+    "xdist's load": lambda machine, draw: xdist_scheduler("LoadScheduling", machine),
+    "xdist's worksteal": lambda machine, draw: xdist_scheduler("WorkStealingScheduling", machine),
+    "pytest-isolate, xdist's load": lambda machine, draw: xdist_scheduler("LoadScheduling", machine),
+    "first come": lambda machine, draw: FirstComeScheduler(len(machine.tests)),
 }
 
 
 def ratios(mix: str, scheduler: str, seeds: int, workers: int = WORKERS) -> list[float]:
-    """Return the seconds above the lower bound, one number for each seed."""
+    """Return the makespan divided by its lower bound, for each seed."""
     found = []
     for seed in range(seeds):
         tests = MIXES[mix](random.Random(seed))
         bound = lower_bound([(test.size, test.seconds) for test in tests], DEVICES, workers)
-        kind = Polling if scheduler.startswith("pytest-isolate") else UniformMachine
+        kind = PollingMachine if scheduler.startswith("pytest-isolate") else UniformMachine
         machine = kind(tests, DEVICES, workers)
         found.append(machine.simulate(SCHEDULERS[scheduler](machine, random.Random(seed))) / bound)
     return found
 
 
-def thought(count: int) -> list[float]:
-    """Return the scheduler's CPU seconds for each of `count` tests on 64 devices and 64 workers."""
+def scheduling_times(count: int) -> list[float]:
+    """Return the CPU seconds of the plugin's scheduler for each of `count` tests on 64 devices and 64 workers."""
     draw = random.Random(count)
     tests = []
     for number in range(count):
@@ -233,7 +234,7 @@ def thought(count: int) -> list[float]:
         share = draw.choice((1.0, 1.0, 1.0, 0.5)) if devices < 4 else 1.0
         tests.append(Test(draw.uniform(0.2, 8), devices, share, number // 20))
     machine = UniformMachine(tests, 64, 64)
-    machine.simulate(ours(machine, [test.seconds for test in tests]))
+    machine.simulate(accel_scheduler(machine, [test.seconds for test in tests]))
     return machine.scheduler_seconds
 
 
@@ -261,21 +262,21 @@ def test_holds(number, seconds):
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
-    """A session with real processes."""
+class RealSession:
+    """The times of a session with real processes."""
 
     seconds: float
-    """From the begin of the first test that has a device to the end of the last test."""
+    """Seconds from the start of the first test with a device to the end of the last test."""
     virtual: float
     """The same time in the simulation, with the scheduler of pytest-accel."""
     before: float
-    """Seconds from the begin of the first test to that of the first that has a device."""
+    """Seconds from the start of the first test to the start of the first test with a device."""
     between: float
-    """Median of the seconds from the end of a test on a device to the begin of the next one on it."""
+    """Median of the seconds from the end of a test on a device to the start of the next one on it."""
 
 
-def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Real:
-    """Run a session with recorded durations, or one with `isolate`, an interpreter that has pytest-isolate."""
+def run_real_session(folder: Path, mix: str, workers: int, isolate: str | None = None) -> RealSession:
+    """Run tests of `mix` in a session with known durations, or under pytest-isolate with the interpreter `isolate`."""
     tests = [replace(test, module=0) for test in random.Random(mix).sample(MIXES[mix](random.Random(mix)), _REAL_TESTS)]
     folder.mkdir(parents=True)
     mark, mask = "pytest.mark.devices(devices, share=share if share < 1 else None)", "SIM_VISIBLE_DEVICES"
@@ -290,9 +291,9 @@ def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Re
         f"test_holds.py::test_holds[{number}]": {"sim" if test.devices else "none": [test.seconds]}
         for number, test in enumerate(tests)
     }
-    remembered = folder / ".pytest_cache" / "v" / "accel" / "durations"
-    remembered.parent.mkdir(parents=True)
-    remembered.write_text(json.dumps(times))
+    durations = folder / ".pytest_cache" / "v" / "accel" / "durations"
+    durations.parent.mkdir(parents=True)
+    durations.write_text(json.dumps(times))
     command = [isolate or sys.executable, "-m", "pytest", "-q", "-p", "xdist", *plugins, f"-n{workers}"]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if isolate is None:
@@ -301,10 +302,13 @@ def real(folder: Path, mix: str, workers: int, isolate: str | None = None) -> Re
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(DEVICES)))
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     machine = UniformMachine(tests, DEVICES, workers)
-    return _timed((folder / "stamps").read_text(), machine.simulate(ours(machine, [test.seconds for test in tests])))
+    return _read_stamps(
+        (folder / "stamps").read_text(), machine.simulate(accel_scheduler(machine, [test.seconds for test in tests]))
+    )
 
 
-def _timed(stamps: str, virtual: float) -> Real:
+def _read_stamps(stamps: str, virtual: float) -> RealSession:
+    """Return the times of a session from the lines that its tests wrote."""
     by_device: dict[str, list[tuple[float, float]]] = {}
     begins, ends = [], []
     for line in stamps.splitlines():
@@ -318,36 +322,36 @@ def _timed(stamps: str, virtual: float) -> Real:
         after[0] - before[1]
         for spans in map(sorted, by_device.values())
         for before, after in pairwise(spans)
-        if after[0] > before[1]  # Not where two share it.
+        if after[0] > before[1]  # Skip tests that share the device at the same time.
     ]
-    return Real(max(ends) - first, virtual, first - min(begins), median(gaps))
+    return RealSession(max(ends) - first, virtual, first - min(begins), median(gaps))
 
 
-def _isolated(folder: Path, mix: str) -> Figure:
+def _isolate_figure(folder: Path, mix: str) -> Figure:
     name = f"{mix}: real processes, pytest-isolate and xdist's load"
     try:
-        one = real(folder, mix, DEVICES, isolate_python())
+        one = run_real_session(folder, mix, DEVICES, isolate_python())
     except subprocess.CalledProcessError as error:
         return Figure(name, float("nan"), "", note=f"not run: {' '.join(error.cmd[-3:])} failed")
-    return Figure(name, one.seconds / one.virtual, "", note=f"of ours by the virtual clock; {one.seconds:.1f} s")
+    return Figure(name, one.seconds / one.virtual, "", note=f"of our simulated time; {one.seconds:.1f} s")
 
 
 def figures(folder: Path, effort: Effort, *, isolate: bool = False) -> list[Figure]:
-    """Return the median and the maximum over the seeds."""
+    """Return the ratios of real to simulated sessions, the scheduler's CPU time, and the makespan of each mix."""
     seeds = SEEDS if effort.runs > 1 else 3
     found = []
     for mix in ("everything", "half of them shared") if effort.runs > 1 else ():
         if isolate:
-            found.append(_isolated(folder / f"isolate-{mix.replace(' ', '-')}", mix))
-        one = real(folder / mix.replace(" ", "-"), mix, DEVICES)
-        about = f"{one.seconds:.1f} s, {one.virtual:.1f} s by the virtual clock; {one.before:.1f} s before that, "
-        about += f"{one.between * 1e3:.0f} ms between two tests on a device"
-        most, target = 1 + _AGREEMENT, f"{1 + _AGREEMENT:g} of virtual"
-        found.append(Figure(f"{mix}: real processes", one.seconds / one.virtual, "", most, target, note=about))
+            found.append(_isolate_figure(folder / f"isolate-{mix.replace(' ', '-')}", mix))
+        one = run_real_session(folder / mix.replace(" ", "-"), mix, DEVICES)
+        note = f"{one.seconds:.1f} s, {one.virtual:.1f} s simulated; {one.before:.1f} s before the first device, "
+        note += f"{one.between * 1e3:.0f} ms between two tests on a device"
+        most, target = 1 + _AGREEMENT, f"{1 + _AGREEMENT:g} of simulated"
+        found.append(Figure(f"{mix}: real processes", one.seconds / one.virtual, "", most, target, note=note))
     for count in (5_000, 50_000) if effort.runs > 1 else (1_000,):
-        times = [seconds * 1e3 for seconds in thought(count)]
-        found.append(Figure(f"{count} tests, 64 workers: all decisions, for each test", sum(times) / count, "ms"))
-        found.append(Figure(f"{count} tests, 64 workers: the slowest", max(times), "ms", 5.0, "5 ms"))
+        times = [seconds * 1e3 for seconds in scheduling_times(count)]
+        found.append(Figure(f"{count} tests, 64 workers: scheduling, per test", sum(times) / count, "ms"))
+        found.append(Figure(f"{count} tests, 64 workers: longest scheduling", max(times), "ms", 5.0, "5 ms"))
     for mix in MIXES:
         for scheduler in SCHEDULERS:
             values = ratios(mix, scheduler, seeds)

@@ -1,4 +1,4 @@
-"""Functions that run a test suite in a process of its own, and measure its time and the load of the machine."""
+"""Functions that run a session of pytest in a new process, and measure its time and the load of the machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ STAMPS = "BENCHMARK_STAMPS"
 """The environment variable with the path of the file to which a suite's conftest writes the measured times."""
 ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ("-p", "xdist")
-"""The plugins that pytest-accel depends on. No other installed plugin is loaded: it could affect the figures."""
+"""Options that load the plugin on which pytest-accel depends. No other installed plugin is loaded, since that could
+affect the figures."""
 WITH = ("-p", "accel")
+"""Options of a session with pytest-accel."""
 WITHOUT = ("-p", "no:accel")
+"""Options of a session without pytest-accel."""
 _DISTURBED = 0.15
-"""Part of the machine's CPU time that other processes may use; above it, a run is repeated."""
-_TIMEOUT = 900
+"""Part of the machine's CPU time that other processes may use. A run is repeated if they use more."""
+_TIMEOUT = 900  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Numbers of runs and tests in a benchmark."""
+    """The numbers of runs and tests in all benchmarks."""
 
     runs: int
     tests: int
@@ -54,7 +57,7 @@ class Figure:
     target: str = ""
     """The target in words."""
     values: tuple[float, ...] = ()
-    """The values of the single runs; `value` is their median."""
+    """The values of all runs; `value` is their median."""
     others: float = 0.0
     """The part of the machine's CPU time that other processes used: the maximum over the runs."""
     note: str = ""
@@ -105,7 +108,8 @@ def torchrun(ranks: int) -> tuple[str, ...]:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that change the figures, such as one that forbids to write bytecode."""
+    """Return the environment with `extra`, and without variables that affect the figures: pytest's, and the one that
+    disables bytecode files."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -126,23 +130,23 @@ def session(
 ) -> Run:
     """Run pytest in `folder`, under `launcher` if it is given; raise RuntimeError if it does not exit with `status`.
 
-    `program` is the beginning of the command, instead of ``python -m pytest`` under `launcher`.
+    `program` replaces ``python -m pytest`` and `launcher` at the start of the command.
     """
     stamps = folder / "stamps.json"
     stamps.unlink(missing_ok=True)
     environment = clean_environment({STAMPS: str(stamps), **(extra or {})})
     begin = program or (python, *launcher, "-m", "pytest")
     command = [*begin, "-q", "-p", "no:cacheprovider", *arguments, "."]
-    busy, own, started = _busy(), _children(), time.monotonic()
+    busy, own, started = _machine_cpu_time(), _children_cpu_time(), time.monotonic()
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
     )
     wall = time.monotonic() - started
-    cpu = _children() - own
+    cpu = _children_cpu_time() - own
     if done.returncode != status:
         raise RuntimeError(f"{' '.join(command)} in {folder}: status {done.returncode}\n{done.stdout}\n{done.stderr}")
     total = wall * (os.cpu_count() or 1)
-    others = max(0.0, (_busy() - busy - cpu) / total)
+    others = max(0.0, (_machine_cpu_time() - busy - cpu) / total)
     moments = json.loads(stamps.read_text())
     return Run(
         started,
@@ -159,15 +163,16 @@ def session(
 
 def interleaved(sessions: Mapping[str, Callable[[], Run]], runs: int) -> dict[str, list[Run]]:
     """Run each session `runs` times, alternately, so that a slow phase of the machine affects all of them."""
-    made: dict[str, list[Run]] = {name: [] for name in sessions}
+    results: dict[str, list[Run]] = {name: [] for name in sessions}
     for number in range(runs):
         for name, start in sessions.items():
             print(f"  {name}, run {number + 1} of {runs}", file=sys.stderr, flush=True)
-            made[name].append(_quiet(start))
-    return made
+            results[name].append(_quiet(start))
+    return results
 
 
 def middle(values: Sequence[float]) -> float:
+    """Return the median as a float."""
     return float(median(values))
 
 
@@ -178,20 +183,21 @@ def load() -> str:
 
 
 def _quiet(start: Callable[[], Run]) -> Run:
-    """Return a run with little load by other processes, or the better of two."""
+    """Return a run during which other processes used little CPU time, or the better of two runs."""
     first = start()
     if first.others <= _DISTURBED:
         return first
     return min(first, start(), key=lambda run: run.others)
 
 
-def _children() -> float:
+def _children_cpu_time() -> float:
+    """Return the CPU seconds that ended child processes have used."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def _busy() -> float:
-    """Return the busy seconds of all the machine's processors; 0 if the system does not report them."""
+def _machine_cpu_time() -> float:
+    """Return the CPU seconds that all processes of the machine have used; 0 if the system does not report them."""
     try:
         line = Path("/proc/stat").read_text().splitlines()[0]
     except OSError:

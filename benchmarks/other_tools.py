@@ -1,4 +1,4 @@
-"""Times of other tools that run a test in its own processes."""
+"""Time of tests in other tools that run a test in separate processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks import suites
 from benchmarks.measure import PLUGINS, WITH, WITHOUT, Effort, Figure, Run, interleaved, middle, session
 
 PACKAGES = ("pytest==9.1.1", "pytest-isolate==0.0.17")
-"""pytest-isolate fails every test under pytest 9.2."""
+"""Packages to install for pytest-isolate, which fails every test under pytest 9.2."""
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pytest-accel-benchmarks"
 _SLOW_TESTS = 3
-"""Tests of a suite whose tests take seconds."""
+"""Number of tests in a suite whose tests take seconds."""
 
 
 def isolate_python() -> str:
-    """Return an interpreter with pytest-isolate, a pytest that it supports, and the torch of this one.
+    """Return an interpreter that has pytest-isolate, a pytest that it supports, and the torch of this interpreter.
 
     Raise subprocess.CalledProcessError if pip cannot install them.
     """
@@ -31,7 +31,7 @@ def isolate_python() -> str:
         subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES], check=True, capture_output=True)
         query = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = subprocess.run([str(python), "-c", query], check=True, capture_output=True, text=True).stdout.strip()
-        # After its own packages, so that its pytest comes first.
+        # A .pth file appends the folder to the path, so pytest is imported from the new environment.
         Path(site, "torch-of-the-caller.pth").write_text(sysconfig.get_path("purelib") + "\n")
         (home / "ready").touch()
     return str(python)
@@ -43,7 +43,7 @@ def _figure(name: str, runs: list[Run], first: int = 0, note: str = "") -> Figur
 
 
 def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
-    """Return the milliseconds per test."""
+    """Return the milliseconds per test of each tool, and of two ranks in comparison."""
     runs = max(1, effort.runs // 2)
     two = suites.write(folder / "two", suites.all_reduce("2"), effort.tests, files=10)
     sessions = {"two": lambda: session(two, [*PLUGINS, *WITH])}
@@ -54,21 +54,21 @@ def figures(folder: Path, effort: Effort, *, isolate: bool) -> list[Figure]:
         head, body = suites.PROCESSES
         processes = suites.write(folder / "processes", body, _SLOW_TESTS, head=head)
         sessions["processes"] = lambda: session(processes, [*PLUGINS, *WITHOUT])
-    made = interleaved(sessions, runs)
-    ours = [run.per_test(20) for run in made["two"]]
-    found = [_figure("torchrun in each test, two ranks", made["torchrun"])]
-    if "processes" in made:
-        theirs = _figure("MultiProcessTestCase, two ranks", made["processes"])
+    results = interleaved(sessions, runs)
+    ours = [run.per_test(20) for run in results["two"]]
+    found = [_figure("torchrun in each test, two ranks", results["torchrun"])]
+    if "processes" in results:
+        theirs = _figure("MultiProcessTestCase, two ranks", results["processes"])
         found += [
             theirs,
             Figure(
-                "two warm ranks beside MultiProcessTestCase",
+                "two ranks, compared with MultiProcessTestCase",
                 middle(ours),
                 "ms",
                 theirs.value / 500,
                 "1/500 of theirs",
                 tuple(ours),
-                max(run.others for run in made["two"]),
+                max(run.others for run in results["two"]),
             ),
         ]
     else:
@@ -86,5 +86,5 @@ def _isolate(folder: Path, effort: Effort, runs: int) -> Figure:
         return Figure(name, float("nan"), "ms", note=f"not run: {' '.join(error.cmd[-3:])} failed")
     suite = suites.write(folder / "isolate", suites.PLAIN, effort.few)
     arguments = ["-p", "pytest_isolate", "--isolate"]
-    made = interleaved({"isolate": lambda: session(suite, arguments, python=python)}, runs)
-    return _figure(name, made["isolate"], 1, note=PACKAGES[0])
+    results = interleaved({"isolate": lambda: session(suite, arguments, python=python)}, runs)
+    return _figure(name, results["isolate"], 1, note=PACKAGES[0])

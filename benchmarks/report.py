@@ -1,4 +1,4 @@
-"""The page of ``--accel-report`` for 5,000 tests on 64 devices: its size, and how long Chromium takes to open it."""
+"""The page of ``--accel-report`` for 5,000 tests on 64 devices: its size, and the time in which Chromium opens it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATH = 0.3  # seconds
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Make the page and open it several times."""
+    """Return the time to make the page, its size, and the time to open it in several runs."""
     from pytest_accel.record.report_page import page
 
     folder.mkdir()
@@ -36,14 +36,14 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     name = f"page of {_TESTS:,} tests"
     return [
         Figure(f"{name}: critical path", path, "s", _PATH, f"{_PATH:g} s"),
-        Figure(f"{name}: making it", made, "s"),
+        Figure(f"{name}: making", made, "s"),
         Figure(f"{name}: size", file.stat().st_size / 1e6, "MB", _SIZE, f"{_SIZE:g} MB"),
         *_opening(file, name, effort),
     ]
 
 
 def _opening(file: Path, name: str, effort: Effort) -> list[Figure]:
-    """Return the time until Bokeh has drawn everything, and the CPU time of the page's thread until then."""
+    """Return the seconds until Bokeh has drawn everything, and the CPU time of the page's thread until then."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright
@@ -71,8 +71,8 @@ def _opening(file: Path, name: str, effort: Effort) -> list[Figure]:
             page.goto(file.as_uri())
             page.wait_for_function("window.opened")
             times.append(page.evaluate("window.opened") / 1000)
-            found = session.send("Performance.getMetrics")["metrics"]
-            cpu += [one["value"] for one in found if one["name"] == "TaskDuration"]
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            cpu += [one["value"] for one in metrics if one["name"] == "TaskDuration"]
             page.close()
         browser.close()
     # The first page also starts the browser's processes.

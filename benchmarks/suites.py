@@ -1,4 +1,4 @@
-"""The test suites that are measured."""
+"""The test suites of the benchmarks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_{number}():
 
 
 def all_reduce(mark: str | None) -> str:
-    """Return the text of a test in which the ranks sum up their numbers. `mark` is the arguments of ``distributed``."""
+    """Return the text of a test with an all-reduce. `mark` has the arguments of the mark ``distributed``."""
     decorator = f"@pytest.mark.distributed({mark})" if mark else ""
     return f"""
 {decorator}
@@ -95,8 +95,10 @@ def rank():
 def world_size():
     return dist.get_world_size()
 """
-"""A conftest as people write it for ``torchrun -m pytest``: without a plugin, a driver, and merged reports."""
+"""Text to append to `CONFTEST` for a suite that runs under ``torchrun -m pytest`` without the plugin: it creates the
+process group and provides the fixtures."""
 
+# Head and test of a suite of torch's `MultiProcContinuousTest`, whose tests share their processes.
 CONTINUOUS = (
     """import torch
 import torch.distributed as dist
@@ -122,6 +124,7 @@ class TestAllReduce(MultiProcContinuousTest):
 """,
 )
 
+# Head and test of a suite of torch's `MultiProcessTestCase`, which starts processes for each test.
 PROCESSES = (
     """import torch
 import torch.distributed as dist
@@ -170,8 +173,9 @@ if dist.get_rank() == 0:
     print(took / count * 1e3)
 dist.destroy_process_group()
 """
-"""A script that prints the milliseconds of `all_reduce` in two processes that do nothing else."""
+"""A script that prints the milliseconds of an all-reduce in processes that do nothing else."""
 
+# Head and test of a suite in which each test runs a script under torchrun.
 TORCHRUN = (
     f"""import subprocess
 import sys
@@ -203,7 +207,7 @@ def write(
 ) -> Path:
     """Write a suite of `tests` tests in `files` files of equal length; `body` gets the number of each test.
 
-    Its conftest imports what is to be `imported` before the tests are collected, and ends with `conftest`.
+    Its conftest imports the modules `imported` before the tests are collected, and ends with the text `conftest`.
     """
     folder.mkdir(parents=True)
     (folder / "conftest.py").write_text("".join(f"import {name}\n" for name in imported) + CONFTEST + conftest)

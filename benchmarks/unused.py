@@ -40,9 +40,9 @@ def _import_cost() -> tuple[float, bool]:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Measure sessions with and without the plugin, alternately: elapsed time and CPU time of the process."""
+    """Return the time and CPU time that the plugin adds, measured alternately in sessions with and without it."""
     suite = suites.write(folder / "trivial", suites.TRIVIAL, effort.many, head="", files=100)
-    made = interleaved(
+    results = interleaved(
         {
             "without": lambda: session(suite, [*PLUGINS, *WITHOUT]),
             "with": lambda: session(suite, [*PLUGINS, *WITH]),
@@ -50,25 +50,26 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         effort.runs,
     )
 
-    def more(name: str, pick: str) -> Figure:
-        """Return the ratio of each run to the one before it."""
-        pairs = zip(made["with"], made["without"], strict=True)
-        values = tuple((getattr(ours, pick) / getattr(bare, pick) - 1) * 100 for ours, bare in pairs)
-        return Figure(name, middle(values), "%", 2.0, "2 %", values, _others(made["with"] + made["without"]))
+    def median_overhead(name: str, field: str) -> Figure:
+        """Return the median of the overheads of each run, compared with the run before it."""
+        pairs = zip(results["with"], results["without"], strict=True)
+        values = tuple((getattr(ours, field) / getattr(bare, field) - 1) * 100 for ours, bare in pairs)
+        return Figure(name, middle(values), "%", 2.0, "2 %", values, _others(results["with"] + results["without"]))
 
-    def least(name: str, pick: str) -> Figure:
-        ours, bare = (min(getattr(run, pick) for run in made[key]) for key in ("with", "without"))
-        return Figure(name, (ours / bare - 1) * 100, "%", 2.0, "2 %", note=f"{ours:.2f} s against {bare:.2f} s")
+    def best_overhead(name: str, field: str) -> Figure:
+        """Return the overhead of the best run, compared with the best run without the plugin."""
+        ours, bare = (min(getattr(run, field) for run in results[key]) for key in ("with", "without"))
+        return Figure(name, (ours / bare - 1) * 100, "%", 2.0, "2 %", note=f"{ours:.2f} s, {bare:.2f} s without")
 
-    _import_cost()  # Writes the bytecode.
+    _import_cost()  # Writes the bytecode files.
     costs = [_import_cost() for _ in range(_IMPORTS)]
     milliseconds = tuple(cost for cost, _ in costs)
-    torch = sum(found for _, found in costs) + sum(run.torch for run in made["with"])
+    torch = sum(found for _, found in costs) + sum(run.torch for run in results["with"])
     return [
-        more(f"{effort.many:,} trivial tests, time more than without", "wall"),
-        more(f"{effort.many:,} trivial tests, CPU time more than without", "cpu"),
-        least("the same, fastest run of each", "wall"),
-        least("the same, least CPU time of each", "cpu"),
+        median_overhead(f"{effort.many:,} trivial tests, added time", "wall"),
+        median_overhead(f"{effort.many:,} trivial tests, added CPU time", "cpu"),
+        best_overhead("added time, fastest runs", "wall"),
+        best_overhead("added CPU time, runs with the least of it", "cpu"),
         Figure("importing the plugin", middle(milliseconds), "ms", 20.0, "20 ms", milliseconds),
         Figure("processes in which torch was imported", torch, "", 0.0, "none"),
     ]

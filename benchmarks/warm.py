@@ -1,4 +1,4 @@
-"""Tests in warm worlds, compared with plain tests and with torch's own reused ranks."""
+"""Time of tests in warm worlds, compared with plain tests, sessions under torchrun, and `MultiProcContinuousTest`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from benchmarks.measure import (
 )
 
 _FIRST = 20
-"""The first measured test: in the tests before it, process group, allocator and caches are cold."""
+"""The first measured test: the tests before it start the process group and fill allocator and caches."""
 
 
 def _all_reduce_alone(folder: Path) -> float:
-    """Return the milliseconds of the tests' bodies in two processes without pytest."""
+    """Return the milliseconds of an all-reduce, as in the tests, in two processes without pytest."""
     script = folder / "alone.py"
     script.write_text(suites.ALL_REDUCE)
     command = [sys.executable, *torchrun(2), str(script)]
@@ -39,8 +39,8 @@ def _all_reduce_alone(folder: Path) -> float:
 
 
 def figures(folder: Path, effort: Effort) -> list[Figure]:
-    """Return the milliseconds per test, with collection, in suites of 1,000 tests in ten files."""
-    # What a file imports is imported once, and no cost of a test.
+    """Return the milliseconds per test, including the collection, in suites of ten files."""
+    # The conftest imports torch, so that the time per test does not include this import.
     write = partial(suites.write, tests=effort.tests, files=10, imported=["torch", "torch.distributed"])
     plain = write(folder / "plain", suites.PLAIN)
     two = write(folder / "two", suites.all_reduce("2"))
@@ -58,7 +58,7 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
         "four": lambda: session(four, [*PLUGINS, *WITH]),
         "four without": lambda: without(4),
     }
-    if importlib.util.find_spec("expecttest") is not None:  # What torch.testing._internal needs.
+    if importlib.util.find_spec("expecttest") is not None:  # torch.testing._internal imports it.
         head, body = suites.CONTINUOUS
         continuous = suites.write(
             folder / "continuous",
@@ -68,29 +68,29 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
             imported=["torch.testing._internal.common_distributed"],
         )
         sessions["continuous"] = lambda: session(continuous, [*PLUGINS, *WITHOUT])
-    made = interleaved(sessions, effort.runs)
+    results = interleaved(sessions, effort.runs)
     alone = [_all_reduce_alone(folder) for _ in range(effort.runs)]
-    values = {name: [run.per_collected_test(_FIRST) for run in runs] for name, runs in made.items()}
+    values = {name: [run.per_collected_test(_FIRST) for run in runs] for name, runs in results.items()}
     base, ours = middle(values["plain"]), middle(values["two"])
 
-    def figure(name: str, key: str, factor: float | None = None, beside: float = base, words: str = "") -> Figure:
+    def figure(name: str, key: str, factor: float | None = None, reference: float = base, target: str = "") -> Figure:
         return Figure(
             name,
             middle(values[key]),
             "ms",
-            limit=None if factor is None else factor * beside,
-            target=words,
+            limit=None if factor is None else factor * reference,
+            target=target,
             values=tuple(values[key]),
-            others=max(run.others for run in made[key]),
+            others=max(run.others for run in results[key]),
         )
 
     found = [
         figure("plain test with a tensor operation", "plain"),
         Figure("gloo's all-reduce alone, two processes", middle(alone), "ms", values=tuple(alone)),
-        figure("two ranks, all-reduce", "two", 2.5, words="2.5 x plain"),
-        figure("two sessions side by side, without the plugin", "two without"),
-        figure("four ranks, all-reduce", "four", 5.0, words="5 x plain"),
-        figure("four sessions side by side, without the plugin", "four without"),
+        figure("two ranks, all-reduce", "two", 2.5, target="2.5 x plain"),
+        figure("two sessions at the same time, without the plugin", "two without"),
+        figure("four ranks, all-reduce", "four", 5.0, target="5 x plain"),
+        figure("four sessions at the same time, without the plugin", "four without"),
     ]
     if "continuous" not in values:
         return [*found, Figure("MultiProcContinuousTest", float("nan"), "ms", note="not run: needs expecttest")]
@@ -98,5 +98,5 @@ def figures(folder: Path, effort: Effort) -> list[Figure]:
     return [
         *found,
         figure("MultiProcContinuousTest, two ranks, all-reduce", "continuous"),
-        Figure("two ranks beside MultiProcContinuousTest", ours, "ms", theirs, "theirs", tuple(values["two"])),
+        Figure("two ranks, compared with MultiProcContinuousTest", ours, "ms", theirs, "theirs", tuple(values["two"])),
     ]

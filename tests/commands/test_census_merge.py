@@ -1,4 +1,4 @@
-"""``python -m pytest_accel census``: the comparison of a pipeline's jobs, the list of allowed tests, and bad files."""
+"""Tests of ``python -m pytest_accel census``, which compares the censuses of a pipeline's jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def missing(there: int, devices: int = 8, kind: str | None = "cuda", **need: Any) -> Outcome:
-    """The outcome of a test that needs `devices`, in a session with `there` devices of the kind cuda.
+    """Return the outcome of a test that needs `devices`, in a session with `there` devices of the kind cuda.
 
     `kind` is the kind that the test's marks name; None: they name none.
     """
@@ -43,7 +43,7 @@ def missing(there: int, devices: int = 8, kind: str | None = "cuda", **need: Any
 
 
 def need_of(**need: Any) -> Needs:
-    """The need of a test that does not fit the machine."""
+    """Return the needs of a test that does not fit the machine."""
     return Needs(marked=True, fits=False, **need)
 
 
@@ -62,7 +62,7 @@ Compare = Callable[..., tuple[int, list[str]]]
 
 @pytest.fixture
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compare:
-    """A function that writes jobs to files, compares these, and returns the exit status and the lines of the output."""
+    """Provide a function that writes jobs to files, compares them, and returns exit status and lines of output."""
     monkeypatch.chdir(tmp_path)
 
     def run(*, allow: str | None = None, **jobs: Census) -> tuple[int, list[str]]:
@@ -78,7 +78,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
-def test_a_test_that_ran_in_one_job_is_enough(compare: Compare) -> None:
+def test_the_status_is_0_if_each_test_ran_in_one_job(compare: Compare) -> None:
     for status in (Status.PASSED, Status.FAILED, Status.ERROR, Status.XFAILED, Status.XPASSED):
         assert compare(
             one=census({"test_x.py::test_it": missing(0), "test_x.py::test_other": PASSED}),
@@ -86,15 +86,15 @@ def test_a_test_that_ran_in_one_job_is_enough(compare: Compare) -> None:
         ) == (0, ["2 of 2 tests ran in one of 2 jobs"])
 
 
-def test_the_list_is_grouped_by_what_was_missing(compare: Compare) -> None:
-    big = missing(1, 2, memory=80 * 1024**3, world_size=4)
+def test_tests_that_ran_in_no_job_are_grouped_by_reason(compare: Compare) -> None:
+    memory = missing(1, 2, memory=80 * 1024**3, world_size=4)
     status, lines = compare(
         none=census({"a::eight": missing(0), "a::eight_too": missing(0), "a::any": missing(0, kind=None)}),
         one=census(
             {"a::eight": missing(1), "a::eight_too": missing(1), "a::mine": skipped("my\nreason"), "a::ran": PASSED}
         ),
         four=census({"a::eight": missing(4), "a::eight_too": missing(4), "a::any": missing(4, kind=None)}),
-        some=census({"a::big": big, "a::pair": DESELECTED, "a::mine": skipped("other")}),
+        some=census({"a::big": memory, "a::pair": DESELECTED, "a::mine": skipped("other")}),
         many=census({"a::pair": missing(1, 2)}),
         ended=census({"a::late": NOT_RUN, "a::ran": NOT_RUN}, complete=False),
         all=census({"a::late": NOT_RUN, "a::nobody": NOT_RUN, "a::ran": NOT_RUN}, complete=False, collect_only=True),
@@ -131,14 +131,14 @@ def test_the_list_is_grouped_by_what_was_missing(compare: Compare) -> None:
     ]
 
 
-def test_what_a_count_of_devices_does_not_explain_is_told_in_full(compare: Compare) -> None:
+def test_reasons_other_than_the_number_of_devices_are_listed_in_full(compare: Compare) -> None:
     need = need_of(devices=1, kind="cuda", memory=80 * 1024**3)
     small = Outcome(Status.MISSING, "needs 1 with 80 GiB; there are 4", need, DevicesThere("cuda", 4))
     ranks = Outcome(Status.MISSING, "needs 4 ranks; torchrun has started 2", need_of(world_size=4))
-    part = missing(1, 2, share=0.5)
+    share = missing(1, 2, share=0.5)
     differs = {"one": missing(0, 2), "two": missing(1, 3)}
     _, lines = compare(
-        one=census({"a::small": small, "a::ranks": ranks, "a::part": part, "a::differs": differs["one"]}),
+        one=census({"a::small": small, "a::ranks": ranks, "a::part": share, "a::differs": differs["one"]}),
         two=census({"a::differs": differs["two"]}),
     )
     assert lines[2:] == [
@@ -157,16 +157,16 @@ def test_what_a_count_of_devices_does_not_explain_is_told_in_full(compare: Compa
     ]
 
 
-def test_a_pipeline_without_tests_proves_nothing(compare: Compare) -> None:
+def test_a_pipeline_without_tests_is_an_error(compare: Compare) -> None:
     assert compare(one=census({}), two=census({})) == (1, ["no test was collected in 2 jobs"])
 
 
-def test_a_job_that_was_not_complete_is_named(compare: Compare) -> None:
+def test_an_incomplete_job_is_named(compare: Compare) -> None:
     status, lines = compare(one=census({"a::b": PASSED}, complete=False))
     assert (status, lines) == (0, ["1 of 1 test ran in the job; not complete: one.json"])
 
 
-def test_a_file_that_all_jobs_skip_is_listed(compare: Compare) -> None:
+def test_a_file_that_all_jobs_skip_is_listed_without_its_tests(compare: Compare) -> None:
     files = {"tests/test_a.py": "no triton", "tests/test_b.py": "no triton", "pkg": "no package"}
     one = census({"tests/test_c.py::test": PASSED}, files=files)
     status, lines = compare(one=one, two=census({"tests/test_b.py::TestIt::test": PASSED, "pkg/test_d.py::t": PASSED}))
@@ -176,7 +176,7 @@ def test_a_file_that_all_jobs_skip_is_listed(compare: Compare) -> None:
     )
 
 
-def test_allowed_tests(compare: Compare) -> None:
+def test_tests_that_match_a_line_of_allow_need_not_run(compare: Compare) -> None:
     one = census(
         {
             "t.py::test_a[1]": missing(0),
@@ -192,7 +192,7 @@ def test_allowed_tests(compare: Compare) -> None:
     assert [line.strip() for line in lines if line.startswith("    ")] == ["t.py::test_a[2]", "t.py::test_b[x#y]"]
 
 
-def test_the_list_of_allowed_tests_cannot_rot(compare: Compare) -> None:
+def test_lines_of_allow_whose_tests_ran_or_do_not_exist_are_errors(compare: Compare) -> None:
     tests = {"t.py::test_a": skipped("own"), "t.py::test_b": PASSED, "t.py::test_c": PASSED}
     assert compare(one=census(tests), allow="t.py::test_a\nt.py::test_b\nt.py::gone\nt.py::*_[ac]\nt.py::*_?\n") == (
         1,
@@ -208,7 +208,7 @@ def test_the_list_of_allowed_tests_cannot_rot(compare: Compare) -> None:
     )
 
 
-BAD = {
+INVALID = {
     "no JSON": b"{",
     "not UTF-8": b'{"a": "\xff"}',
     "deep": b"[" * 100_000,
@@ -218,15 +218,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("content", BAD.values(), ids=BAD)
-def test_a_file_that_is_no_census_is_named(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    census_file.write(str(good), census({"a::b": PASSED}))
-    bad.write_bytes(content)
+@pytest.mark.parametrize("content", INVALID.values(), ids=INVALID)
+def test_an_invalid_file_is_named(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    valid, invalid = tmp_path / "good.json", tmp_path / "bad.json"
+    census_file.write(str(valid), census({"a::b": PASSED}))
+    invalid.write_bytes(content)
     with pytest.raises(SystemExit) as error:
-        main(["census", str(good), str(bad)])
+        main(["census", str(valid), str(invalid)])
     assert error.value.code == 2
-    assert f"error: {bad}: is no census of --accel-census" in capsys.readouterr().err
+    assert f"error: {invalid}: is no census of --accel-census" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_file_that_is_no_census_is_named(content: bytes, tmp_path: Path, capsy
         ({"session": {"kind": "cuda", "devices": True}}, "session: devices must be of type int, got True"),
     ],
 )
-def test_a_census_with_wrong_values_is_refused(change: dict[str, object], text: str, tmp_path: Path) -> None:
+def test_a_census_with_invalid_values_is_refused(change: dict[str, object], text: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({**census_file.as_json(census({})), **change}))
     with pytest.raises(CensusError) as error:
@@ -253,8 +253,7 @@ def test_a_census_with_wrong_values_is_refused(change: dict[str, object], text: 
     assert text in str(error.value)
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """An id with characters that the terminal cannot show, or would obey, is escaped."""
+def test_control_and_unencodable_characters_of_ids_are_escaped(tmp_path: Path) -> None:
     census_file.write(str(tmp_path / "a.json"), census({"é\x1b[2J\udcff::b": skipped("own")}))
     command = [sys.executable, "-m", "pytest_accel", "census", "a.json"]
     environ = {"PATH": "", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
@@ -273,7 +272,7 @@ def test_the_command(tmp_path: Path) -> None:
         (("a.json", "--allow", "gone.txt"), "error: gone.txt: cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_arguments_and_unreadable_files(
+def test_invalid_arguments_and_unreadable_files_are_usage_errors(
     arguments: tuple[str, ...],
     text: str,
     tmp_path: Path,
@@ -296,13 +295,14 @@ def test_census_must_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "census must be the first argument" in capsys.readouterr().err
 
 
-def test_the_census_of_an_earlier_session_is_removed(tmp_path: Path) -> None:
+def test_check_path_removes_the_census_of_an_earlier_session(tmp_path: Path) -> None:
     (tmp_path / "census.json").write_text("yesterday")
     census_file.check_path(str(tmp_path / "census.json"))
     assert list(tmp_path.iterdir()) == []
 
 
-IDS = st.text(st.characters(), min_size=1, max_size=8)  # With surrogates, which file names that are not UTF-8 have.
+# Surrogates are included: file names that are not UTF-8 contain them.
+IDS = st.text(st.characters(), min_size=1, max_size=8)
 NEEDS = st.builds(
     need_of,
     devices=st.integers(0, 9),
@@ -331,7 +331,7 @@ CENSUSES = st.builds(
 
 
 @given(found=CENSUSES)
-def test_a_census_is_read_as_it_was_written(found: Census, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_written_census_is_read_back(found: Census, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "roundtrip.json"
     census_file.write(str(path), found)
     assert path.read_bytes().isascii()
@@ -350,7 +350,7 @@ def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[Census]) -> 
     assert merged.is_proof == (bool(known) and not merged.not_run)
     text = merge_text.text(merged, None)
     assert text.count("\n    ") == len(merged.not_run)
-    # Allowing just these tests makes the pipeline a proof, and forgetting one does not.
+    # The merge is a proof if exactly these tests are allowed, and is none if one of them is not.
     if all(nodeid.isalnum() for nodeid in merged.not_run) and merged.tests:
         allow = parse_allow("\n".join(merged.not_run))
         assert merge(merged.jobs, allow).is_proof
@@ -358,10 +358,10 @@ def test_exactly_the_tests_that_ran_in_no_job_are_listed(jobs: list[Census]) -> 
 
 
 @given(data=st.data(), found=CENSUSES)
-def test_a_damaged_census_is_refused_or_read(
+def test_a_damaged_census_is_read_or_raises_census_error(
     data: st.DataObject, found: Census, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Replace one value of the document; there is no other exception than the one for bad files."""
+    """Replace one value of the document. Reading it must not raise any other exception than CensusError."""
     document = census_file.as_json(found)
     place: Any = document
     while isinstance(place, (dict, list)) and place:

@@ -1,4 +1,4 @@
-"""Judgements of the doctor: on given facts, and on this machine."""
+"""Tests of ``python -m pytest_accel doctor``: its checks on given facts, how it gathers facts, and the command."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ CUDA = Kind("cuda", present=GPUS, visible=GPUS)
 ROCM = Kind("rocm", present=(Device("rocm", "GPU-a", 0, "AMD gfx942"),))
 CHECKS = ["driver", "devices", "torch", "masks", "forks", "locks", "memory"]
 
+# The facts of a machine without problems.
 FINE = MachineFacts(
     accel="auto",
     session="cuda",
@@ -42,11 +43,13 @@ FINE = MachineFacts(
 )
 
 
-def told(facts: MachineFacts, name: str) -> list[Finding]:
+def findings_of(facts: MachineFacts, name: str) -> list[Finding]:
+    """Return the findings of the check `name`."""
     return [finding for finding in check(facts) if finding.check == name]
 
 
 def with_kind(kind: Kind, **more: Any) -> MachineFacts:
+    """Return the facts `FINE` with another `kind` in place of the one with its name, and with the fields `more`."""
     return replace(FINE, kinds=tuple(kind if one.name == kind.name else one for one in FINE.kinds), **more)
 
 
@@ -57,6 +60,7 @@ def test_a_machine_without_problems_passes_every_check() -> None:
 
 
 def masked(**masks: str) -> Kind:
+    """Return the kind cuda with all devices hidden by `masks`."""
     return replace(CUDA, visible=(), inherited=masks)
 
 
@@ -170,12 +174,12 @@ CASES: list[tuple[MachineFacts, str, str, str, str]] = [
 
 @pytest.mark.parametrize(("facts", "name", "state", "what", "advice"), CASES)
 def test_each_problem_has_its_message(facts: MachineFacts, name: str, state: str, what: str, advice: str) -> None:
-    findings = [finding for finding in told(facts, name) if finding.state != "ok"]
+    findings = [finding for finding in findings_of(facts, name) if finding.state != "ok"]
     assert [finding.state for finding in findings] == [state]
     assert what in findings[0].what
     assert advice in findings[0].advice
     assert bool(advice) == bool(findings[0].advice)
-    assert list(dict.fromkeys(finding.check for finding in check(facts))) == CHECKS, "each check says something"
+    assert list(dict.fromkeys(finding.check for finding in check(facts))) == CHECKS, "a check has no finding"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_a_probe_process_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytes
     assert try_forks([], timeout=0.5) == Forks("hung", "pytest_accel", "0.5 seconds")
 
 
-def test_the_pci_bus(tmp_path: Path) -> None:
+def test_nvidia_gpus_are_counted_on_the_pci_bus(tmp_path: Path) -> None:
     devices = {"0000:01:00.0": ("0x10de", "0x030200"), "0000:02:00.0": ("0x10de", "0x030000")}
     devices |= {"0000:02:00.1": ("0x10de", "0x040300"), "0000:00:02.0": ("0x8086", "0x030000")}
     for address, (vendor, kind) in devices.items():
@@ -284,12 +288,12 @@ overlay /home/me/a\\040b overlay rw 0 0
         ("/homely", "xfs"),
     ],
 )
-def test_file_systems(path: str, kind: str) -> None:
+def test_the_file_system_of_a_path_is_found(path: str, kind: str) -> None:
     assert filesystem_of(Path(path), MOUNTS) == kind
     assert filesystem_of(Path(path), "") is None
 
 
-def test_lock_folders(tmp_path: Path) -> None:
+def test_lock_folders_are_checked_and_not_created(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"x {tmp_path} nfs rw 0 0\n")
     folder = tmp_path / "locks"
@@ -310,6 +314,7 @@ def test_lock_folders(tmp_path: Path) -> None:
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the doctor without the inherited masks."""
     inherited = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
     return subprocess.run(
         [sys.executable, "-m", "pytest_accel", "doctor", *arguments],
@@ -322,19 +327,19 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def not_ok(done: subprocess.CompletedProcess[str], *names: str) -> dict[str, tuple[str, str]]:
-    """Of the checks `names`, what is no good."""
+    """Return state and text of the findings of the checks `names` that are not ok."""
     findings = json.loads(done.stdout)["findings"]
     return {
         one["check"]: (one["state"], one["what"]) for one in findings if one["check"] in names and one["state"] != "ok"
     }
 
 
-def test_this_machine_with_pretended_devices() -> None:
+def test_the_command_finds_no_problem_on_this_machine_with_simulated_devices() -> None:
     done = run("--accel", "sim:4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok       devices   the session has sim: 4 x sim\n" in done.stdout
     assert "ok       forks     what ranks are forked from has one thread" in done.stdout
-    assert not Path(os.environ[VARIABLE]).exists() or "can be used" in done.stdout
+    assert ("can be used" if Path(os.environ[VARIABLE]).exists() else "created by the first session") in done.stdout
     assert done.stderr == ""
 
 
@@ -371,14 +376,14 @@ def test_a_problem_is_printed_and_sets_the_exit_status(tmp_path: Path) -> None:
     assert re.match(r"kind 'twin' of (one 1.0 and of other|other 1.0 and of one) 1.0: it can be", broken[1]["what"])
 
 
-def test_wrong_arguments_are_explained() -> None:
-    for done, word in (
+def test_invalid_settings_are_usage_errors() -> None:
+    for done, error in (
         (run("--accel", "sim:0"), "sim:0"),
         (run("--accel", "sim:2", "--accel-devices", "5"), "'5' names no device"),
         (run("--accel", "sim:missing.toml"), "sim topology missing.toml: cannot be read"),
         (run(PYTEST_ACCEL_TIMEOUT="never"), "environment variable PYTEST_ACCEL_TIMEOUT: must be"),
     ):
         assert done.returncode == 2
-        assert word in done.stderr
+        assert error in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""``python -m pytest_accel``: the devices, for people and for scripts."""
+"""Tests of ``python -m pytest_accel info``: its table of the devices, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ pci = "0000:03:00.0"
 def run(
     *arguments: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m pytest_accel`` without the inherited masks."""
     inherited = {name: value for name, value in os.environ.items() if not name.endswith("_VISIBLE_DEVICES")}
     return subprocess.run(
         [sys.executable, "-m", "pytest_accel", *arguments],
@@ -59,7 +60,8 @@ def run(
     )
 
 
-def told(*arguments: str, **environ: str) -> dict[str, Any]:
+def read_json(*arguments: str, **environ: str) -> dict[str, Any]:
+    """Return the document that the command prints with ``--json``."""
     done = run("--json", *arguments, environ=environ)
     assert (done.returncode, done.stderr) == (0, "")
     document: dict[str, Any] = json.loads(done.stdout)
@@ -68,12 +70,13 @@ def told(*arguments: str, **environ: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Provide the path of a lock folder that does not exist yet."""
     return tmp_path / "own-locks"
 
 
 @pytest.fixture
 def holder(folder: Path) -> Iterator[int]:
-    """The pid of a session that holds sim-1, for a test of the name "killed"."""
+    """Provide the pid of a session that holds sim-1 for the test "killed"."""
     command = [sys.executable, str(CONTENDER), "hold", str(folder), "sim-1", "0", "0"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -82,14 +85,14 @@ def holder(folder: Path) -> Iterator[int]:
         process.kill()
 
 
-def test_the_table(tmp_path: Path) -> None:
+def test_the_table_has_the_facts_of_each_device(tmp_path: Path) -> None:
     (tmp_path / "machine.toml").write_text(TOPOLOGY)
     done = run("info", "--accel", "sim:machine.toml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [re.split(r"  +", line) for line in done.stdout.splitlines()]
     assert lines[0] == ["accel: sim, 3 devices: Big (80 GiB), 2 x Small, order fastest"]
-    heads = ["#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links"]
-    assert lines[1] == [*heads, "held by", "used by"]
+    headers = ["#", "device", "id", "kind", "name", "memory", "free", "capability", "pci", "numa", "links"]
+    assert lines[1] == [*headers, "held by", "used by"]
     assert lines[2][:10] == ["0", "cpu", "sim-0", "sim", "Big", "80 GiB", "80 GiB", "9.0", "0000:02:00.0", "1"]
     assert lines[2][10:] == ["nvlink: 1; pcie: 2", "-", "-"]
     assert lines[3] == ["1", "cpu", "sim-1", "sim", "Small", "-", "-", "-", "0000:01:00.0", "-", "nvlink: 0", "-", "-"]
@@ -99,30 +102,30 @@ def test_the_table(tmp_path: Path) -> None:
 
 def test_pytest_shows_the_same_table(tmp_path: Path) -> None:
     (tmp_path / "machine.toml").write_text(TOPOLOGY)
-    alone = run("--accel", "sim:machine.toml", cwd=tmp_path).stdout
+    table_text = run("--accel", "sim:machine.toml", cwd=tmp_path).stdout
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "--accel-info", "--accel", "sim:machine.toml"]
     shown = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert shown.returncode == 0
-    assert alone in shown.stdout
+    assert table_text in shown.stdout
 
 
-def test_settings_are_those_of_pytest() -> None:
-    assert [one["id"] for one in told(PYTEST_ACCEL="sim:2")["devices"]] == ["sim-0", "sim-1"]
-    few = told("--accel", "sim:4", "--accel-devices", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
+def test_settings_are_read_as_in_pytest() -> None:
+    assert [one["id"] for one in read_json(PYTEST_ACCEL="sim:2")["devices"]] == ["sim-0", "sim-1"]
+    few = read_json("--accel", "sim:4", "--accel-devices", "3,0", "--accel-order", "3", PYTEST_ACCEL="sim:2")
     assert [one["id"] for one in few["devices"]] == ["sim-3", "sim-0"]
     assert (few["order"], few["notes"]) == ("3", ["--accel-devices 3,0 leaves 2 of 4"])
-    masked = told("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
+    masked = read_json("--accel", "sim:3", SIM_VISIBLE_DEVICES="2,0")
     assert [one["id"] for one in masked["devices"]] == ["sim-0", "sim-2"]
     assert (masked["present"], masked["visible"], masked["inherited"]) == (3, 2, {"SIM_VISIBLE_DEVICES": "2,0"})
 
 
-def test_no_accelerator() -> None:
+def test_accel_none_lists_no_devices() -> None:
     done = run("--accel", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "accel: --accel none: accelerators are left alone (ranks run on the CPU)\n"
-    document = told("--accel", "none")
+    document = read_json("--accel", "none")
     assert (document["kind"], document["devices"], document["mask"]) == ("none", [], {})
 
 
@@ -130,7 +133,7 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     page = (ROOT / "docs" / "reference" / "command.md").read_text(encoding="utf-8")
     (_, info, doctor) = re.split(r"^## `.*--json`.*$", page, flags=re.MULTILINE)
     keys = re.findall(r"^\| `(\w+)` \|", info, re.MULTILINE)
-    document = told("--accel", "cpu:1")
+    document = read_json("--accel", "cpu:1")
     assert keys == [*document, *document["devices"][0]]
     document = json.loads(run("doctor", "--json", "--accel", "cpu:1").stdout)
     keys = re.findall(r"^\| `(\w+)` \|", doctor, re.MULTILINE)
@@ -138,15 +141,15 @@ def test_the_keys_are_those_of_the_documentation() -> None:
     assert keys[len(document) + 4 :] == list(dict.fromkeys(one["check"] for one in document["findings"]))
 
 
-def test_who_holds_a_lease(folder: Path, holder: int) -> None:
+def test_the_holder_of_a_lease_is_shown(folder: Path, holder: int) -> None:
     before = time.time()
-    document = told("--accel", "sim:3,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))
+    document = read_json("--accel", "sim:3,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))
     first, held, last = (one["holder"] for one in document["devices"])
     assert first is last is None
     assert (held["pid"], held["test"]) == (holder, "killed")
     assert 0 < held["since"] < before
-    own = told("--accel", "sim:3", PYTEST_ACCEL_LOCK_DIR=str(folder))
-    assert [one["holder"] for one in own["devices"]] == [None] * 3, "a session's own devices are nobody else's"
+    own = read_json("--accel", "sim:3", PYTEST_ACCEL_LOCK_DIR=str(folder))
+    assert [one["holder"] for one in own["devices"]] == [None] * 3, "devices of this session alone have a holder"
     shown = run("--accel", "sim:3,shared", environ={"PYTEST_ACCEL_LOCK_DIR": str(folder)}).stdout.splitlines()
     assert re.search(rf"  pid {holder}, \S+, killed, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d  -$", shown[3])
     assert shown[2].split()[-2:] == ["-", "-"]
@@ -167,7 +170,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the lock folder `folder`. It fails if it writes there, and prints each file it opens."""
     return subprocess.run(
         [sys.executable, "-c", WATCHED, str(folder), *arguments],
         cwd=ROOT,
@@ -179,12 +183,12 @@ def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["info", "doctor"])
-def test_it_changes_nothing(folder: Path, holder: int, command: str) -> None:
-    done = watched(folder, command, "--accel", "sim:2,shared")
+def test_the_command_does_not_change_the_lock_folder(folder: Path, holder: int, command: str) -> None:
+    done = run_watched(folder, command, "--accel", "sim:2,shared")
     assert done.returncode == 0, done.stderr
     assert command == "doctor" or f"looked at {folder}/pytest-accel-sim-1.lock" in done.stderr
     missing = folder.with_name("missing")
-    assert watched(missing, command, "--accel", "sim:2").returncode == 0
+    assert run_watched(missing, command, "--accel", "sim:2").returncode == 0
     assert not missing.exists()
 
 
@@ -195,7 +199,7 @@ def test_an_unusable_lock_folder_is_reported(folder: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith(
         "the holders of leases are not known: the folder for device locks cannot"
     )
-    (note,) = told("--accel", "sim:1,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
+    (note,) = read_json("--accel", "sim:1,shared", PYTEST_ACCEL_LOCK_DIR=str(folder))["notes"]
     assert f"{folder}/pytest-accel-sim-0.lock: Not a directory" in note
 
 
@@ -203,9 +207,9 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
     assert who_holds(folder, "sim-0") is None
     locks = DeviceLocks(folder)
     try:
-        mine = Holder.here("test")
-        assert locks.try_acquire("sim-0", mine)
-        assert who_holds(folder, "sim-0") == mine
+        holder = Holder.here("test")
+        assert locks.try_acquire("sim-0", holder)
+        assert who_holds(folder, "sim-0") == holder
         locks.release("sim-0")
         assert who_holds(folder, "sim-0") is None
         with lock_path(folder, "sim-0").open() as file:
@@ -219,7 +223,7 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "words"),
+    ("arguments", "environ", "text"),
     [
         (["inform"], {}, "argument command: invalid choice: 'inform'"),
         (["--accel", "gpu"], {}, "--accel 'gpu': allowed are auto, none, cuda,"),
@@ -239,10 +243,10 @@ def test_concurrent_calls_see_the_holder_and_not_each_other(folder: Path) -> Non
         ),
     ],
 )
-def test_wrong_arguments_are_explained(arguments: list[str], environ: dict[str, str], words: str) -> None:
+def test_invalid_settings_are_usage_errors(arguments: list[str], environ: dict[str, str], text: str) -> None:
     done = run(*arguments, environ=environ)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
@@ -258,14 +262,14 @@ def test_a_kind_whose_package_cannot_be_imported_is_reported(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_each_fact_is_shown() -> None:
+def test_links_health_holders_and_notes_are_shown() -> None:
     links = (Link("b", "nvlink"), Link("b", "nvlink"), Link("gone", "nvlink"), Link("c", "nvlink"), Link("c", "numa"))
     devices = tuple(Device("toy", name, at, "Toy", links=links if name == "a" else ()) for at, name in enumerate("abc"))
-    shares = {"a": Holder(0, "unknown", "unknown", 0.0)}
+    holders = {"a": Holder(0, "unknown", "unknown", 0.0)}
     health = {"a": Health("busy", "is used by pid 7 (x, 2 GiB)"), "b": Health("sick", "is ill"), "c": Health()}
     facts = SessionFacts(
         Inventory("toy", devices, present=3, visible=3),
-        tuple(DeviceFacts(f"toy:{one.index}", one, shares.get(one.id), health[one.id]) for one in devices),
+        tuple(DeviceFacts(f"toy:{one.index}", one, holders.get(one.id), health[one.id]) for one in devices),
         {"TOYS": "a,b,c", "OTHER": None},
         ("a note",),
     )
@@ -283,11 +287,11 @@ def test_each_fact_is_shown() -> None:
     ]
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
+def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     command = [sys.executable, "-m", "pytest_accel", "--accel", "sim:64", "--json"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writing)
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
     assert done.stderr == ""
     assert done.returncode == 128 + 13

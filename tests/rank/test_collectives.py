@@ -1,3 +1,5 @@
+"""Tests of the records of a rank's collectives, and of the description of ranks that wait in one."""
+
 from __future__ import annotations
 
 import json
@@ -13,6 +15,7 @@ from pytest_accel.rank.collectives import DEFAULT_GROUP, Collective, Record, des
 def entry(
     number: int, operation: str = "all_reduce", *, done: bool = True, group: str = "0", **more: Any
 ) -> dict[str, Any]:
+    """Return one entry of a record, as torch's flight recorder writes it."""
     description = "default_pg" if group == "0" else "undefined"
     return {
         "collective_seq_id": number,
@@ -28,8 +31,9 @@ def entry(
 
 
 def record(*entries: object, **numbers: int) -> dict[str, dict[int, Collective]]:
-    told = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
-    return read_record(json.dumps(told).encode())
+    """Return the collectives in a record of `entries`. `numbers`: how many collectives each group has issued."""
+    document = {"entries": entries, "members": {DEFAULT_GROUP: [0, 1, 2]}, "numbers": numbers}
+    return read_record(json.dumps(document).encode())
 
 
 def test_a_record_has_the_collectives_of_each_group() -> None:
@@ -47,7 +51,7 @@ def test_a_record_has_the_collectives_of_each_group() -> None:
     assert record(several)["default_pg"][1].tensors == "int64[4], Odd[]"
 
 
-def test_collectives_of_a_destroyed_group_of_the_same_name_are_none_of_the_groups() -> None:
+def test_collectives_of_a_destroyed_group_with_the_same_name_are_left_out() -> None:
     again = record(entry(1), entry(2), entry(1, "barrier"))
     assert [one.operation for one in again["default_pg"].values()] == ["barrier"]
     assert record(entry(1), entry(2), default_pg=1) == {}
@@ -55,14 +59,14 @@ def test_collectives_of_a_destroyed_group_of_the_same_name_are_none_of_the_group
     assert record(entry(1), entry(2), default_pg=2) == record(entry(1), entry(2))
 
 
-def test_groups_by_name() -> None:
+def test_groups_are_labelled_by_name() -> None:
     assert group_label("default_pg") == "the default process group"
     assert group_label("3") == "process group 3"
     assert group_label("3", "default_pg", "1") == "the default process group and process groups 1, 3"
 
 
 @given(st.binary() | st.just(b"[]") | st.just(b'{"entries": [{}]}') | st.just(b'{"entries": 3}'))
-def test_what_is_no_record_tells_nothing(data: bytes) -> None:
+def test_an_invalid_record_has_no_collectives(data: bytes) -> None:
     assert read_record(data) == {}
 
 
@@ -74,13 +78,13 @@ values = st.recursive(
 entries = st.dictionaries(st.sampled_from(sorted(entry(1))), values).map(lambda changes: entry(1) | changes)
 
 
-@given(st.lists(entries, max_size=3), st.dictionaries(st.just("0"), values) | values)
-def test_whatever_a_record_says_can_be_told(given_entries: list[object], members: object) -> None:
+@given(st.lists(entries, max_size=3), st.dictionaries(st.just(DEFAULT_GROUP), values) | values)
+def test_records_with_arbitrary_values_can_be_described(given_entries: list[object], members: object) -> None:
     found = read_record(json.dumps({"entries": given_entries, "members": members}).encode())
     describe_waits({0: found, 1: OPEN}, {})
 
 
-def test_numbers_that_are_none_make_no_record() -> None:
+def test_a_record_with_invalid_numbers_has_no_collectives() -> None:
     data = json.dumps({"entries": [entry(1)]}).replace('seq_id": 1', 'seq_id": 1e400').encode()
     assert read_record(data) == {}
     assert read_record(b"[" * 9999) == {}
@@ -150,26 +154,26 @@ OPEN = record(entry(3), entry(4, done=False))
         ),
     ],
 )
-def test_who_waits_and_who_has_not_come(records: dict[int, Record], lines: list[str]) -> None:
+def test_waiting_and_missing_ranks_are_described(records: dict[int, Record], lines: list[str]) -> None:
     assert describe_waits(records, {2: "test_x.py:9", 1: ""}) == lines
 
 
-def test_collectives_that_differ() -> None:
+def test_different_shapes_and_types_of_a_collective_are_described() -> None:
     waits = record(entry(1, done=False, input_sizes=[[4]]))
-    said = "the ranks called all_reduce #1 with different "
+    start = "the ranks called all_reduce #1 with different "
     tail = [HINT, "rank 1 is in all_reduce #1 (float32[4]); all ranks of the group have reached it"]
 
-    def first(**passed: Any) -> list[str]:
-        told = describe_waits({0: record(entry(1, **passed)), 1: waits, 2: waits}, {})
-        assert told[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1-2 are")]
-        return told[:1]
+    def first_lines(**rank_0: Any) -> list[str]:
+        lines = describe_waits({0: record(entry(1, **rank_0)), 1: waits, 2: waits}, {})
+        assert lines[1:] == [tail[0], tail[1].replace("rank 1 is", "ranks 1-2 are")]
+        return lines[:1]
 
-    assert first(input_sizes=[[3]]) == [f"{said}shapes: rank 0 float32[3], rank 1 float32[4], rank 2 float32[4]"]
-    assert first(input_dtypes=["Double"], input_sizes=[[4]]) == [
-        f"{said}types: rank 0 float64[4], rank 1 float32[4], rank 2 float32[4]"
+    assert first_lines(input_sizes=[[3]]) == [f"{start}shapes: rank 0 float32[3], rank 1 float32[4], rank 2 float32[4]"]
+    assert first_lines(input_dtypes=["Double"], input_sizes=[[4]]) == [
+        f"{start}types: rank 0 float64[4], rank 1 float32[4], rank 2 float32[4]"
     ]
-    assert first(input_dtypes=["Half"]) == [
-        f"{said}shapes and types: rank 0 float16[2, 3], rank 1 float32[4], rank 2 float32[4]"
+    assert first_lines(input_dtypes=["Half"]) == [
+        f"{start}shapes and types: rank 0 float16[2, 3], rank 1 float32[4], rank 2 float32[4]"
     ]
 
 
@@ -177,7 +181,9 @@ def test_collectives_that_differ() -> None:
     ("operation", "sizes"),
     [("all_gather", ([[3]], [[4]])), ("all_to_all", ([[3]], [[9]])), ("scatter", ([[2, 3]], []))],
 )
-def test_collectives_that_may_be_uneven(operation: str, sizes: tuple[list[list[int]], list[list[int]]]) -> None:
+def test_uneven_shapes_are_not_reported_if_the_operation_allows_them(
+    operation: str, sizes: tuple[list[list[int]], list[list[int]]]
+) -> None:
     types = [["Float"] * len(size) for size in sizes]
     records = {
         rank: record(entry(1, operation, done=False, input_sizes=size, input_dtypes=kinds))

@@ -1,4 +1,4 @@
-"""The conversation of a rank with a driver."""
+"""Tests of `DriverConnection`, by which a rank receives requests and sends results."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pytest_accel.rank.run_ahead import PeerChannel, connect, sockets_of
 
 
 def request(serial: int, *, ahead: bool = False) -> RunTest:
+    """Return a request to run a test. `ahead`: it is sent while the previous test runs."""
     return RunTest(serial, NodeRef("test_x.py", ("test",)), ("test_x.py", 1, "test"), None, ahead=ahead)
 
 
@@ -43,6 +44,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
+    """Provide a world of two ranks and its driver."""
     made = World(tmp_path)
     yield made
     made.close()
@@ -58,33 +60,33 @@ def test_queued_messages_are_sent_with_the_next_one_in_order(world: World) -> No
     assert world.driver.recv() == ("next",)
 
 
-def test_a_test_that_was_sent_ahead_begins_when_all_ranks_have_passed(world: World) -> None:
+def test_a_test_sent_ahead_begins_when_all_ranks_have_passed(world: World) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.peer.announce(1, 7)
     world.send(request(2, ahead=True))
     assert world.rank.receive(announced=True) == request(2, ahead=True)
 
 
-def test_a_test_that_was_sent_ahead_is_replaced_if_a_rank_has_not_passed(world: World) -> None:
+def test_a_test_sent_ahead_is_replaced_if_a_rank_has_not_passed(world: World) -> None:
     world.send(request(2, ahead=True), request(3))
     assert world.rank.receive(announced=False) == request(3)
 
 
-def test_ranks_that_disagree_wait_for_the_driver(world: World) -> None:
+def test_a_rank_waits_for_the_driver_if_checksums_differ(world: World) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.peer.announce(1, 8)
     world.send(request(2, ahead=True), Retire())
     assert world.rank.receive(announced=True) == Retire()
 
 
-def test_the_test_after_the_next_one_says_that_the_next_one_may_begin(world: World) -> None:
+def test_a_test_sent_ahead_begins_when_the_test_after_it_arrives(world: World) -> None:
     world.rank.finish(1, Finished(1, {}, checksum=7))
     world.send(request(2, ahead=True), request(3, ahead=True), request(4))
     assert world.rank.receive(announced=True) == request(2, ahead=True)
     assert world.rank.receive(announced=False) == request(4)
 
 
-def test_a_driver_that_has_gone_ends_the_conversation(world: World) -> None:
+def test_receive_fails_if_the_driver_has_closed_the_connection(world: World) -> None:
     world.driver.close()
     world.rank.send("dropped")
     with pytest.raises((EOFError, OSError)):

@@ -1,4 +1,4 @@
-"""Tests of the conclusions of ranks from the steps that they take in the examples of a test."""
+"""Tests of the conclusions that the ranks of a property-based test draw from the steps of all ranks."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def opening(name: str, constants: int = 0) -> Opening:
         ([draw(), draw()], "continues"),
         ([opening("test_x"), opening("test_x", constants=1)], "continues"),
         ([Fetch(0.0, ["a"]), Fetch(1.0, [])], "continues"),
-        # A failure that the ranks cannot shrink together.
+        # The ranks cannot shrink the failure together.
         ([end(drawn="6"), end("failed")], "broken"),
         ([draw("6"), end("failed")], "broken"),
         ([end("stopped"), end("failed")], "broken"),
         ([end("skipped"), end()], "broken"),
         ([end("skipped"), draw()], "broken"),
-        # Examples that are none in common.
+        # The ranks have different examples.
         ([end(drawn="6"), end()], "different"),
         ([draw("6"), draw()], "different"),
         ([draw(), end()], "different"),
@@ -72,7 +72,7 @@ def opening(name: str, constants: int = 0) -> Opening:
         ([end("failed"), Leave(0.0, FAILURE)], "left"),
     ],
 )
-def test_conclusions(steps: list[Step], outcome: str) -> None:
+def test_steps_of_all_ranks_lead_to_one_conclusion(steps: list[Step], outcome: str) -> None:
     found = conclude(steps)
     assert found.outcome == outcome
     if found.failure is not None:
@@ -81,13 +81,13 @@ def test_conclusions(steps: list[Step], outcome: str) -> None:
         assert found.text
 
 
-def test_the_worst_of_all_ranks_is_what_all_tell_hypothesis() -> None:
+def test_a_conclusion_has_the_highest_targets_and_the_slowest_rank() -> None:
     ends = [end(seconds=0.1, targets={"loss": 1.0}), end(seconds=0.3, targets={"loss": -1.0, "size": 2.0})]
     found = conclude(ends)
     assert found == Conclusion("passed", targets={"loss": 1.0, "size": 2.0}, seconds=0.3, slowest=1)
 
 
-def test_what_the_ranks_do_differently_is_told() -> None:
+def test_differences_between_ranks_are_described() -> None:
     assert conclude([end(drawn="6"), end(), end()]).text == (
         "the ranks drew different examples (rank 0 drew 6; ranks 1-2 drew 5): "
         "what a test draws must not depend on the rank"
@@ -101,13 +101,13 @@ def test_what_the_ranks_do_differently_is_told() -> None:
 
 
 @pytest.mark.parametrize("step", [opening("test_x"), Fetch(1.0, ["YQ=="]), draw(), end("failed"), Leave(1.0, FAILURE)])
-def test_steps_travel_as_json(step: Step) -> None:
+def test_steps_are_unchanged_after_json(step: Step) -> None:
     assert from_record(json.loads(json.dumps(to_record(step)))) == step
 
 
 @pytest.mark.parametrize(
     "record", [{}, {"kind": "Other"}, {"kind": "Draw"}, {"kind": "Draw", "at": 0, "drawn": "", "shown": "", "more": 1}]
 )
-def test_a_record_that_is_no_step(record: dict[str, Any]) -> None:
+def test_an_invalid_record_of_a_step_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is not a step of a test"):
         from_record(record)

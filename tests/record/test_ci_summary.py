@@ -1,4 +1,4 @@
-"""The summary for CI systems: its numbers, its size, and text that must stay text."""
+"""Tests of the summary for CI systems: its tables, its size limit, escaped text, and what each CI system receives."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _EVIL = "a\n</td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s\r 
 
 
 def _session(*events: tuple[float, Event], host: str = "one") -> Session:
+    """Return a session on `host` with the given times and events."""
     (session,) = sessions_of([[Recorded(event, Stamp(at, host, 1)) for at, event in [(0.0, _START), *events]]])
     return session
 
@@ -50,6 +51,7 @@ def _fail(test: str, headline: str, *, at: float = 1.0) -> tuple[float, Event]:
 
 
 def _run(test: str, world: int, start: float, stop: float) -> list[tuple[float, Event]]:
+    """Return the events of a test that passes. `world` is 0 if it runs in none."""
     return [
         (start, PhaseReported(test, "setup", "passed", start, start, world=world)),
         (stop, PhaseReported(test, "call", "passed", start, stop, world=world)),
@@ -65,7 +67,7 @@ def _table(text: str, title: str) -> list[list[str]]:
     return [[html.unescape(re.sub("</?code>", "", cell)) for cell in row] for row in rows]
 
 
-def test_devices_times_and_waits() -> None:
+def test_summary_has_devices_slowest_tests_and_longest_waits() -> None:
     session = _session(
         (0.0, PoolOpened(4, "cuda")),
         (0.0, DeviceFound("a", "cuda", 0, "L4")),
@@ -102,12 +104,12 @@ def test_devices_times_and_waits() -> None:
     ]
 
 
-def test_the_first_failure_comes_first() -> None:
+def test_failures_are_sorted_by_time() -> None:
     session = _session(_fail("test_b", "later", at=3.0), _fail("test_a", "first", at=2.0), (4.0, SessionFinished(1)))
     assert [row[-1] for row in _table(summary([session]), "Failures (2)")] == ["first", "later"]
 
 
-def test_missing_hardware_before_other_skips() -> None:
+def test_skips_for_missing_hardware_come_before_other_skips() -> None:
     session = _session(
         *(_skip(f"test_{number}", reason="not today") for number in range(3)),
         *(_skip(f"test_many_{number}", reason="needs 8", missing="needs 8 devices") for number in range(2)),
@@ -119,7 +121,7 @@ def test_missing_hardware_before_other_skips() -> None:
     assert text.index("missing hardware") < text.index("other reasons")
 
 
-def test_sessions_that_did_not_end_well() -> None:
+def test_summary_names_sessions_that_were_killed_or_failed() -> None:
     killed = _session((1.0, TestStarted("test_it")))
     refused = _session((1.0, SessionFinished(4)), host="two")
     text = summary([killed, refused])
@@ -128,25 +130,25 @@ def test_sessions_that_did_not_end_well() -> None:
     assert _table(text, "Failures (1)") == [["test_it", "", "", "it was running when the session ended"]]
 
 
-def test_text_stays_text() -> None:
+def test_text_cannot_inject_markup_or_commands() -> None:
     session = _session(
         _fail(f"test_it[{_EVIL}]", _EVIL), _skip("test_skip", reason=_EVIL), (1.0, SessionFinished(1)), host=_EVIL
     )
     text = summary([session], job=_EVIL)
-    shown = r"a </td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s \udce9 \u202e"
-    assert printable(_EVIL) == shown
-    assert _table(text, "Failures (1)") == [[f"test_it[{shown}]", "", "", shown]]
-    assert _table(text, "Skipped for other reasons (1)") == [[shown, "1"]]
+    expected = r"a </td> | <b> `c` *d* [e](f) ::error:: @g #1 \x1b[0Ksection_end:1:s \udce9 \u202e"
+    assert printable(_EVIL) == expected
+    assert _table(text, "Failures (1)") == [[f"test_it[{expected}]", "", "", expected]]
+    assert _table(text, "Skipped for other reasons (1)") == [[expected, "1"]]
     assert not set(re.sub("</?code>|&#[0-9]+;", "", text)) & set("<>&`*[]@\x1b\r\u202e")
     assert all(line.startswith(("##", "| ", "1 session on <code>")) for line in text.splitlines() if line)
     plain = plain_summary([session])
-    assert f"  {shown}      1" in plain.splitlines()
+    assert f"  {expected}      1" in plain.splitlines()
     assert "\x1b" not in plain
 
 
 @pytest.fixture(scope="module")
 def large() -> Session:
-    """A session with far more failures and causes of skips than a summary can have."""
+    """Provide a session with many more failures and causes of skips than fit into a summary."""
     return _session(
         *(_fail(f"test_é.py::test_{number}", f"{number} é" * 50) for number in range(10_000)),
         *(_skip(f"test_it.py::test_{number}", reason=f"reason {number} " * 20) for number in range(10_000)),
@@ -156,7 +158,7 @@ def large() -> Session:
 
 
 @pytest.mark.parametrize("room", [LARGEST, LARGEST // 10, 6_000])
-def test_a_summary_fits(large: Session, room: int) -> None:
+def test_summary_is_truncated_to_the_size_limit(large: Session, room: int) -> None:
     text = summary([large], room=room)
     assert room // 2 < len(text.encode()) <= room
     left_out = [int(number) for number in re.findall(r"^(\d+) more left out", text, re.MULTILINE)]
@@ -165,14 +167,14 @@ def test_a_summary_fits(large: Session, room: int) -> None:
     assert [shown + omitted for shown, omitted in zip(rows, left_out, strict=True)] == [10_000] * 3
 
 
-def test_a_summary_without_room(large: Session) -> None:
+def test_summary_without_room_for_tables_has_no_rows_or_is_empty(large: Session) -> None:
     text = summary([large], room=100)
     assert text == "## pytest-accel: 10000 failed, 20000 skipped\n\n1 session on <code>one</code>, 2.0 s\n"
     assert summary([large], room=len(text)) == text
     assert summary([large], room=len(text) - 1) == ""
 
 
-def test_the_file_of_a_step_stays_below_the_limit(large: Session, tmp_path: Path) -> None:
+def test_step_summary_file_is_not_larger_than_the_limit(large: Session, tmp_path: Path) -> None:
     path = tmp_path / "summary.md"
     path.write_bytes(b"x" * (LARGEST // 2))
     assert ci_systems.append_summary([large], str(path)) is None
@@ -184,7 +186,7 @@ def test_the_file_of_a_step_stays_below_the_limit(large: Session, tmp_path: Path
     assert path.stat().st_size == LARGEST - 10
 
 
-def test_an_agent_that_does_not_answer(tmp_path: Path) -> None:
+def test_annotate_build_reports_an_agent_that_times_out(tmp_path: Path) -> None:
     agent = tmp_path / "buildkite-agent"
     agent.write_text("#!/bin/sh\nexec sleep 1000\n")
     agent.chmod(0o755)
@@ -193,7 +195,7 @@ def test_an_agent_that_does_not_answer(tmp_path: Path) -> None:
     assert problem == "buildkite-agent annotate: took longer than 0.1 s"
 
 
-def test_places_outside_the_repository(tmp_path: Path) -> None:
+def test_error_lines_have_only_places_in_the_repository(tmp_path: Path) -> None:
     failure = PhaseReported(
         *("test_it.py::test_it[a,b]", "call", "failed", 1.0, 1.0),
         file="test_it.py",
@@ -203,9 +205,9 @@ def test_places_outside_the_repository(tmp_path: Path) -> None:
     )
     events: list[Event] = [SessionStarted(1, "", "", (), str(tmp_path / "sub")), failure, SessionFinished(1)]
     (session,) = sessions_of([[Recorded(event, Stamp(1.0, "one", 1)) for event in events]])
-    start = "::error file=sub/test_it.py,line=7,title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
-    assert list(ci_systems.error_lines([session], str(tmp_path))) == [start]
-    assert list(ci_systems.error_lines([session], None)) == [start.replace("sub/", "")]
+    line = "::error file=sub/test_it.py,line=7,title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
+    assert list(ci_systems.error_lines([session], str(tmp_path))) == [line]
+    assert list(ci_systems.error_lines([session], None)) == [line.replace("sub/", "")]
     assert list(ci_systems.error_lines([session], str(tmp_path / "other"))) == [
         "::error title=test_it.py%3A%3Atest_it[a%2Cb]::100%25: no"
     ]

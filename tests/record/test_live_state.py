@@ -1,4 +1,4 @@
-"""The present state of a session, made from its events."""
+"""Tests of `LiveState`, the present state of a session, which is updated by its events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new_world(number: int, request: int, test: str, *devices: str) -> list[Event
     ]
 
 
-def test_a_request_waits_until_its_leases_are_granted_and_ends_with_its_world() -> None:
+def test_a_request_is_granted_with_its_leases_and_ends_with_its_world() -> None:
     requested = WorldRequested(1, "test_a", "about")
     starting = WorldStarting(7, 1, "about", (RankPlace(devices=("d0", "d1")),))
     waiting = state_after(DeviceFound("d0", "sim", 0, "d0"), DeviceFound("d1", "sim", 1, "d1"), requested)
@@ -55,7 +55,7 @@ def test_a_request_waits_until_its_leases_are_granted_and_ends_with_its_world() 
     assert not state_after(requested, RequestEnded(1, "cancelled")).requests
 
 
-def test_the_tests_of_a_worker_run_in_the_world_that_it_has() -> None:
+def test_a_running_test_has_the_world_of_its_worker() -> None:
     state = state_after(
         *new_world(1, 1, "test_a", "d0"),
         *new_world(2, 2, "test_b", "d1"),
@@ -73,7 +73,7 @@ def test_the_tests_of_a_worker_run_in_the_world_that_it_has() -> None:
     assert state.devices_in_use == 2
 
 
-def test_a_returned_world_is_not_in_use_and_its_next_test_is_known() -> None:
+def test_a_returned_world_is_not_in_use_until_the_next_test_gets_it() -> None:
     first = [*new_world(1, 1, "test_a", "d0"), TestStarted("test_a"), phase("test_a", "teardown"), WorldReturned(1)]
     state = state_after(*first, TestStarted("test_plain"))
     assert (state.devices_in_use, state.running[""].world) == (0, 0)
@@ -92,15 +92,15 @@ def test_a_test_that_is_retried_runs_in_its_second_world() -> None:
     assert state.running["gw0"].world == 2
 
 
-def test_ranks_that_share_a_device_use_one() -> None:
+def test_a_device_shared_by_ranks_counts_once() -> None:
     assert state_after(*new_world(1, 1, "test_a", "d0", "d0", "d1")).devices_in_use == 2
 
 
 @pytest.mark.parametrize("worker", ["gw0", ""], ids=["report", "crash"])
 def test_a_failed_setup_is_followed_by_the_teardown_and_a_crash_ends_the_test(worker: str) -> None:
-    begun: list[Event] = [TestStarted("test_a", "gw0"), phase("test_a", "setup", "failed", "gw0")]
-    assert state_after(*begun).running["gw0"].phase == "teardown"
-    state = state_after(*begun, phase("test_a", "teardown" if worker else "???", "failed", worker))
+    events: list[Event] = [TestStarted("test_a", "gw0"), phase("test_a", "setup", "failed", "gw0")]
+    assert state_after(*events).running["gw0"].phase == "teardown"
+    state = state_after(*events, phase("test_a", "teardown" if worker else "???", "failed", worker))
     assert (state.running, state.ended) == ({}, {"test_a"})
 
 

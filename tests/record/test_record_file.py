@@ -1,4 +1,4 @@
-"""The file of a record: written event by event, and checked when it is read."""
+"""Tests of the file of ``--accel-record``: it is written event by event, and validated when it is read."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ _EVENTS: list[Event] = [
 
 
 def _first(**changes: object) -> str:
+    """Return the first line of a record, with some fields changed."""
     fields = {"event": "SessionStarted", "at": 1, "host": "one", "pid": 1, "schema": 1, "session": "5e55"}
     return json.dumps(fields | {"version": "0.1.0", "command": [], "root": "/suite"} | changes) + "\n"
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """A complete record."""
+    """Provide the path of a complete record."""
     path = tmp_path / "folder" / "record.jsonl"
     file = RecordFile(str(path))
     for event in _EVENTS:
@@ -68,7 +69,7 @@ def test_fields_with_default_values_are_left_out(record: Path) -> None:
     assert world["ranks"] == [{"devices": ["sim-0"], "share": 0.5}, {"node": 1, "devices": ["sim-0", "sim-1"]}]
 
 
-def test_characters_that_are_no_text(tmp_path: Path) -> None:
+def test_invalid_characters_are_replaced(tmp_path: Path) -> None:
     file = RecordFile(str(tmp_path / "record.jsonl"))
     file(_START)
     file(TestStarted("caf\udce9.py::test_\u2192"))
@@ -76,7 +77,7 @@ def test_characters_that_are_no_text(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_record_without_its_end(record: Path) -> None:
+def test_a_truncated_last_line_is_left_out(record: Path) -> None:
     text = record.read_bytes()
     record.write_bytes(text[:-10])
     assert [one.event for one in read_record(record)] == _EVENTS[:-1]
@@ -112,7 +113,7 @@ def test_events_and_fields_of_later_versions_are_left_out(record: Path) -> None:
         (_first(at=1) .replace("1", "1" + "0" * 400, 1), "line 1: "),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_record(tmp_path: Path, text: str, error: str) -> None:
+def test_an_invalid_record_is_refused(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "record.jsonl"
     path.write_text(text)
     with pytest.raises(RecordError) as raised:
@@ -121,30 +122,30 @@ def test_a_file_that_is_no_record(tmp_path: Path, text: str, error: str) -> None
     assert error in str(raised.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"none\.jsonl cannot be read: No such file"):
         read_record(tmp_path / "none.jsonl")
 
 
-def test_a_path_that_is_no_file(tmp_path: Path) -> None:
+def test_a_record_cannot_be_written_to_a_folder(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="is not a regular file"):
         RecordFile(str(tmp_path))
 
 
 def test_an_old_record_is_replaced(record: Path) -> None:
-    other = os.open(record, os.O_RDONLY)
+    old_record = os.open(record, os.O_RDONLY)
     try:
         file = RecordFile(str(record))
         file(_START)
         file.close()
         assert len(read_record(record)) == 1
-        # A session that still writes the old file does not spoil the new one.
-        assert b"SessionFinished" in os.read(other, 1 << 20)
+        # The old file is kept, so another session that still writes it does not damage the new one.
+        assert b"SessionFinished" in os.read(old_record, 1 << 20)
     finally:
-        os.close(other)
+        os.close(old_record)
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_writing_stops_with_an_error_if_the_disk_is_full(tmp_path: Path) -> None:
     file = RecordFile(str(tmp_path / "record.jsonl"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     file(_START)

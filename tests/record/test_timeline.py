@@ -1,4 +1,4 @@
-"""What is derived from the events of sessions."""
+"""Tests of the timeline: critical path, rows of devices, utilisation, and other data made of a session's events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.large_record import write_record
 
 
 def _session(path: Path, *events: Event) -> Session:
-    """Return a session from 0 to 10."""
+    """Return a session with `events`, which lasts from 0 to 10 seconds."""
     times = chain([0.0], repeat(10.0))
     file = RecordFile(str(path), clock=lambda: next(times))
     for event in (SessionStarted(SCHEMA, "5e55", "0.1.0", (), "/"), *events):
@@ -33,6 +33,7 @@ def _session(path: Path, *events: Event) -> Session:
 
 
 def _ran(test: str, start: float, stop: float, process: int = 1, world: int = 0) -> PhaseReported:
+    """Return the report of a call that has passed."""
     return PhaseReported(test, "call", "passed", start, stop, process=process, world=world)
 
 
@@ -50,7 +51,7 @@ def test_the_critical_path_follows_processes_and_devices(tmp_path: Path) -> None
     assert tests == [("first", 1, 4), ("second", 4, 6), ("third", 7, 9)]
 
 
-def test_tests_that_take_no_time_do_not_follow_each_other_in_a_circle(tmp_path: Path) -> None:
+def test_the_critical_path_has_no_cycle_of_tests_that_take_no_time(tmp_path: Path) -> None:
     session = _session(tmp_path / "record.jsonl", *(_ran(f"test_{number}", 5, 5) for number in range(3)))
     assert [(step.kind, *step.span) for step in critical_path(session)] == [("other", 0, 5), ("other", 5, 10)]
 
@@ -60,7 +61,7 @@ def test_seconds_with_tests_count_overlaps_once(tmp_path: Path) -> None:
     assert seconds_with_tests(session.tests) == 5
 
 
-def test_rows_of_a_shared_device(tmp_path: Path) -> None:
+def test_overlapping_tests_on_a_shared_device_have_different_rows(tmp_path: Path) -> None:
     shared = RankPlace(0, ("sim-0",), 0.5)
     session = _session(
         tmp_path / "record.jsonl",
@@ -75,8 +76,7 @@ def test_rows_of_a_shared_device(tmp_path: Path) -> None:
     assert utilisation([session]) == [(1, 0.5), (2, 1.0), (4, 1.0), (5, 0.5), (6, 0.0)]
 
 
-def test_all_text_of_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the longest texts are truncated."""
+def test_only_the_longest_texts_of_a_page_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page_details = pytest.importorskip("pytest_accel.record.page_details")
     failed = [
         PhaseReported(f"test_{size}", "call", "failed", 1, 2, failure="x" * size, output={"out": "y" * size})
@@ -93,7 +93,7 @@ def test_all_text_of_a_page_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_devices_are_in_the_order_of_their_indices(tmp_path: Path) -> None:
-    """Their ids are random."""
+    """Sort by index, since the ids of the devices are random."""
     write_record(tmp_path / "record.jsonl", tests=30, devices=16)
     (session,) = sessions_of([read_record(tmp_path / "record.jsonl")])
     lanes = [lane for lane, _ in lane_rows([session])]

@@ -1,4 +1,4 @@
-"""The file that carries the times of tests from job to job."""
+"""Tests of the durations file, which passes the times of tests from one CI job to the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENTRIES = st.dictionaries(
 
 
 @given(_ENTRIES, _ENTRIES, _ENTRIES)
-def test_files_can_be_merged_in_any_order_and_again(one: Entries, other: Entries, third: Entries) -> None:
+def test_merge_is_independent_of_order_and_repetition(one: Entries, other: Entries, third: Entries) -> None:
     assert merge([one, other]) == merge([other, one])
     assert merge([merge([one, other]), third]) == merge([one, merge([other, third])])
     assert merge([one, one]) == merge([one])
@@ -31,7 +31,7 @@ def test_files_can_be_merged_in_any_order_and_again(one: Entries, other: Entries
 
 
 @given(entries=_ENTRIES)
-def test_a_file_has_what_was_written(tmp_path_factory: pytest.TempPathFactory, entries: Entries) -> None:
+def test_a_written_file_is_read_back(tmp_path_factory: pytest.TempPathFactory, entries: Entries) -> None:
     path = tmp_path_factory.mktemp("times") / "new" / "durations.json"
     write(path, entries)
     assert read(path) == merge([entries])
@@ -43,13 +43,13 @@ def test_a_session_adds_its_times(tmp_path: Path) -> None:
     add(path, {"b.py::test_2": ("cuda", 2.0), "a.py::test_1": ("none", 0.123456)})
     add(path, {"a.py::test_1": ("none", 0.2)})
     assert seconds(read(path)) == {"a.py::test_1": {"none": [0.1235, 0.2]}, "b.py::test_2": {"cuda": [2.0]}}
-    # One line for each test, in the order of the ids: files can be compared.
+    # One line for each test, sorted by id, so that a diff of two files is readable.
     lines = [line for line in path.read_text().splitlines() if "::" in line]
     assert [line.split('"')[1] for line in lines] == ["a.py::test_1", "b.py::test_2"]
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("", "cannot be read as a file of durations: Expecting value"),
         ("[]", 'is no file of durations: it has no "format": "pytest-accel durations"'),
@@ -62,11 +62,11 @@ def test_a_session_adds_its_times(tmp_path: Path) -> None:
         ("[" * 100_000, "cannot be read as a file of durations: "),
     ],
 )
-def test_another_file_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_file_is_refused_with_its_name_and_the_reason(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "durations.json"
     if text.startswith('{"t"'):
         text = f'{{"format": "pytest-accel durations", "version": 1, "tests": {text}}}'
     path.write_text(text)
     with pytest.raises(DurationsError) as caught:
         read(path)
-    assert str(caught.value).startswith(f"{path} {why}")
+    assert str(caught.value).startswith(f"{path} {reason}")

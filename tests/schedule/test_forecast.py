@@ -1,4 +1,4 @@
-"""Plans of suites: pure, with a virtual clock."""
+"""Tests of the forecast of a suite's makespan, and of the text about it (``--accel-plan``)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ SLOTS = 2
 
 
 def key(devices: int, share: float | None = None, ranks: int = 0) -> WorldKey:
+    """Return the world key of a test with `devices` devices, or of one with `ranks` ranks on the CPU."""
     if not devices:
         return WorldKey("cpu", None, ranks, grouped=True)
     part = Share(fraction=share) if share else None
@@ -34,16 +35,18 @@ KEYS = [None, key(1), key(2), key(3), key(4), key(2, share=0.5), key(0, ranks=2)
 
 @dataclass(frozen=True)
 class Case:
+    """A suite: the world keys of its tests, their seconds, and whether these seconds are known."""
+
     keys: tuple[WorldKey | None, ...]
     seconds: tuple[float, ...]
     known: tuple[bool, ...]
 
     def suite(self) -> Suite:
-        wanted = [(index, one) for index, one in enumerate(self.keys) if one is not None]
+        needs = [(index, one) for index, one in enumerate(self.keys) if one is not None]
         names = [f"test_{index % 3}.py::test_{index}" for index in range(len(self.keys))]
         expected = tuple(one if known else None for one, known in zip(self.seconds, self.known, strict=True))
-        found = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
-        return Suite(names, Demand.of(wanted), found, PretendedMachine(DEVICES, "sim"), SLOTS)
+        times = Times(expected, self.seconds, 0, len(names) - sum(self.known), 1.0)
+        return Suite(names, Demand.of(needs), times, PretendedMachine(DEVICES, "sim"), SLOTS)
 
 
 @st.composite
@@ -67,16 +70,16 @@ def test_a_plan_is_between_the_lower_bound_and_a_sequential_run(case: Case, work
 
 
 @given(cases(), st.integers(1, 9))
-def test_the_critical_chain_has_no_gap(case: Case, workers: int) -> None:
+def test_the_critical_path_has_no_gap(case: Case, workers: int) -> None:
     forecast = case.suite().forecast(workers)
-    links = critical_path(forecast.spans)
-    assert links[0].begin == 0.0
-    assert links[-1].end == forecast.makespan
-    assert [link.end for link in links[:-1]] == [link.begin for link in links[1:]]
+    spans = critical_path(forecast.spans)
+    assert spans[0].begin == 0.0
+    assert spans[-1].end == forecast.makespan
+    assert [link.end for link in spans[:-1]] == [link.begin for link in spans[1:]]
 
 
 @given(cases())
-def test_workers_are_doubled_while_that_shortens_the_plan(case: Case) -> None:
+def test_forecasts_double_the_workers_while_that_shortens_the_makespan(case: Case) -> None:
     suite = case.suite()
     forecasts = list(suite.forecasts())
     assert [forecast.workers for forecast in forecasts] == [2**number for number in range(len(forecasts))]
@@ -86,32 +89,32 @@ def test_workers_are_doubled_while_that_shortens_the_plan(case: Case) -> None:
     assert all(one.makespan > 1.02 * shortest for one in forecasts[: forecasts.index(chosen)])
 
 
-def test_the_critical_chain_prefers_tests_on_the_same_device() -> None:
-    had = Span(0, 0, 0.0, 2.0, (("d0", 1),))
+def test_the_critical_path_prefers_tests_on_the_same_device() -> None:
+    same_device = Span(0, 0, 0.0, 2.0, (("d0", 1),))
     other = Span(1, 1, 0.0, 2.0)
     last = Span(2, 1, 2.0, 3.0, (("d0", 1),))
-    assert critical_path([had, other, last]) == [had, last]
-    assert critical_path([had, other, Span(2, 1, 2.0, 3.0)])[0] == other
+    assert critical_path([same_device, other, last]) == [same_device, last]
+    assert critical_path([same_device, other, Span(2, 1, 2.0, 3.0)])[0] == other
     assert critical_path([]) == []
 
 
-def test_tests_that_fit_only_some_devices_are_limited_to_those() -> None:
-    some = Request(0, ("a",), 1)
-    everywhere = Request(0, ("a", "b", "c", "d"), 1)
-    assert suite_lower_bound([(some, 3.0)] * 4 + [(everywhere, 1.0)] * 4, 8) == pytest.approx(12.0)
+def test_the_lower_bound_respects_which_devices_and_slots_a_test_can_use() -> None:
+    one_device = Request(0, ("a",), 1)
+    all_devices = Request(0, ("a", "b", "c", "d"), 1)
+    assert suite_lower_bound([(one_device, 3.0)] * 4 + [(all_devices, 1.0)] * 4, 8) == pytest.approx(12.0)
     assert suite_lower_bound([(Request(0, (), 0, slots=2), 3.0)] * 4, 2) == pytest.approx(12.0)
     assert suite_lower_bound([(None, 3.0)] * 4, 8) == 3.0
     assert suite_lower_bound([], 8) == 0.0
 
 
-def test_durations_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
+def test_assumed_times_are_of_the_same_kind_or_another_kind_or_the_median() -> None:
     remembered = {"a": {"sim": [4.0], "cuda": [1.0]}, "b": {"cuda": [2.0], "rocm": [3.0]}, "c": {"sim": [6.0]}}
     found = assumed_times(remembered, [("a", "sim"), ("b", "sim"), ("c", "sim"), ("d", "sim")])
     assert found == Times((4.0, None, 6.0, None), (4.0, 3.0, 6.0, 4.0), 1, 1, 4.0)
     assert assumed_times({}, [("a", "sim")]) == Times((None,), (1.0,), 0, 1, 1.0)
 
 
-def test_the_source_of_durations_is_described() -> None:
+def test_the_plan_text_describes_the_source_of_durations() -> None:
     assert list(plan_text.about_times(Times((None,), (1.0,), 0, 1, 1.0))) == [
         "no times are stored: each test counts as 1 s"
     ]
@@ -134,11 +137,11 @@ def test_the_source_of_durations_is_described() -> None:
         (11100.0, "3 h 05 min"),
     ],
 )
-def test_durations_are_formatted(seconds: float, text: str) -> None:
+def test_durations_are_formatted_with_units(seconds: float, text: str) -> None:
     assert plan_text.clock(seconds) == text
 
 
-def test_names_fit_the_terminal() -> None:
+def test_long_names_are_shortened_to_the_width_of_the_terminal() -> None:
     spans = tuple(Span(index, 0, float(index), index + 1.0, (("sim-0", 1_000_000),)) for index in range(2))
     suite = Case((KEYS[1],) * 2, (1.0, 1.0), (True, True)).suite()
     suite.collection[0] = "folder/" * 20 + "test_file.py::test_name"

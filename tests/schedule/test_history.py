@@ -1,3 +1,5 @@
+"""Tests of the durations of tests that pytest's cache keeps, and of the times expected from them."""
+
 from __future__ import annotations
 
 import pytest
@@ -20,7 +22,7 @@ def test_the_expected_duration_is_a_weighted_median(values: list[float], time: f
     assert expected(values) == time
 
 
-def test_the_last_durations_are_kept_for_each_kind() -> None:
+def test_the_last_five_durations_are_kept_for_each_kind() -> None:
     durations = remember({}, {"t": ("cuda", 1.0)})
     for seconds in (2.0, 3.0, 4.0, 5.0, 6.00001):
         durations = remember(durations, {"t": ("cuda", seconds)})

@@ -1,4 +1,4 @@
-"""The plan, held to its rules over whole sessions: every state that it meets is one that it has brought about."""
+"""Tests of the plan: its rules over whole simulated sessions, and its choice in single states."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ DEVICES = tuple(f"d{number}" for number in range(4))
 
 
 def need(count: int, share: float = 1.0) -> Need:
+    """Return the need for `count` devices, or for `share` of each of them."""
     if not count:
         return Need()
     parts = () if share == 1 else (int(share * WHOLE),) * len(DEVICES)
@@ -30,7 +31,7 @@ NEEDS = [need(0), need(1), need(2), need(3), need(4), need(1, 0.5), need(2, 0.25
 
 @dataclass(frozen=True)
 class Case:
-    """A suite and the times that its tests really take."""
+    """A suite, the seconds that its tests take, and the number of workers."""
 
     tasks: tuple[Task, ...]
     seconds: tuple[float, ...]
@@ -55,14 +56,16 @@ def cases(draw: st.DrawFn) -> Case:
 
 @dataclass
 class Session:
-    """Plays a case and checks every decision."""
+    """A simulated session of a case, which checks every decision of the plan."""
 
     case: Case
     now: float = 0.0
     order: list[int] = field(default_factory=list)
-    waste: int = 0
+    idle: int = 0
+    """How often a worker was left without a test although one would have fitted."""
 
-    def play(self) -> Session:
+    def run(self) -> Session:
+        """Run all tests, and return the session."""
         backlog = Backlog(NEEDS, list(self.case.tasks))
         free = dict.fromkeys(DEVICES, WHOLE)
         running: list[tuple[float, int, Running]] = []
@@ -71,15 +74,15 @@ class Session:
                 now = [one for _, _, one in running]
                 start = choose(backlog.offers(), now, free, 0, horizon=10.0)
                 if start is None:
-                    self._may_wait(backlog, now, free)
+                    self._check_wait(backlog, now, free)
                     break
                 task = backlog.take(start.key, None, start.limit)
                 self.order.append(task.index)
-                wanted = NEEDS[task.need].request
-                assert len({name for name, _ in start.devices}) == (wanted.count if wanted else 0)
+                request = NEEDS[task.need].request
+                assert len({name for name, _ in start.devices}) == (request.count if request else 0)
                 for device, parts in start.devices:
-                    assert wanted is not None
-                    assert parts == wanted.takes(device)
+                    assert request is not None
+                    assert parts == request.takes(device)
                     free[device] -= parts
                     assert free[device] >= 0
                 one = Running(start.key, start.devices, 0, backlog.expected(task))
@@ -91,30 +94,31 @@ class Session:
         assert free == dict.fromkeys(DEVICES, WHOLE)
         return self
 
-    def _may_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
-        """A worker may be left without a test if none fits, or those that fit would hold up one that does not."""
+    def _check_wait(self, backlog: Backlog, running: Sequence[Running], free: dict[str, int]) -> None:
+        """Check that a worker may wait: no test fits, or those that fit would delay one that does not."""
         assert running
         offers = [offer for offer in backlog.offers() if offer.request is not None]
         assert len(offers) == len(backlog.offers())
         fitting = [offer for offer in offers if offer.request and decide((offer.request,), free, 0)]
         if fitting:
-            self.waste += 1
+            self.idle += 1
             assert len(fitting) < len(offers)
 
 
 @given(cases())
 def test_every_test_runs_once_and_no_device_is_used_twice(case: Case) -> None:
-    session = Session(case).play()
+    session = Session(case).run()
     assert sorted(session.order) == list(range(len(case.tasks)))
 
 
 @given(cases())
-def test_with_equal_tests_no_worker_waits_while_devices_are_free(case: Case) -> None:
-    alike = Case(tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers)
-    assert Session(alike).play().waste == 0
+def test_no_worker_waits_while_devices_are_free_if_all_tests_are_equal(case: Case) -> None:
+    equal = Case(tuple(Task(one.index, 2, one.module, one.expected) for one in case.tasks), case.seconds, case.workers)
+    assert Session(equal).run().idle == 0
 
 
 def offers(*sizes: tuple[int, float]) -> list[Offer]:
+    """Return one offer for each number of a need (in `NEEDS`) with the expected seconds of its tests."""
     return [
         Offer(number, NEEDS[size].request, NEEDS[size].size, NEEDS[size].devices, longest, longest)
         for number, (size, longest) in enumerate(sizes)
@@ -125,21 +129,22 @@ FREE = dict.fromkeys(DEVICES, WHOLE)
 
 
 def chosen(*sizes: tuple[int, float], horizon: float = 100.0, **state: object) -> int | None:
+    """Return the number of the chosen offer, or None. `state` has running tests, free devices and warm worlds."""
     running: Sequence[Running] = state.get("running", ())  # type: ignore[assignment]
     free = FREE | state.get("free", {})  # type: ignore[operator]
     start = choose(offers(*sizes), running, free, 0, horizon, state.get("warm", ()))  # type: ignore[arg-type]
     return None if start is None else start.key
 
 
-def test_tests_with_many_devices_go_first() -> None:
+def test_tests_with_more_devices_go_first() -> None:
     assert chosen((1, 9), (4, 1), (2, 5)) == 1
 
 
-def test_a_test_as_long_as_the_rest_goes_before_larger_ones() -> None:
+def test_a_test_as_long_as_all_others_goes_before_larger_ones() -> None:
     assert chosen((1, 90), (2, 5)) == 0
 
 
-def test_a_long_test_does_not_go_before_those_that_cannot_run_beside_it() -> None:
+def test_a_long_test_does_not_go_before_tests_that_cannot_run_at_the_same_time() -> None:
     assert chosen((1, 90), (2, 5), (4, 5)) == 2
 
 
@@ -149,9 +154,9 @@ def test_a_test_with_a_warm_world_goes_before_others_of_its_size() -> None:
 
 
 def risky_first(*sizes: int, try_first: bool = True) -> int | None:
-    """The size of what starts, where any of them may last many times as long as is expected."""
-    asked = [replace(offer, risky=True) for offer in offers(*((size, 1.0) for size in sizes))]
-    start = choose(asked, (), FREE, 0, 100.0, try_first=try_first)
+    """Return the number of devices of the test that starts, if each test may take many times its expected time."""
+    risky = [replace(offer, risky=True) for offer in offers(*((size, 1.0) for size in sizes))]
+    start = choose(risky, (), FREE, 0, 100.0, try_first=try_first)
     return None if start is None else sizes[start.key]
 
 
@@ -196,24 +201,24 @@ def test_a_test_that_waits_for_all_devices_reserves_the_free_ones() -> None:
     assert chosen((4, 5), (1, 11), running=[HELD], free=TAKEN) is None
 
 
-def test_a_test_that_ends_in_time_may_use_reserved_devices() -> None:
+def test_a_test_that_ends_early_enough_may_use_reserved_devices() -> None:
     assert chosen((4, 5), (1, 9), running=[HELD], free=TAKEN) == 1
 
 
 def test_devices_that_a_waiting_test_does_not_need_are_used() -> None:
     assert chosen((3, 5), (1, 60), running=[HELD], free=TAKEN) == 1
-    more = [HELD, Running(8, (("d2", WHOLE),), 0, 90.0)]
-    assert chosen((3, 5), (1, 60), running=more, free=TAKEN | {"d2": 0}) is None
+    running = [HELD, Running(8, (("d2", WHOLE),), 0, 90.0)]
+    assert chosen((3, 5), (1, 60), running=running, free=TAKEN | {"d2": 0}) is None
 
 
-def test_tests_without_devices_fill_workers() -> None:
+def test_a_test_without_devices_starts_while_others_wait_for_devices() -> None:
     start = choose([Offer(0, None, 0.0, 0.0, 1.0, 1.0)], [HELD], FREE | TAKEN, 0, 100.0)
     assert start is not None
     assert start.devices == ()
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_a_module_stays_together(unknown: bool) -> None:
+def test_tests_of_a_module_stay_together(unknown: bool) -> None:
     tasks = [Task(index, 0, "ab"[index % 2], None if unknown else 0.01) for index in range(8)]
     backlog = Backlog([need(0)], tasks)
     first = backlog.take(0, None).module
@@ -221,7 +226,7 @@ def test_a_module_stays_together(unknown: bool) -> None:
     assert backlog.take(0, first).module != first
 
 
-def test_the_longest_tests_go_first_within_a_limit() -> None:
+def test_the_backlog_takes_the_longest_test_within_a_limit() -> None:
     backlog = Backlog([need(1)], [Task(index, 0, "a", seconds) for index, seconds in enumerate((3.0, 9.0, 0.5))])
     assert backlog.take(0, None, limit=4.0).index == 0
     assert backlog.peek(0, None) == 1

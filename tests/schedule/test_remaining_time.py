@@ -1,4 +1,4 @@
-"""The estimate of the rest of a session."""
+"""Tests of `RemainingTime`, the estimate of the remaining seconds of a session."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TIMES: Durations = {
 }
 
 
-def test_the_rest_is_limited_by_workers_devices_and_the_longest_test() -> None:
+def test_the_estimate_is_bounded_by_workers_devices_and_the_longest_test() -> None:
     assert remaining(TIMES, 1).seconds((), {}) == pytest.approx(40.0)
     assert remaining(TIMES, 2).seconds((), {}) == pytest.approx(30.0)
     assert remaining(TIMES, 4).seconds({"big_1"}, {}) == pytest.approx(20.0)
 
 
-def test_ended_tests_and_the_time_of_running_tests_do_not_count() -> None:
+def test_ended_tests_and_the_elapsed_time_of_running_tests_do_not_count() -> None:
     assert remaining(TIMES, 1).seconds({"big_1", "plain_1"}, {"big_2": 5.0}) == pytest.approx(21.0)
     assert remaining(TIMES, 1).seconds({"big_1", "plain_1", "plain_2"}, {"big_2": 500.0}) == 0.0
     assert remaining(TIMES, 1).seconds(TIMES.keys(), {}) == 0.0

@@ -1,4 +1,4 @@
-"""The scheduler among workers that do as xdist's do, under a virtual clock."""
+"""Tests of the scheduler with simulated xdist workers under a virtual clock, and of the lower bounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.makespan import MIXES, ours, ratios
+from benchmarks.makespan import MIXES, accel_scheduler, ratios
 from benchmarks.virtual import Test, UniformMachine
 from pytest_accel.schedule.lower_bounds import lower_bound
 from pytest_accel.schedule.simulation import Worker
 
 
-class Crashing(UniformMachine):
-    """Its workers die in certain tests, the first time that these run, and are replaced."""
+class CrashingMachine(UniformMachine):
+    """A machine whose workers die in certain tests when these first run. Each dead worker is replaced."""
 
     def __init__(self, tests: Sequence[Test], devices: int, workers: int, crashing: set[int]) -> None:
         super().__init__(tests, devices, workers)
@@ -34,11 +34,11 @@ class Crashing(UniformMachine):
         crashed = self.scheduler.remove_node(worker)
         assert crashed is not None
         self.crashed.append(crashed)
-        self.scheduler.mark_test_pending(crashed)  # As rerunfailures does, before there is a replacement.
-        clone = Worker(self, len(self.workers))
-        self.workers.append(clone)
-        self.scheduler.add_node(clone)
-        self.scheduler.add_node_collection(clone, self.collection)
+        self.scheduler.mark_test_pending(crashed)  # pytest-rerunfailures does the same before there is a replacement.
+        replacement = Worker(self, len(self.workers))
+        self.workers.append(replacement)
+        self.scheduler.add_node(replacement)
+        self.scheduler.add_node_collection(replacement, self.collection)
         self.scheduler.schedule()
 
 
@@ -50,14 +50,14 @@ def suites(draw: st.DrawFn) -> list[Test]:
 
 
 def expectations(tests: Sequence[Test], known: int) -> list[float | None]:
-    """Every `known`-th test is known."""
+    """Return the expected seconds of each test: known for every `known`-th test, for none if `known` is 0."""
     return [test.seconds if known and index % known == 0 else None for index, test in enumerate(tests)]
 
 
 @given(suites(), st.integers(1, 6), st.integers(0, 3))
 def test_every_test_runs_once(tests: list[Test], workers: int, known: int) -> None:
     machine = UniformMachine(tests, 4, workers)
-    seconds = machine.simulate(ours(machine, expectations(tests, known)))
+    seconds = machine.simulate(accel_scheduler(machine, expectations(tests, known)))
     assert seconds >= lower_bound([(test.size, test.seconds) for test in tests], 4, workers) - 1e-6
     assert all(worker.ended for worker in machine.workers)
 
@@ -65,27 +65,27 @@ def test_every_test_runs_once(tests: list[Test], workers: int, known: int) -> No
 @given(suites(), st.integers(1, 6), st.sets(st.integers(0, 59), max_size=4))
 def test_every_test_runs_once_if_workers_die(tests: list[Test], workers: int, crashing: set[int]) -> None:
     crashing = {index for index in crashing if index < len(tests)}
-    machine = Crashing(tests, 4, workers, set(crashing))
-    machine.simulate(ours(machine, expectations(tests, 0)))
+    machine = CrashingMachine(tests, 4, workers, set(crashing))
+    machine.simulate(accel_scheduler(machine, expectations(tests, 0)))
     assert sorted(machine.crashed) == sorted(machine.collection[index] for index in crashing)
 
 
-class Gone(Worker):
-    """A worker that has died, before xdist has noticed it."""
+class DeadWorker(Worker):
+    """A worker that has died, but xdist has not noticed it yet."""
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
         raise OSError("cannot send (already closed?)")
 
 
-def test_a_test_sent_to_a_dead_worker_runs_elsewhere() -> None:
+def test_a_test_sent_to_a_dead_worker_is_sent_to_another_one() -> None:
     machine = UniformMachine([Test(1.0)] * 2, 4, 2)
-    scheduler = ours(machine, [1.0] * 2)
-    gone, other, replacement = Gone(machine, 2), *machine.workers
-    for node in (gone, other):
+    scheduler = accel_scheduler(machine, [1.0] * 2)
+    dead, other, replacement = DeadWorker(machine, 2), *machine.workers
+    for node in (dead, other):
         scheduler.add_node(node)
         scheduler.add_node_collection(node, machine.collection)
     scheduler.schedule()
-    assert scheduler.remove_node(gone) is None
+    assert scheduler.remove_node(dead) is None
     scheduler.add_node(replacement)
     scheduler.add_node_collection(replacement, machine.collection)
     scheduler.schedule()
@@ -94,7 +94,7 @@ def test_a_test_sent_to_a_dead_worker_runs_elsewhere() -> None:
 
 def test_a_worker_that_collected_other_tests_gets_none() -> None:
     machine = UniformMachine([Test(1.0)] * 4, 4, 2)
-    scheduler = ours(machine, [None] * 4)
+    scheduler = accel_scheduler(machine, [None] * 4)
     first, second = machine.workers
     for node in (first, second):
         scheduler.add_node(node)
@@ -105,9 +105,9 @@ def test_a_worker_that_collected_other_tests_gets_none() -> None:
     assert not second.queue
 
 
-def test_only_a_test_on_hold_is_queued_behind_a_test() -> None:
+def test_the_test_queued_behind_a_running_one_is_on_hold() -> None:
     machine = UniformMachine([Test(1.0)] * 6, 4, 2)
-    scheduler = ours(machine, [1.0] * 6)
+    scheduler = accel_scheduler(machine, [1.0] * 6)
     for node in machine.workers:
         scheduler.add_node(node)
         scheduler.add_node_collection(node, machine.collection)
@@ -120,7 +120,7 @@ def test_only_a_test_on_hold_is_queued_behind_a_test() -> None:
 
 def test_short_tests_are_sent_together() -> None:
     machine = UniformMachine([Test(0.01)] * 100, 4, 2)
-    scheduler = ours(machine, [0.01] * 100)
+    scheduler = accel_scheduler(machine, [0.01] * 100)
     for node in machine.workers:
         scheduler.add_node(node)
         scheduler.add_node_collection(node, machine.collection)
@@ -130,18 +130,18 @@ def test_short_tests_are_sent_together() -> None:
 
 def test_a_batch_is_not_larger_than_the_limit() -> None:
     machine = UniformMachine([Test(0.01)] * 100, 4, 2)
-    scheduler = ours(machine, [0.01] * 100, largest_batch=3)
+    scheduler = accel_scheduler(machine, [0.01] * 100, largest_batch=3)
     for node in machine.workers:
         scheduler.add_node(node)
         scheduler.add_node_collection(node, machine.collection)
     scheduler.schedule()
-    assert len(machine.workers[0].queue) == 4  # And one on hold.
+    assert len(machine.workers[0].queue) == 4  # Three, and one on hold.
 
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_makespan_is_close_to_the_lower_bound(mix: str) -> None:
     assert max(ratios(mix, "ours, with history", 2)) <= 1.03
-    # Of the heavy-tailed ones it cannot be known which is the long one.
+    # In the heavy-tailed mix nothing predicts which test is long.
     assert max(ratios(mix, "ours, without", 2)) <= (1.25 if mix == "heavy-tailed" else 1.10)
 
 

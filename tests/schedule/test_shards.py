@@ -1,4 +1,4 @@
-"""Partition of a suite into parts: nothing is lost, all jobs agree, and they end together."""
+"""Tests of the partition of a suite into the parts of several jobs (``--accel-shard``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.makespan import MIXES
-from benchmarks.shards import over_mean
+from benchmarks.shards import imbalance
 from pytest_accel.leases.policy import Request
 from pytest_accel.schedule.shards import SplitTest, partition
 
@@ -33,7 +33,7 @@ _TESTS = st.lists(
 
 
 @given(_TESTS, st.integers(1, 9), st.integers(1, 8), st.booleans(), st.randoms(use_true_random=False))
-def test_each_test_is_in_one_part_and_all_jobs_agree(
+def test_each_test_is_in_exactly_one_part_and_all_jobs_agree(
     tests: list[SplitTest], parts: int, workers: int, timed: bool, draw: random.Random
 ) -> None:
     found = partition(tests, parts, workers, 2, timed=timed)
@@ -49,31 +49,31 @@ def test_each_test_is_in_one_part_and_all_jobs_agree(
 
 
 @given(_TESTS, st.integers(1, 9))
-def test_tests_that_belong_together_stay_together(tests: list[SplitTest], parts: int) -> None:
+def test_tests_of_one_group_are_in_one_part(tests: list[SplitTest], parts: int) -> None:
     found = partition(tests, parts, 2, 2, timed=True)
     part_of = {index: number for number, part in enumerate(found) for index in part}
-    for names in ("one", "other"):
-        assert len({part_of[index] for index, test in enumerate(tests) if test.together == names}) <= 1
+    for group in ("one", "other"):
+        assert len({part_of[index] for index, test in enumerate(tests) if test.together == group}) <= 1
 
 
-def test_modules_stay_whole_if_that_costs_little() -> None:
-    even = [SplitTest(f"m{module}.py::test_{number}", 1.0) for module in range(8) for number in range(5)]
-    for part in partition(even, 4, 2, 2, timed=True):
-        modules = {even[index].nodeid.partition("::")[0] for index in part}
-        assert len(modules) == 2
+def test_modules_and_classes_are_not_split_if_the_parts_stay_equal() -> None:
+    modules = [SplitTest(f"m{module}.py::test_{number}", 1.0) for module in range(8) for number in range(5)]
+    for part in partition(modules, 4, 2, 2, timed=True):
+        names = {modules[index].nodeid.partition("::")[0] for index in part}
+        assert len(names) == 2
         assert len(part) == 10
-    long = [SplitTest(f"m.py::C{number % 4}::test_{number}", 1.0) for number in range(16)]
-    for part in partition(long, 4, 2, 2, timed=True):
-        assert len({long[index].nodeid.split("::")[1] for index in part}) == 1
+    classes = [SplitTest(f"m.py::C{number % 4}::test_{number}", 1.0) for number in range(16)]
+    for part in partition(classes, 4, 2, 2, timed=True):
+        assert len({classes[index].nodeid.split("::")[1] for index in part}) == 1
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_the_jobs_end_together_if_the_times_are_known(mix: str) -> None:
+def test_jobs_end_together_if_the_times_are_known(mix: str) -> None:
     for seed, parts in ((0, 2), (1, 4), (4, 8)):
-        assert over_mean(mix, seed, parts, timed=True) <= 1.05
+        assert imbalance(mix, seed, parts, timed=True) <= 1.05
 
 
-@pytest.mark.parametrize("mix", ["large ones collected last", "gangs of 3", "half of them shared", "everything"])
-def test_the_jobs_end_nearly_together_if_no_time_is_known(mix: str) -> None:
-    """The times of each size vary evenly by a factor of ten or less in these suites; more cannot be foreseen."""
-    assert sum(over_mean(mix, seed, 3, timed=False) for seed in range(4)) / 4 <= 1.15
+@pytest.mark.parametrize("mix", ["large ones collected last", "3 devices each", "half of them shared", "everything"])
+def test_jobs_end_nearly_together_if_no_time_is_known(mix: str) -> None:
+    """Use only suites in which the times of tests with equal needs vary uniformly by a factor of ten at most."""
+    assert sum(imbalance(mix, seed, 3, timed=False) for seed in range(4)) / 4 <= 1.15

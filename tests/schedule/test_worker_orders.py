@@ -1,4 +1,4 @@
-"""A worker that cannot take the scheduler's orders any more says so; it does not pass over its tests for ever."""
+"""Tests of an xdist worker that fails to handle an order of the scheduler: it raises and does not skip its tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pytest_accel.worker_hooks import WorkerHooks
 
 
 class _Channel:
+    """An execnet channel that drops everything."""
+
     def send(self, item: object) -> None:
         pass
 
@@ -21,13 +23,15 @@ class _Channel:
         pass
 
 
-class _Test:
+class _Item:
+    """A test item without marks."""
+
     stash: Mapping[object, object] = MappingProxyType({})
 
 
-def test_an_order_that_cannot_be_handled_is_reported() -> None:
+def test_a_held_test_raises_the_error_of_an_order_that_could_not_be_handled() -> None:
     session: Any = SimpleNamespace(held=set())
-    item: Any = _Test()
+    item: Any = _Item()
     hooks = WorkerHooks(session, _Channel())
     hooks.pytest_collection_finish(SimpleNamespace(items=[item]))  # type: ignore[arg-type]
     hooks._receive(pickle.dumps(HoldTest(0)))

@@ -1,3 +1,5 @@
+"""Tests of the verdict on a phase: the merged outcomes of all ranks, and the text of the failure."""
+
 from __future__ import annotations
 
 import copy
@@ -66,17 +68,19 @@ def hung(rank: int, stack: str = STACK) -> RankOutcome:
 
 
 def terminated(rank: int, cause: str) -> RankOutcome:
+    """Return the outcome of a rank that was terminated after `cause`, an event of another rank."""
     hang = Hang(HangCause.OTHER_RANK, 3, event=cause)
     return RankOutcome(rank, "hung", 9.0, stack=STACK, sections=(OUTPUT,), hang=hang)
 
 
 def judged(*outcomes: RankOutcome, when: When = "call", **more: Any) -> Verdict:
+    """Return the verdict on a phase with `outcomes`, one of each rank. `more` are further fields of the phase."""
     about = f"{len(outcomes)} on sim"
     return judge(Phase(when=when, outcomes=outcomes, place=PLACE, about=about, folders=FOLDERS, **more))
 
 
-def shown(verdict: Verdict) -> list[str]:
-    """Return the lines of the traceback, with the places of the frames."""
+def traceback_lines(verdict: Verdict) -> list[str]:
+    """Return the lines of the failure's traceback, with the places of its frames."""
     lines: list[str] = []
     for traceback, *_ in verdict.longrepr["chain"]:
         for entry in traceback["reprentries"]:
@@ -88,40 +92,40 @@ def shown(verdict: Verdict) -> list[str]:
 
 
 def sections(verdict: Verdict) -> dict[str, str]:
-    """Return the lines that a failure shows below its traceback."""
+    """Return title and text of each section that a failure shows below its traceback."""
     return {name: text for name, text, _ in verdict.longrepr["sections"]}
 
 
 def summary(verdict: Verdict) -> tuple[str, list[str]]:
-    """The first of these sections: its headline, and a line for each rank or ranks."""
+    """Return the first section: its title, and its lines, each about one rank or several."""
     name, text, _ = verdict.longrepr["sections"][0]
     return name, text.splitlines()
 
 
-def test_all_ranks_must_have_passed() -> None:
+def test_a_test_passes_if_all_ranks_have_passed() -> None:
     assert judged(passed(0), passed(1)) == Verdict("passed", ranks=(RankPhase(0, "passed"), RankPhase(1, "passed")))
 
 
-@pytest.mark.parametrize("wrong", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
-def test_one_rank_that_has_not_passed_fails_the_test(wrong: RankOutcome) -> None:
-    for outcomes in ([passed(0), wrong], [wrong, passed(0)], [passed(0), wrong, passed(2)]):
+@pytest.mark.parametrize("outcome", [failed(1), died(1), hung(1), skipped(1), RankOutcome(1, "unstarted", text="no")])
+def test_one_rank_that_has_not_passed_fails_the_test(outcome: RankOutcome) -> None:
+    for outcomes in ([passed(0), outcome], [outcome, passed(0)], [passed(0), outcome, passed(2)]):
         assert judged(*outcomes).outcome == "failed"
 
 
-def test_a_failure_is_the_ranks_own() -> None:
+def test_a_failure_has_the_message_and_traceback_of_its_rank() -> None:
     verdict = judged(passed(0), failed(1))
     assert verdict.message == "rank 1: assert 0 == 1"
     assert verdict.error == ExceptionSketch("builtins", "AssertionError", "assert 0 == 1")
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 7, "message": "rank 1: assert 0 == 1"}
     assert verdict.longrepr["chain"][-1][1]["message"] == "rank 1: assert 0 == 1"
-    assert shown(verdict) == ["rank 1 of 2 on sim", "", "the traceback"]
+    assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", "the traceback"]
     assert summary(verdict) == (
         "all ranks",
         ["rank 1: failed at test_it.py:7", "rank 0: passed"],
     )
 
 
-def test_what_a_rank_reported_is_left_as_it_was() -> None:
+def test_the_report_of_a_rank_is_not_changed() -> None:
     outcome = failed(1)
     assert outcome.report is not None
     before = copy.deepcopy(outcome.report.report)
@@ -129,14 +133,14 @@ def test_what_a_rank_reported_is_left_as_it_was() -> None:
     assert outcome.report.report == before
 
 
-def test_one_process_alone_has_no_number() -> None:
+def test_a_failure_of_a_single_process_has_no_rank_number() -> None:
     verdict = judged(failed(0))
     assert verdict.message == "assert 0 == 1"
     assert verdict.longrepr["sections"] == []
     assert judged(died(0)).message == "the test's process was killed by SIGSEGV"
 
 
-def test_equal_failures_are_told_once() -> None:
+def test_equal_failures_are_reported_once() -> None:
     verdict = judged(passed(0), *(failed(rank, at=rank) for rank in (1, 2, 3)), failed(4, line=8, at=5))
     assert verdict.message == "ranks 1-3: assert 0 == 1"
     assert summary(verdict) == (
@@ -149,7 +153,7 @@ def test_equal_failures_are_told_once() -> None:
     )
 
 
-def test_failures_of_unlike_text_are_not_equal() -> None:
+def test_failures_with_different_texts_are_not_equal() -> None:
     verdict = judged(failed(0, "assert 1 == 2"), failed(1, "assert 1 == 3", at=2))
     assert verdict.message == "rank 0: assert 1 == 2"
     assert summary(verdict)[1][1:] == ["rank 1: failed at test_it.py:7: assert 1 == 3"]
@@ -161,7 +165,7 @@ def test_the_earliest_failure_is_the_cause() -> None:
     assert judged(failed(0, "early", at=1), died(1, at=2)).message == "rank 0: early"
 
 
-def test_of_two_at_once_the_death_is_the_cause() -> None:
+def test_of_a_simultaneous_failure_and_death_the_death_is_the_cause() -> None:
     assert judged(failed(0), died(1)).message == "rank 1 was killed by SIGSEGV"
 
 
@@ -177,16 +181,16 @@ def test_of_two_at_once_the_death_is_the_cause() -> None:
         "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
     ],
 )
-def test_what_only_says_that_a_peer_is_gone_is_no_cause(text: str) -> None:
-    consequence = failed(0, text, at=1)
+def test_an_error_about_a_lost_peer_is_not_the_cause(text: str) -> None:
+    lost = failed(0, text, at=1)
     for cause in (died(1, at=2), failed(1, "ValueError: wrong", at=2), RankOutcome(1, "unstarted", 2.0, text="no")):
-        verdict = judged(consequence, cause)
+        verdict = judged(lost, cause)
         assert verdict.message.startswith("rank 1")
         (last,) = [line for line in summary(verdict)[1] if line.startswith("rank 0")]
         assert re.fullmatch(r"rank 0: (lost|timed out) .* after rank 1 (died|failed|could .*), at test_it.py:7", last)
 
 
-def test_consequences_at_one_place_are_told_once() -> None:
+def test_equal_secondary_failures_at_one_place_are_reported_once() -> None:
     texts = [f"Connection closed by peer [127.0.0.1]:{port}" for port in (1, 2)]
     outcomes = [failed(0, texts[0]), failed(1, texts[1]), died(2, at=2), passed(3), failed(4, texts[0], line=8)]
     lost = "lost its connection after rank 2 died"
@@ -201,7 +205,7 @@ def test_consequences_at_one_place_are_told_once() -> None:
 @pytest.mark.parametrize(
     "library", ["/opt/lib/python3.12/contextlib.py", "/env/lib/python3.12/site-packages/torch/functional.py"]
 )
-def test_the_place_of_a_consequence_is_no_librarys(library: str) -> None:
+def test_the_place_of_a_secondary_failure_is_not_in_a_library(library: str) -> None:
     longrepr = text_longrepr("Connection closed by peer", ["the traceback"], (library, 137))
     (entry,) = longrepr["reprtraceback"]["reprentries"]
     places = [{"path": path, "lineno": line, "message": ""} for path, line in (("test_it.py", 279), (library, 137))]
@@ -211,35 +215,34 @@ def test_the_place_of_a_consequence_is_no_librarys(library: str) -> None:
     assert summary(judged(lost, died(1)))[1][-1].endswith("its connection after rank 1 died, at test_it.py:279")
 
 
-def test_a_lost_peer_is_the_cause_where_there_is_no_other() -> None:
+def test_an_error_about_a_lost_peer_is_the_cause_if_there_is_no_other() -> None:
     text = "Connection closed by peer"
     assert judged(passed(0), failed(1, text)).message == f"rank 1: {text}"
     assert judged(failed(0, text, at=2, line=8), failed(1, text, at=1)).message == f"rank 1: {text}"
 
 
-def test_precedence() -> None:
-    """Each set of outcomes has what decides, and everything that is weaker."""
-    weaker: list[RankOutcome] = [skipped(0), passed(1)]
-    assert judged(*weaker).error is RanksDisagree
-    weaker.append(hung(2))
-    assert judged(*weaker).error is RankHung
-    # Ranks hang because another has failed, though it is the hang that comes to an end first.
-    weaker.append(failed(3, at=99))
-    assert judged(*weaker).message == "rank 3: assert 0 == 1"
-    weaker.append(died(4, at=98))
-    assert judged(*weaker).error is RankDied
+def test_precedence_is_death_failure_hang_disagreement() -> None:
+    outcomes: list[RankOutcome] = [skipped(0), passed(1)]
+    assert judged(*outcomes).error is RanksDisagree
+    outcomes.append(hung(2))
+    assert judged(*outcomes).error is RankHung
+    # Ranks hang because another rank failed, although the hang was reported first.
+    outcomes.append(failed(3, at=99))
+    assert judged(*outcomes).message == "rank 3: assert 0 == 1"
+    outcomes.append(died(4, at=98))
+    assert judged(*outcomes).error is RankDied
 
 
-def test_a_death_says_how_and_shows_the_last_output() -> None:
+def test_a_death_has_its_signal_and_the_last_output() -> None:
     verdict = judged(passed(0), died(1, number=signal.SIGABRT, log="terminate called"), when="setup")
     assert verdict.error is RankDied
     assert verdict.message == "rank 1 was killed by SIGABRT in the setup phase"
     assert verdict.longrepr["reprcrash"] == {"path": "test_it.py", "lineno": 3, "message": verdict.message}
-    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
+    assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert sections(verdict)["[rank 1] last output"] == "terminate called"
 
 
-def test_deaths_are_alike_where_their_output_is() -> None:
+def test_deaths_are_equal_if_their_output_is_equal() -> None:
     assert judged(died(0), died(1)).message == "ranks 0-1 were killed by SIGSEGV"
     assert judged(died(0, log="this"), died(1, log="that", at=2)).message == "rank 0 was killed by SIGSEGV"
 
@@ -249,7 +252,7 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     assert verdict.error is RankHung
     assert verdict.message == "timed out after 5 s: ranks 1-2 are at test_it.py:12; rank 0 had finished"
     assert summary(verdict) == ("all ranks", ["ranks 1-2: timed out", "rank 0: passed"])
-    assert shown(verdict) == [
+    assert traceback_lines(verdict) == [
         "ranks 1-2 of 3 on sim",
         "",
         "test_it.py:12: in test_it",
@@ -259,25 +262,26 @@ def test_a_hang_shows_where_every_rank_is() -> None:
     assert list(sections(verdict)) == ["all ranks"]
 
 
-def test_hangs_at_unlike_places_are_told_apart() -> None:
+def test_hangs_at_different_places_are_reported_separately() -> None:
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")))
     assert verdict.message == "timed out after 5 s: rank 0 is at test_it.py:12; rank 1 is at test_it.py:30"
     assert summary(verdict)[1] == ["rank 0: timed out", "rank 1: timed out after 5 s at test_it.py:30 in test_it"]
     assert sections(verdict)["[rank 1] stacks"].splitlines()[0] == "test_it.py:30 in test_it"
 
 
-def test_a_rank_that_shows_no_stack_is_said_not_to_answer() -> None:
+def test_a_hung_rank_without_a_stack_does_not_respond_to_signals() -> None:
     verdict = judged(passed(0), hung(1, ""))
     assert verdict.message == "timed out after 5 s: rank 1 does not respond to signals; rank 0 had finished"
-    assert shown(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
+    assert traceback_lines(verdict) == ["rank 1 of 2 on sim", "", verdict.message]
     assert list(sections(verdict)) == ["all ranks"]
 
 
 def in_collective(number: int, *, done: bool = False) -> Record:
+    """Return the record of a rank whose last collective is barrier `number`; it waits there unless `done`."""
     return {DEFAULT_GROUP: {number: Collective(DEFAULT_GROUP, number, "barrier", (), (), done, (0, 1, 2))}}
 
 
-def test_a_hang_names_the_collective_and_first_the_rank_that_is_elsewhere() -> None:
+def test_a_hang_names_the_missing_rank_first_and_then_the_collective() -> None:
     findings = Findings({0: in_collective(2), 1: in_collective(1, done=True), 2: in_collective(2)})
     verdict = judged(hung(0), hung(1, STACK.replace("line 12", "line 30")), hung(2), findings=findings)
     waits = "ranks 0, 2 are stuck in barrier #2 at test_it.py:12"
@@ -289,13 +293,13 @@ def test_a_hang_names_the_collective_and_first_the_rank_that_is_elsewhere() -> N
     ]
 
 
-def test_a_hang_outside_of_the_call_names_the_phase() -> None:
+def test_a_hang_in_setup_or_teardown_names_the_phase() -> None:
     late = RankOutcome(1, "hung", 9.0, stack=STACK, hang=Hang(HangCause.PHASE_TIMEOUT, 5, "teardown"))
     message = judged(passed(0), late, when="teardown").message
     assert message.startswith("timed out in the teardown phase after 5 s: rank 1 is at test_it.py:12; rank 0 had")
 
 
-def test_a_process_alone_times_out_without_a_number() -> None:
+def test_a_hang_of_a_single_process_has_no_rank_number() -> None:
     assert judged(hung(0)).message == "timed out after 5 s: the test's process is at test_it.py:12"
     in_library = 'Thread 0x1 (most recent call first):\n  File "/venv/lib/python3.12/queue.py", line 3 in get'
     assert judged(hung(0, in_library)).message.endswith("the test's process is in no code of the test")
@@ -305,27 +309,27 @@ def test_a_crash_shows_the_place_and_the_frames() -> None:
     crash = died(1, stack=f"Fatal Python error: Fault\n\n{STACK}")
     verdict = judged(passed(0), crash)
     assert verdict.message == "rank 1 was killed by SIGSEGV at test_it.py:12 in test_it"
-    assert shown(verdict)[0] == "rank 1 of 2 on sim"
-    assert shown(verdict)[-1] == f"E   {verdict.message}"
+    assert traceback_lines(verdict)[0] == "rank 1 of 2 on sim"
+    assert traceback_lines(verdict)[-1] == f"E   {verdict.message}"
     assert verdict.longrepr["reprcrash"]["path"] == "/home/me/test_it.py"
     assert verdict.longrepr["reprcrash"]["lineno"] == 12
     assert summary(verdict)[1] == ["rank 1: died", "rank 0: passed"]
     assert summary(judged(failed(0, at=0.5), crash))[1][1] == "rank 1: killed by SIGSEGV at test_it.py:12 in test_it"
 
 
-def test_a_rank_that_waits_for_another_is_told_below_what_it_waited_for() -> None:
+def test_a_terminated_rank_is_reported_below_the_event_that_terminated_it() -> None:
     verdict = judged(skipped(0), terminated(1, "rank 0 skipped"))
     assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: rank 0 skipped, rank 1 ran"
-    told = verdict.plain_text().splitlines()
-    still = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
-    assert f"rank 1: {still} rank 0 skipped" in told
+    lines = verdict.plain_text().splitlines()
+    running = "still running at test_it.py:12 in test_it when it was stopped 3 s after"
+    assert f"rank 1: {running} rank 0 skipped" in lines
     assert sections(verdict)["[rank 1] stacks"].startswith("test_it.py:12 in test_it\n")
     assert verdict.sections == (("Captured stdout call [rank 1]", OUTPUT[1]),)
     assert judged(hung(0), terminated(1, "rank 0 timed out")).message.startswith("timed out after 5 s: rank 0 is")
 
 
-def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> None:
+def test_the_end_of_a_rank_in_a_later_phase_is_reported_with_the_failure() -> None:
     ended = passed(0)._replace(later=terminated(0, "rank 1 failed"))
     verdict = judged(ended, failed(1, sections=[OUTPUT]), passed(2)._replace(later=died(2)))
     assert verdict.message == "rank 1: assert 0 == 1"
@@ -338,12 +342,12 @@ def test_what_becomes_of_a_rank_in_a_later_phase_is_told_with_the_failure() -> N
     assert verdict.sections == (("Captured stdout call [ranks 0-1]", OUTPUT[1]),)
     both = [passed(rank)._replace(later=terminated(rank, "rank 2 failed")) for rank in range(2)]
     assert "when they were stopped 3 s after rank 2 failed" in summary(judged(*both, failed(2)))[1][1]
-    assert judged(ended, passed(1)).outcome == "passed"  # It is the later phase that fails.
+    assert judged(ended, passed(1)).outcome == "passed"  # The later phase fails.
 
 
-def test_a_message_of_this_package_has_no_place_in_it() -> None:
-    own = text_longrepr("no marks", ["no marks"], (report_text.__file__, 3))
-    report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=own)
+def test_a_failure_raised_by_the_plugin_itself_has_no_place() -> None:
+    plugin_error = text_longrepr("no marks", ["no marks"], (report_text.__file__, 3))
+    report = _reported(1, "failed", 1.0, ExceptionSketch("builtins", "RuntimeError", "no marks"), longrepr=plugin_error)
     assert summary(judged(failed(0, at=0.5), report))[1][1] == "rank 1: failed: no marks"
 
 
@@ -356,7 +360,7 @@ def test_ranks_without_a_report_fail_the_test() -> None:
     assert judged(passed(0), RankOutcome(1, "failed", text="a copy came back")).error is RankError
 
 
-def test_ranks_that_disagree() -> None:
+def test_a_skip_on_some_ranks_fails_the_test() -> None:
     verdict = judged(skipped(0), passed(1), skipped(2), passed(3))
     assert verdict.error is RanksDisagree
     assert verdict.message == "the ranks disagree in the call phase: ranks 0, 2 skipped, ranks 1, 3 ran"
@@ -368,7 +372,7 @@ def test_ranks_that_disagree() -> None:
     ]
 
 
-def test_skipped_by_all() -> None:
+def test_a_skip_on_all_ranks_skips_the_test() -> None:
     verdict = judged(skipped(0), skipped(1, "no disk"))
     assert verdict == Verdict(
         "skipped",
@@ -378,7 +382,7 @@ def test_skipped_by_all() -> None:
     )
 
 
-def test_an_expected_failure_is_one_on_all_ranks() -> None:
+def test_a_test_xfails_only_if_it_does_on_all_ranks() -> None:
     expected = [skipped(rank, wasxfail="reason: known") for rank in range(2)]
     verdict = judged(*expected)
     assert (verdict.outcome, verdict.message, verdict.wasxfail) == ("xfailed", "reason: known", "reason: known")
@@ -387,21 +391,21 @@ def test_an_expected_failure_is_one_on_all_ranks() -> None:
     assert judged(expected[0], failed(1)).message == "rank 1: assert 0 == 1"
 
 
-def test_an_unexpected_pass_is_kept() -> None:
+def test_an_xpass_is_kept() -> None:
     verdict = judged(passed(0), passed(1, wasxfail="known"))
     assert (verdict.outcome, verdict.wasxfail) == ("passed", "known")
 
 
-def test_an_outcome_that_nobody_knows_is_no_pass() -> None:
-    strange: Any = "rerun"
-    verdict = judged(passed(0), _reported(1, strange, 1.0, None, longrepr=None))
+def test_an_unknown_outcome_fails_the_test() -> None:
+    unknown: Any = "rerun"
+    verdict = judged(passed(0), _reported(1, unknown, 1.0, None, longrepr=None))
     assert verdict.error is RanksDisagree
     assert verdict.message == "rank 1 reported 'rerun' for the call phase, which is no pass, failure or skip"
 
 
 def test_captured_output_is_labelled_by_rank() -> None:
-    out, loud, log = ("Captured stdout call", "a\n"), ("Captured stdout call", "b\n"), ("Captured log call", "c\n")
-    outcomes = [passed(0, sections=[out, log]), passed(1, sections=[loud]), passed(2, sections=[out])]
+    out, other, log = ("Captured stdout call", "a\n"), ("Captured stdout call", "b\n"), ("Captured log call", "c\n")
+    outcomes = [passed(0, sections=[out, log]), passed(1, sections=[other]), passed(2, sections=[out])]
     labelled = (
         ("Captured stdout call [ranks 0, 2]", "a\n"),
         ("Captured log call [rank 0]", "c\n"),
@@ -427,7 +431,7 @@ def test_a_failure_may_be_plain_text(longrepr: str | None, message: str) -> None
     assert verdict.longrepr["reprcrash"]["path"] == "test_it.py"
 
 
-def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
+def test_pytest_can_deserialize_the_longrepr(pytestconfig: pytest.Config) -> None:
     verdict = judged(passed(0), failed(1), died(2, at=3, log="out of memory"))
     data = {
         "$report_type": "TestReport",
@@ -450,7 +454,7 @@ def test_pytest_reads_what_is_made_here(pytestconfig: pytest.Config) -> None:
     assert lines[-1] == "out of memory"
 
 
-def test_plain_text_says_everything_once() -> None:
+def test_plain_text_has_the_message_and_all_sections() -> None:
     assert judged(passed(0), died(1, log="out of memory")).plain_text().splitlines() == [
         "rank 1 was killed by SIGSEGV",
         "--- all ranks ---",
@@ -461,7 +465,7 @@ def test_plain_text_says_everything_once() -> None:
     ]
 
 
-def test_properties_are_told_apart_where_the_ranks_differ() -> None:
+def test_properties_are_labelled_by_rank_if_the_ranks_differ() -> None:
     def with_properties(rank: int, *pairs: tuple[str, object]) -> RankOutcome:
         return passed(rank, user_properties=list(pairs))
 
@@ -479,25 +483,25 @@ def finished(*counts: dict[str, tuple[tuple[int, ...], int]]) -> dict[int, Finis
     return {rank: Finished(1, collectives) for rank, collectives in enumerate(counts)}
 
 
-def test_as_many_collectives_on_every_rank() -> None:
+def test_equal_numbers_of_collectives_have_no_message() -> None:
     assert compare_collectives({}) is None
     assert compare_collectives(finished({}, {})) is None
     assert compare_collectives(finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 4)})) is None
 
 
-def test_a_collective_that_one_rank_left_out() -> None:
+def test_different_numbers_of_collectives_are_reported() -> None:
     world = (0, 1, 2)
-    sentence = (
+    message = (
         "the ranks issued different numbers of collectives in the default process group (ranks 0-2), "
         "counted since the group was made: rank 0: 4, rank 1: 3, rank 2: 4"
     )
     assert (
-        compare_collectives({rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}) == sentence
+        compare_collectives({rank: Finished(1, {"default_pg": (world, 3 + (rank != 1))}) for rank in world}) == message
     )
 
 
-def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
-    """Each pair of ranks has its own group, and a rank knows only those that it belongs to."""
+def test_groups_with_the_same_name_and_different_members_are_different_groups() -> None:
+    """Give each pair of ranks its own group. A rank knows only the groups that it belongs to."""
     left, right, world = (0, 1), (2, 3), (0, 1, 2, 3)
     counts = [{"0": (world, 1), "1": (pair, number)} for pair, number in ((left, 5), (left, 5), (right, 6), (right, 6))]
     assert compare_collectives(finished(*counts)) is None
@@ -509,23 +513,24 @@ def test_groups_of_one_name_and_unlike_members_are_different_groups() -> None:
 
 
 def at_the_end(*ends: Finished, **more: Any) -> Verdict:
+    """Return the verdict on a teardown that has passed on all ranks, whose last messages are `ends`."""
     return judged(*map(passed, range(len(ends))), when="teardown", finished=dict(enumerate(ends)), **more)
 
 
-def test_a_mismatch_fails_the_teardown_and_ends_the_world() -> None:
+def test_different_numbers_of_collectives_fail_the_teardown_and_end_the_world() -> None:
     verdict = at_the_end(*finished({"0": ((0, 1), 4)}, {"0": ((0, 1), 5)}).values())
     assert (verdict.outcome, verdict.error) == ("failed", RanksDisagree)
     assert verdict.message.startswith("the ranks issued different numbers of collectives")
     assert verdict.kill_reason == verdict.message
 
 
-def test_ranks_that_made_unlike_numbers_of_groups_do_not_fail_but_are_ended() -> None:
+def test_different_numbers_of_groups_end_the_world_without_a_failure() -> None:
     verdict = at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=2))
     assert (verdict.outcome, verdict.kill_reason) == ("passed", "its ranks made different numbers of process groups")
     assert at_the_end(Finished(1, {}, groups=1), Finished(1, {}, groups=1)).kill_reason is None
 
 
-def test_stale_fixtures_fail_the_teardown() -> None:
+def test_an_error_in_a_late_fixture_teardown_fails_the_teardown() -> None:
     verdict = at_the_end(Finished(1, {}), Finished(1, {}, late_teardown_error="left by test_a:\nValueError: x"))
     assert (verdict.outcome, verdict.error, verdict.message) == ("failed", RanksDisagree, "left by test_a:")
     assert verdict.longrepr["reprtraceback"]["reprentries"][0]["data"]["lines"][1:] == ["ValueError: x\n"]
@@ -534,7 +539,7 @@ def test_stale_fixtures_fail_the_teardown() -> None:
 @pytest.mark.parametrize(
     ("leaks", "outcome", "warnings"), [("off", "passed", 0), ("warn", "passed", 1), ("fail", "failed", 0)]
 )
-def test_a_leak_is_treated_as_the_user_wants(leaks: str, outcome: str, warnings: int) -> None:
+def test_a_leak_is_ignored_or_is_a_warning_or_a_failure(leaks: str, outcome: str, warnings: int) -> None:
     leak = Finished(1, {}, leaks=("left a thread running",))
     verdict = at_the_end(leak, leak, leaks=leaks)
     assert (verdict.outcome, len(verdict.leak_warnings)) == (outcome, warnings)
@@ -548,7 +553,7 @@ def test_a_leak_whose_warning_is_an_error_fails_the_teardown() -> None:
     assert (verdict.outcome, verdict.message, len(verdict.leak_warnings)) == ("failed", "rank 0 left that", 2)
 
 
-def test_the_end_of_the_test_is_not_reported_in_addition_to_a_failure() -> None:
+def test_leaks_and_late_errors_are_not_reported_in_addition_to_a_failure() -> None:
     bad = Finished(1, {}, leaks=("left a file",), late_teardown_error="an error")
     assert at_the_end(bad, failed_before=True).outcome == "passed"
     verdict = judged(failed(0), when="teardown", finished={0: bad})
@@ -574,7 +579,7 @@ def test_ranks_that_end_a_phase_differently_are_retired() -> None:
     assert not judged(passed(0), failed(1), when="teardown").retire
 
 
-def test_the_verdict_has_the_slowest_time_and_all_data() -> None:
+def test_the_verdict_has_the_slowest_time_and_the_data_of_all_ranks() -> None:
     verdict = judged(passed(0, duration=1.0), passed(1, duration=3.0, accel_rank_data={"key": 1}), died(2))
     assert (verdict.duration, verdict.rank_data) == (3.0, {1: {"key": 1}})
     ends = [Finished(1, {}, properties={"peak": rank}) for rank in range(2)]
@@ -582,7 +587,7 @@ def test_the_verdict_has_the_slowest_time_and_all_data() -> None:
     assert at_the_end(ends[0]).properties == (("peak", 0),)
 
 
-def test_a_verdict_becomes_an_exception() -> None:
+def test_exception_returns_the_exception_for_the_outcome() -> None:
     assert judged(passed(0)).exception() is None
     assert isinstance(judged(skipped(0)).exception(), pytest.skip.Exception)
     expected = judged(skipped(0, wasxfail="reason: known")).exception()
@@ -604,5 +609,5 @@ def test_a_verdict_becomes_an_exception() -> None:
         ([9, 10, 11], "ranks 9-11"),
     ],
 )
-def test_ranks_are_named_in_runs(ranks: Sequence[int], text: str) -> None:
+def test_consecutive_ranks_are_written_as_a_range(ranks: Sequence[int], text: str) -> None:
     assert ranks_text(ranks) == text
