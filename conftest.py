@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As in a job that a shell runs in the background: what the tests start and interrupt would inherit it.
+        # A shell ignores SIGINT in background jobs, and the processes that tests interrupt would inherit this.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "nightly: a variation that only the nightly job of CI runs, with --nightly")
     config.addinivalue_line(

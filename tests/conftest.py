@@ -1,4 +1,4 @@
-"""Surroundings of their own for the tests, and a look at what they leave behind: the suite checks that of itself."""
+"""Fixtures of all tests: separate folders and variables, and checks that tests leak no processes or files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import pytest
 from pytest_accel.leases.lock_dir import VARIABLE
 from pytest_accel.rank.context import RANK
 
-with contextlib.suppress(ImportError):  # The tests for GPUs do without it.
+with contextlib.suppress(ImportError):  # The tests for GPUs do not need Hypothesis.
     from hypothesis import HealthCheck, settings
 
-    # How long an example takes says nothing on a machine that is busy with other tests.
+    # On a machine that is busy with other tests, the duration of an example means nothing.
     settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
 
 _MARK = "ACCEL_TESTED_BY"
-"""The environment variable by which every process that a test starts is known, however it has come away from it."""
+"""Environment variable that marks every process that a test starts, orphans included."""
 _TIMEOUT = 15.0
-"""Seconds that what is about to end has to do so."""
+"""Seconds within which processes that are ending must exit."""
 _PYTESTS_OWN = {"PYTEST_CURRENT_TEST"}
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 class Surroundings:
-    """The places of the tests that one pytest process runs, and what they have left there and elsewhere."""
+    """Folder and environment of the tests that one pytest process runs; finds what they have leaked."""
 
     def __init__(self, temporary: Path) -> None:
         self.temporary = temporary
@@ -43,16 +43,16 @@ class Surroundings:
         }
         self._shared_memory = _names(_SHARED_MEMORY)
 
-    def left(self) -> list[str]:
+    def leaks(self) -> list[str]:
         """Return descriptions of the leaked resources that remain after a timeout."""
-        began = time.monotonic()
-        # As in `tests.deadline`, which a suite that borrows this file does not have.
-        while (found := self._look()) and time.monotonic() - began < _TIMEOUT * max(1.0, os.getloadavg()[0]):
+        start = time.monotonic()
+        # `tests.deadline` is not used, because tests copy this file into suites without it.
+        while (found := self._find_leaks()) and time.monotonic() - start < _TIMEOUT * max(1.0, os.getloadavg()[0]):
             time.sleep(0.1)
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process that a test has started or forked."""
+        """Return every living process that a test has started or forked."""
         this = psutil.Process()
         found = []
         for process in psutil.process_iter():
@@ -61,7 +61,7 @@ class Surroundings:
                     continue
                 command = process.cmdline()
                 child = process.ppid() == this.pid
-                # It serves this process until its end, and ends with it.
+                # The resource tracker of this process exits with it.
                 if child and any("multiprocessing.resource_tracker" in part for part in command):
                     continue
                 forked = child and command == this.cmdline()
@@ -69,7 +69,7 @@ class Surroundings:
                     found.append(process)
         return found
 
-    def _look(self) -> list[str]:
+    def _find_leaks(self) -> list[str]:
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -106,23 +106,23 @@ def _in_use(names: set[str]) -> set[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
-    """One for each pytest process; what its tests have left fails the last of them."""
+    """Yield the surroundings of this pytest process. If its tests have leaked anything, the last of them fails."""
     made = Surroundings(tmp_path_factory.mktemp("own"))
     yield made
     if RANK in request.config.stash:
         return
-    left = made.left()
+    leaks = made.leaks()
     for process in made.processes():
         with contextlib.suppress(psutil.Error):
             process.kill()
-    if left:
-        pytest.fail("\n".join(["the tests of this process have left behind", *left]), pytrace=False)
+    if leaks:
+        pytest.fail("\n".join(["the tests of this process have left behind", *leaks]), pytrace=False)
 
 
 @pytest.fixture(autouse=True)
 def unchanged(request: pytest.FixtureRequest, surroundings: Surroundings) -> Iterator[None]:
-    """The test finds its surroundings in the environment, and leaves that, and the working directory, as they were."""
-    if RANK in request.config.stash:  # torch sets variables there when it starts a device's runtime.
+    """Set the variables of the surroundings; fail a test that changes the environment or the working directory."""
+    if RANK in request.config.stash:  # torch sets variables when it starts a device's runtime.
         yield
         return
     before, folder = dict(os.environ), os.getcwd()

@@ -1,4 +1,4 @@
-"""A record of a large session that never ran: tests of all verdicts on the devices of several machines."""
+"""Writes the record of a large simulated session, with tests of all verdicts on the devices of several machines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _events(tests: int, devices: int) -> list[tuple[float, Event]]:
 
 
 class _LargeSession:
-    """Runs tests one after the other on the devices that are free first, without a process."""
+    """A simulated session: runs each test on the devices that are free first, without a process."""
 
     def __init__(self, ids: dict[int, str]) -> None:
         self._random = random.Random(7)

@@ -1,4 +1,4 @@
-"""The files of examples/ci, which users copy, are accepted by the systems' schemas, by the shell and by pytest."""
+"""Tests of the files in examples/ci: the schemas of the CI systems, the shell and pytest accept them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SHELL_VARIABLES = {
 }
 """The variables that each system sets for a job."""
 SHARDS = {"buildkite/pipeline.yml": "2/4", "gitlab/gitlab-ci.yml": "2/2"}
-"""The value that `--accel-shard` has with these variables."""
+"""The value of `--accel-shard` with these variables, in the files that divide the tests among jobs."""
 
 SHOWN = re.compile(r"^\[`([^`]*)`\]\(([^)]*)\):\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-"""In a page: a link to a file, and the file."""
+"""Pattern of a link to a file in a page, followed by the file's text."""
 
 RECORDER = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" >>"$RECORDED"
@@ -232,7 +232,7 @@ def test_actionlint_finds_nothing() -> None:
     ],
 )
 def test_kubernetes_knows_every_field(name: str, kind: str) -> None:
-    """The models are made of the published schemas. They check types, and leave out what they do not know."""
+    """The models are generated from the published schemas. They check types, and ignore unknown fields."""
     models = pytest.importorskip("kubeflow_trainer_api.models")
     described = load(name)["template"] if name.startswith("github") else load(name)
     assert getattr(models, kind).from_dict(described).to_dict() == described
@@ -247,7 +247,7 @@ def test_kubernetes_knows_every_field_of_the_pods_of_ray() -> None:
 
 
 def test_each_shared_memory_volume_is_mounted_in_its_place() -> None:
-    """Else /dev/shm has Kubernetes' default of 64 MiB, without any error."""
+    """Without the mount, /dev/shm would have Kubernetes' default of 64 MiB, without an error."""
     for name in [name for name in FILES if name.startswith("kubernetes/") or name.endswith("values.yaml")]:
         text = json.dumps(load(name))
         assert '"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]' in text, name
@@ -255,7 +255,7 @@ def test_each_shared_memory_volume_is_mounted_in_its_place() -> None:
 
 
 def test_the_runner_of_gitlab_has_gpus_and_shared_memory() -> None:
-    """There is no schema of config.toml."""
+    """No schema of config.toml is published."""
     (runner,) = load("gitlab/config.toml")["runners"]
     assert runner["docker"]["gpus"] == "all"
     assert runner["docker"]["shm_size"] == 8 * 2**30
@@ -263,7 +263,7 @@ def test_the_runner_of_gitlab_has_gpus_and_shared_memory() -> None:
 
 @pytest.mark.long
 def test_modal_accepts_the_file(tmp_path: Path) -> None:
-    """The help needs neither an account nor a network."""
+    """The command ``modal --help`` needs neither an account nor a network."""
     pytest.importorskip("modal")
     shutil.copy(CI / "modal" / "run_on_modal.py", tmp_path)
     (tmp_path / "pyproject.toml").touch()

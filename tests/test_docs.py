@@ -1,4 +1,4 @@
-"""The documentation is correct: every Python block that contains a test is run, in one session."""
+"""Tests of the documentation: its Python blocks with tests pass, and the output that it shows is what pytest prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.hardware import fake_driver
 
 ROOT = Path(__file__).resolve().parent.parent
-# tests/test_marks.py collects the blocks of marks.md, which ask for hardware that no machine has all of.
+# tests/test_marks.py only collects the blocks of marks.md: no machine has all the hardware that they need.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "marks.md"),
@@ -25,7 +25,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a page; `language` is all that stands behind the fence."""
+    """Return the fenced blocks of a page whose opening fence is followed by exactly the text `language`."""
     return re.findall(
         rf"^```{re.escape(language)}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
@@ -93,14 +93,14 @@ def test_the_tutorial_shows_what_pytest_prints(pytester: pytest.Pytester, monkey
 
 
 def same_width(lines: list[str]) -> str:
-    """Return `lines` without blank ones, and with what depends on the terminal's width and on time made equal."""
+    """Return `lines` in a form that does not depend on the terminal's width or on durations, without blank lines."""
     plain = (re.sub(r"[-=_]{3,}|(_ ){3,}_?", "---", re.sub(r"\d+\.\d+s\b", "0s", line)) for line in lines)
     return "\n".join(" ".join(line.split()) for line in plain if line.strip())
 
 
 @pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
 def test_a_migration_page_shows_both_sides(page: Path) -> None:
-    """The sides after a migration run with the other blocks; those with MPI in tests/launchers/test_mpi_worlds.py."""
+    """The blocks "after" run with the other blocks of the documentation, or in tests/launchers/test_mpi_worlds.py."""
     (before,) = blocks(page, "python before")
     ast.parse(before)
     assert any("def test_" in block for block in blocks(page, "python") + blocks(page, "python mpi"))
@@ -142,10 +142,10 @@ def test_each_plugin_in_the_table_has_a_test() -> None:
 
 
 @pytest.fixture
-def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A folder with the settings of coverage that are documented."""
+def coverage_settings(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Write the documented settings of coverage to the folder, and return the pytester."""
     pytest.importorskip("pytest_cov")
-    # A run of these tests that is itself measured, or distributed by xdist, says so to its children.
+    # A test run that is itself measured, or distributed by xdist, sets such variables for its child processes.
     for name in [name for name in os.environ if name.startswith(("COV", "PYTEST_XDIST"))]:
         monkeypatch.delenv(name)
     (settings,) = blocks(ROOT / "docs" / "how-to" / "coverage.md", "ini")
@@ -156,11 +156,11 @@ def measured(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 @pytest.mark.parametrize(
     "launcher", [pytest.param((), id="none"), pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.nightly)]
 )
-def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tuple[str, ...]) -> None:
-    measured.mkpydir("mypackage").joinpath("work.py").write_text(
+def test_coverage_of_ranks_is_measured(coverage_settings: pytest.Pytester, launcher: tuple[str, ...]) -> None:
+    coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text(
         "def work(rank):\n    if rank == 0:\n        return 'zero'\n    return 'more'\n\n\ndef rest():\n    return 1\n"
     )
-    measured.makepyfile(
+    coverage_settings.makepyfile(
         """
         import pytest
         from mypackage.work import work
@@ -172,12 +172,12 @@ def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tupl
     )
 
     command = (sys.executable, *launcher, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none")
-    result = measured.run(*command)
+    result = coverage_settings.run(*command)
 
     result.assert_outcomes(passed=1)
     assert ("accel: torchrun, 2 ranks" in result.outlines) == bool(launcher)
     result.stdout.re_match_lines([r"mypackage/work\.py +6 +1 +83% +8"])
-    left = {path.name for path in measured.path.glob(".coverage*")}
+    left = {path.name for path in coverage_settings.path.glob(".coverage*")}
     assert left == {".coverage", ".coveragerc"}, "what the ranks have measured is in the one file"
 
 
@@ -185,10 +185,10 @@ def test_coverage_of_ranks_is_measured(measured: pytest.Pytester, launcher: tupl
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone", marks=pytest.mark.nightly), pytest.param(("-n", "1"), id="xdist")]
 )
-def test_coverage_of_replaced_ranks_is_kept(measured: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """Ranks that a passed test has damaged are replaced; their coverage is not lost."""
-    measured.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
-    measured.makepyfile(
+def test_coverage_of_replaced_ranks_is_kept(coverage_settings: pytest.Pytester, options: tuple[str, ...]) -> None:
+    """The ranks are replaced because a passed test has damaged them."""
+    coverage_settings.mkpydir("mypackage").joinpath("work.py").write_text("def work():\n    return 1\n")
+    coverage_settings.makepyfile(
         """
         import os
         import pytest
@@ -207,7 +207,7 @@ def test_coverage_of_replaced_ranks_is_kept(measured: pytest.Pytester, options: 
     )
 
     command = (sys.executable, "-m", "pytest", "--cov", "--cov-report=term-missing", "--accel", "none", *options)
-    result = measured.run(*command)
+    result = coverage_settings.run(*command)
 
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"mypackage/work\.py +2 +0 +100%"])
@@ -241,6 +241,9 @@ def test_files_and_tests_that_the_documentation_names_exist() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them: letters, digits, hyphens and underscores stay, spaces become hyphens."""
+    """Return the anchors of the headings, as GitHub makes them.
+
+    Letters, digits, hyphens and underscores stay, spaces become hyphens, and other characters are removed.
+    """
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""The examples as a person runs them, in processes of their own."""
+"""Tests of the examples: each session runs in its own process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*arguments: str, status: int, extra: Mapping[str, str] | None = None) -> pytest.LineMatcher:
-    """pytest's output, once it has ended with exit status `status`; `extra` are environment variables."""
+    """Run pytest and return its output; fail unless it exits with `status`. `extra` are environment variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
     environment |= {"COLUMNS": "200", **(extra or {})}
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
@@ -76,7 +76,7 @@ def test_the_examples_without_accelerators_have_the_documented_output() -> None:
 
 @pytest.mark.long
 def test_a_model_is_split_over_simulated_devices() -> None:
-    """And what fails on purpose is not collected where it is not named."""
+    """The folder `failing` is collected only if the command line names it."""
     output = run("examples", "-k", "split or failing", "--accel", "sim:2", status=0)
     output.fnmatch_lines(["=* 2 passed, 11 deselected in *"])
 
@@ -142,7 +142,7 @@ def test_page_trace_and_summary_agree_with_junit(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_scripts_run_under_every_installed_launcher() -> None:
-    # Not srun, which may be there without a cluster: tests/launchers makes one.
+    # Without srun, which may be installed without a cluster. The tests of tests/launchers set one up.
     output = run("examples/launchers", "--accel", "none", "-p", "no:randomly", "-k", "not srun", status=0)
     output.fnmatch_lines(
         [

@@ -1,4 +1,4 @@
-"""The checks of ``conftest.py`` on suites that do leave something behind."""
+"""Tests of the leak checks in ``tests/conftest.py``, with suites that leak something."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITHOUT_WAIT = CONFTEST.replace("_TIMEOUT = 15.0\n", "_TIMEOUT = 0.0\n")
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester) -> pytest.Pytester:
-    """An empty suite with the project's own checks, which do not wait."""
+    """Return a pytester whose suite has the checks, without their timeout."""
     assert WITHOUT_WAIT != CONFTEST
     pytester.makeconftest(WITHOUT_WAIT)
     return pytester
@@ -148,7 +148,7 @@ def test_leaks_of_the_session_are_reported_at_its_end(inner: pytest.Pytester) ->
             "shared memory accel-*",
         ]
     )
-    # A set: under CI pytest's summary repeats the whole of an error.
+    # A set, because under CI pytest's summary repeats the error.
     assert len({line for line in result.outlines if line.startswith("process ")}) == 3
 
 

@@ -39,7 +39,7 @@ def refusal(marks: Marks, world_size: Any = None) -> str:
 
 
 def test_no_mark_has_no_arguments() -> None:
-    # A parameter called world_size is nobody's business where there is no mark.
+    # Without a mark, the value of a parameter called world_size is ignored.
     assert read(Marks()) == read(Marks(), 3) == ({}, {})
 
 
@@ -96,7 +96,7 @@ def test_distributed(mark: pytest.Mark, arguments: dict[str, object]) -> None:
         (Marks(devices(), distributed()), {}, {}),
         (Marks(devices(2), distributed(4)), {"n": 2}, {"world_size": 4, "devices_per_rank": 2}),
         (Marks(devices(2), distributed(devices_per_rank=2)), {"n": 2}, {"devices_per_rank": 2}),
-        # An n that is not given contradicts nothing.
+        # If n is not given, it follows from devices_per_rank.
         (Marks(devices(memory=1), distributed(devices_per_rank=2)), {"n": 2, "memory": 1}, {"devices_per_rank": 2}),
         (Marks(devices(kind="cuda"), distributed()), {"kind": "cuda"}, {"device": "cuda"}),
         (Marks(devices(), distributed(device="cuda")), {"kind": "cuda"}, {"device": "cuda"}),
@@ -291,7 +291,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def _no_installed_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs within these tests know the parts that are tested here and nothing else."""
+    """Keep nested runs from loading installed plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 

@@ -1,4 +1,4 @@
-"""Each public name of `pytest_accel` can be imported, and used in annotations."""
+"""Tests of the public names of `pytest_accel`: each can be imported, and used in annotations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_another_name_is_an_attribute_error() -> None:
         getattr(pytest_accel, "Lease")  # noqa: B009 - mypy knows that there is none
 
 
-# mypy checks these as it checks a suite of somebody else's.
+# mypy checks these functions as it would check a user's suite.
 
 
 @pytest.mark.distributed(2, device="cpu", backend="gloo")

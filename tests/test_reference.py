@@ -1,4 +1,4 @@
-"""The site builds from the documentation, and the reference names what the code has."""
+"""Tests of the reference: the site builds, and the pages name all marks, options, fixtures and hooks of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """Return the other cells of table rows, by each name in backticks in the first cell; the first row counts."""
+    """Return the other cells of each table row by the names in backticks in its first cell; of two rows, the first."""
     found: dict[str, list[str]] = {}
     for line in (DOCS / "reference" / page).read_text(encoding="utf-8").splitlines():
         if line.startswith("| "):

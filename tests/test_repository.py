@@ -1,4 +1,4 @@
-"""Checks of the package as a whole: its wheel, the cost of importing it, and the imports between its modules."""
+"""Tests of the package as a whole: its wheel, the modules that its import loads, and imports between its modules."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def own_imports() -> Iterator[tuple[str, str, int]]:
     """Yield each import of one module of the package by another: both paths below `pytest_accel`, and the line."""
     paths = {path.relative_to(PACKAGE).as_posix() for path in MODULES}
     for module, found in each_import():
-        if not found.is_of("pytest_accel") or module == "__init__.py":  # It imports a name when that is asked for.
+        if not found.is_of("pytest_accel") or module == "__init__.py":  # It imports names on access.
             continue
         parts = found.name.split(".")[1:]
         while parts and f"{'/'.join(parts)}.py" not in paths and f"{'/'.join(parts)}/__init__.py" not in paths:
