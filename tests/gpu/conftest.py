@@ -1,6 +1,7 @@
-"""Tests here have a GPU of their own and run in its rank; where there is none, they skip and are counted.
+"""Fixtures of the tests that need a GPU.
 
-Some start sessions of their own on that GPU, which therefore need no lock of the machine's: the test has it already.
+Each of these tests leases a GPU and runs in a rank; without a GPU it is skipped and counted. Some tests start sessions
+on their GPU. These sessions have a separate lock folder, since the test already holds the lock of the GPU.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ if TYPE_CHECKING:
     from pytest_accel.fixtures import Accel
 
 _TIMEOUT = 240.0
-"""Seconds after which a session counts as hung; less than a phase of a test may take."""
+"""Seconds after which a session counts as hung; shorter than the timeout of a test."""
 
 
 class Inner:
-    """A folder with tests, and sessions in it that see this test's GPU."""
+    """A suite in a folder, whose sessions see the GPU of the test that runs them."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.path = pytester.path
         self._pytester = pytester
 
     def write(self, **files: str) -> None:
-        """A module for each name."""
+        """Write a module for each name."""
         self._pytester.makepyfile(**files)
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        """Run a session to its end."""
+        """Run a session and return its result."""
         options = ("-v", "-p", "no:randomly", "-p", "no:asyncio", "-p", "no:cacheprovider")
         return self._pytester.runpytest_subprocess(*options, *arguments, timeout=_TIMEOUT)
 
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Inner:
-    """Sessions that know of this one only what any process on its GPU knows."""
+    """Return an empty suite, whose sessions have their own locks and none of this session's variables for pytest."""
     for name in os.environ:
         if name.startswith("PYTEST_") and name != "PYTEST_DEBUG_TEMPROOT":
             monkeypatch.delenv(name)
@@ -49,7 +50,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.fixture
 def card(accel: Accel) -> Device:
-    """The leased GPU, for tests that speak of whole ones."""
+    """Return the leased GPU; skip the test if it is a MIG instance."""
     (device,) = accel.devices
     if device.parent is not None:
         pytest.skip(f"{device.id} is a MIG instance")

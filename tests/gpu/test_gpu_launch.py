@@ -1,4 +1,4 @@
-"""Scripts on the GPU of a test, under the launchers that are there; and one that is to see none, wherever it runs."""
+"""Tests of the fixture `launch`: a script sees the GPU of its test, and none in an unmarked test."""
 
 from __future__ import annotations
 

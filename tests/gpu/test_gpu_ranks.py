@@ -1,4 +1,4 @@
-"""The GPU that a rank sees, compared with the information of NVIDIA's tools and torch."""
+"""Tests of ranks on a GPU: its properties as NVIDIA's tools and torch report them, process groups, and shares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.devices(kind="cuda")
 MIB = 1024**2
 
 
-def test_the_machine_is_what_nvidia_smi_shows(card: Device) -> None:
+def test_properties_are_those_that_nvidia_smi_shows(card: Device) -> None:
     if shutil.which("nvidia-smi") is None:
         pytest.skip("needs nvidia-smi")
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
@@ -34,7 +34,7 @@ def test_the_machine_is_what_nvidia_smi_shows(card: Device) -> None:
     whole = {device.id: device for device in found if device.parent is None}
     assert card.id in whole
     assert {uuid: (device.name, device.pci) for uuid, device in whole.items()} == {
-        # nvidia-smi writes eight digits of the domain, in capitals; the kernel four, in small letters.
+        # nvidia-smi shows PCI domains with eight digits in upper case, the kernel with four in lower case.
         uuid: (name, bus.lower()[4:])
         for uuid, name, _, bus in rows
         if uuid not in sliced
@@ -68,12 +68,12 @@ def test_cuda_0_is_the_leased_gpu(
     assert accel.mask == {"CUDA_VISIBLE_DEVICES": card.id}
     assert seen.name == card.name
     assert (seen.major, seen.minor) == card.capability
-    # Some of what NVML counts is the driver's own.
+    # NVML also counts memory that the driver itself uses.
     assert card.memory is not None
     assert 0.8 * card.memory < seen.total_memory <= card.memory
 
 
-def test_the_gpu_calculates(device: torch.device) -> None:
+def test_a_kernel_runs_on_the_gpu(device: torch.device) -> None:
     import torch
 
     left = torch.arange(16.0, device=device).reshape(4, 4)
@@ -81,7 +81,7 @@ def test_the_gpu_calculates(device: torch.device) -> None:
 
 
 @pytest.mark.distributed(1)
-def test_nccl_with_one_rank(card: Device, device: torch.device, process_group: ProcessGroup) -> None:
+def test_nccl_works_with_one_rank(card: Device, device: torch.device, process_group: ProcessGroup) -> None:
     import torch
     import torch.distributed as dist
 
@@ -96,7 +96,7 @@ def test_nccl_with_one_rank(card: Device, device: torch.device, process_group: P
 
 
 @pytest.mark.distributed(1, backend="gloo")
-def test_gloo_beside_a_gpu(device: torch.device, process_group: ProcessGroup) -> None:
+def test_gloo_works_with_a_leased_gpu(device: torch.device, process_group: ProcessGroup) -> None:
     import torch
     import torch.distributed as dist
 
@@ -119,7 +119,7 @@ def test_a_share_limits_the_memory_of_a_test(device: torch.device) -> None:
 
 @pytest.mark.devices(kind="cuda", share=0.25)
 @pytest.mark.distributed(2, backend="gloo")
-def test_two_ranks_on_one_gpu(accel: Accel, card: Device, device: torch.device, rank: int, gather: Any) -> None:
+def test_two_ranks_share_one_gpu(accel: Accel, card: Device, device: torch.device, rank: int, gather: Any) -> None:
     import torch
     import torch.distributed as dist
 

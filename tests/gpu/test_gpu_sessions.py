@@ -1,4 +1,4 @@
-"""Sessions on a GPU, and their use of it over time."""
+"""Tests of whole sessions on a GPU: masks, turns of several workers, memory, and errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_controller_has_no_cuda_context(inner: Inner) -> None:
     rank, controller = (json.loads((inner.path / f"{name}.json").read_text()) for name in ("rank", "controller"))
     assert rank["initialised"]
     assert not controller["initialised"]
-    if rank["listed"]:  # In a container NVML may name processes by other numbers, or none.
+    if rank["listed"]:  # In a container, NVML may report other process ids, or none.
         assert not controller["listed"]
 
 
@@ -117,13 +117,13 @@ def test_an_inherited_mask_is_kept(inner: Inner, card: Device, monkeypatch: pyte
     result = inner.run()
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([rf"accel: cuda, 1 device: .*, CUDA_VISIBLE_DEVICES={masks[form]} leaves 1 of \d+"])
-    # What is unmarked runs under the inherited mask itself, so that torch says there what it means.
+    # Unmarked tests run with the inherited mask, so torch shows in them what that mask means.
     assert json.loads((inner.path / "unmarked.json").read_text()) == [card.id]
     assert json.loads((inner.path / "marked.json").read_text()) == [card.id]
 
 
 @pytest.mark.parametrize("form", ["empty", "-1", "repeated"])
-def test_an_inherited_mask_that_hides_every_gpu(
+def test_an_inherited_mask_may_hide_every_gpu(
     inner: Inner, card: Device, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     mask = {"empty": "", "-1": "-1", "repeated": f"{card.id},{card.id}"}[form]
@@ -242,7 +242,7 @@ TESTS = 300
 
 
 def _milliseconds(inner: Inner) -> float:
-    """From the end of one test to the end of the next, once they run warm."""
+    """Return the median time between the ends of two tests, without the first third of the tests."""
     ends: list[float] = json.loads((inner.path / "times.json").read_text())
     assert len(ends) == TESTS
     late = ends[TESTS // 3 :]
@@ -278,7 +278,7 @@ def test_a_warm_test_is_fast(inner: Inner, record_property: Any) -> None:
     record_property("gpu_test_ms", {"plain": round(plain, 3), "warm": round(warm, 3), "ratio": round(warm / plain, 2)})
 
 
-def test_an_assertion_on_the_gpu_fails_its_test_and_no_other(inner: Inner) -> None:
+def test_a_failed_assertion_in_a_kernel_fails_its_test_only(inner: Inner) -> None:
     inner.write(
         test_it="""
         import pytest

@@ -1,4 +1,4 @@
-"""A session of its own: takes leases again and again and writes down what it got, for `test_contention.py`."""
+"""Program of `test_contention.py`: a separate session that takes leases repeatedly and records them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_accel.leases.locks import DeviceLocks
 
 
 def hold(folder: Path, device: str, process: int, created: float) -> None:
-    """Take one device, say so, and never give it back."""
+    """Lease one device, print a line, and keep the device until the process is killed."""
     broker = Broker((device,), 0, DeviceLocks(folder), lambda _: None)
     granted: Queue[Lease] = Queue()
     broker.submit((device,), 1, Holder.here("killed"), granted.put)
@@ -25,7 +25,7 @@ def hold(folder: Path, device: str, process: int, created: float) -> None:
 
 
 def contend(folder: Path, log: Path, devices: tuple[str, ...], rounds: int, seed: int) -> None:
-    """Take `rounds` leases of one or more devices, two at a time."""
+    """Take `rounds` leases of one or more devices, up to two at a time, and write each grant and return to `log`."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     generator = random.Random(seed)
     granted: Queue[Lease] = Queue()

@@ -23,19 +23,19 @@ from pytest_accel.leases.locks import DeviceLocks
 ME = Holder.here("tests/test_x.py::test_one")
 DEVICES = ("a", "b", "c", "d")
 TIMEOUT = 30.0
-"""Seconds after which something that should come is given up; nothing waits so long when all is well."""
+"""Seconds after which a test stops waiting for a result. No result takes this long unless something is broken."""
 
 Session = Callable[..., Broker]
 
 
 @pytest.fixture
-def wishes() -> Queue[int]:
+def wanted_leases() -> Queue[int]:
     return Queue()
 
 
 @pytest.fixture
-def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
-    """Makes brokers that share one lock folder, and closes them."""
+def session(tmp_path: Path, wanted_leases: Queue[int]) -> Iterator[Session]:
+    """Yield a function that makes brokers with a common lock folder; close all of them at the end."""
     brokers: list[Broker] = []
     before = set(threading.enumerate())
 
@@ -43,7 +43,7 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
         *,
         locks: bool = True,
         slots: int = 4,
-        on_wanted: Callable[[int], None] = wishes.put,
+        on_wanted: Callable[[int], None] = wanted_leases.put,
         clock: Callable[[], float] = time.time,
         on_lost: Callable[[int, str], None] | None = None,
     ) -> Broker:
@@ -55,26 +55,26 @@ def session(tmp_path: Path, wishes: Queue[int]) -> Iterator[Session]:
     for broker in brokers:
         broker.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(TIMEOUT)  # A thread that ended with an error was replaced, and nobody waited for its last lines.
+        thread.join(TIMEOUT)  # A broker does not join a thread that has failed and was replaced.
     assert set(threading.enumerate()) <= before
     assert not list((tmp_path / "locks").glob("*.wish"))
 
 
-def test_granted_before_submit_returns(session: Session) -> None:
+def test_a_request_for_free_devices_is_granted_before_submit_returns(session: Session) -> None:
     broker = session()
     leases: list[Lease] = []
     broker.submit(("c", "a", "b"), 2, ME, leases.append, slots=3)
     assert [(lease.devices, lease.slots) for lease in leases] == [(("a", "b"), 3)]
 
 
-def test_devices_that_go_together_are_granted_together(session: Session) -> None:
+def test_linked_devices_are_granted_together(session: Session) -> None:
     leases: list[Lease] = []
     session().submit(DEVICES, 2, ME, leases.append, ties=[("b", "d", 1.0)])
     assert leases[0].devices == ("b", "d")
 
 
 @pytest.mark.parametrize("locks", [False, True])
-def test_a_release_grants_to_the_one_that_waits(session: Session, locks: bool) -> None:
+def test_a_released_device_is_granted_to_the_waiting_request(session: Session, locks: bool) -> None:
     broker = session(locks=locks)
     leases: list[Lease] = []
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_release_grants_to_the_one_that_waits(session: Session, locks: bool) -
     assert len(leases) == 3, "giving a lease back twice gives nothing twice"
 
 
-def test_slots_are_bounded_and_touch_no_lock(session: Session, tmp_path: Path) -> None:
+def test_slots_are_limited_and_use_no_lock_files(session: Session, tmp_path: Path) -> None:
     threads = threading.active_count()
     broker = session(slots=4)
     leases: list[Lease] = []
@@ -101,7 +101,7 @@ def test_slots_are_bounded_and_touch_no_lock(session: Session, tmp_path: Path) -
     assert threading.active_count() == threads
 
 
-def test_a_cancelled_request_makes_way(session: Session) -> None:
+def test_a_cancelled_request_no_longer_blocks_others(session: Session) -> None:
     broker = session(locks=False)
     leases: list[Lease] = []
     first = broker.submit(DEVICES, 3, ME, leases.append)
@@ -131,7 +131,7 @@ def test_callbacks_may_call_the_broker(session: Session) -> None:
     assert len(done) == 5
 
 
-def test_a_callback_that_raises_costs_nobody_else_a_lease(session: Session) -> None:
+def test_a_callback_that_raises_does_not_affect_other_requests(session: Session) -> None:
     broker = session(locks=False)
     leases: list[Lease] = []
 
@@ -146,23 +146,23 @@ def test_a_callback_that_raises_costs_nobody_else_a_lease(session: Session) -> N
     assert leases[1].devices == ("b",)
 
 
-def test_leases_that_others_wait_for_are_named_once(session: Session, wishes: Queue[int]) -> None:
+def test_a_lease_that_others_wait_for_is_reported_once(session: Session, wanted_leases: Queue[int]) -> None:
     broker = session(locks=False)
     leases: list[Lease] = []
     broker.submit(("a",), 1, ME, leases.append)
     broker.submit(("b",), 1, ME, leases.append)
     broker.submit(("c",), 1, ME, leases.append)
-    assert wishes.empty()
+    assert wanted_leases.empty()
     broker.submit(("a", "b"), 1, ME, leases.append)
-    assert [wishes.get(), wishes.get()] == [leases[0].id, leases[1].id]
+    assert [wanted_leases.get(), wanted_leases.get()] == [leases[0].id, leases[1].id]
     broker.submit(("a", "b"), 2, ME, leases.append)
-    assert wishes.empty()
+    assert wanted_leases.empty()
     broker.release(leases[0].id)
-    assert wishes.get() == leases[3].id
-    assert wishes.empty()
+    assert wanted_leases.get() == leases[3].id
+    assert wanted_leases.empty()
 
 
-def test_no_more_is_asked_back_than_needed(session: Session) -> None:
+def test_no_more_leases_are_reported_as_wanted_than_a_request_needs(session: Session) -> None:
     asked: list[int] = []
 
     def give_back(lease: int) -> None:
@@ -189,14 +189,14 @@ def test_no_more_is_asked_back_than_needed(session: Session) -> None:
         (("a",), 0, 0, "count=0 and slots=0"),
     ],
 )
-def test_what_can_never_be_granted_is_an_error(
+def test_a_request_that_can_never_be_granted_is_an_error(
     session: Session, candidates: tuple[str, ...], count: int, slots: int, match: str
 ) -> None:
     with pytest.raises(ValueError, match=match):
         session().submit(candidates, count, ME, print, slots=slots)
 
 
-def test_closing_gives_everything_back(session: Session) -> None:
+def test_closing_a_broker_releases_all_locks(session: Session) -> None:
     one, two = session(), session()
     leases: list[Lease] = []
     one.submit(DEVICES, 4, ME, leases.append)
@@ -211,7 +211,7 @@ def test_closing_gives_everything_back(session: Session) -> None:
         one.submit(DEVICES, 1, ME, leases.append)
 
 
-def test_what_another_session_gives_back_is_granted(session: Session) -> None:
+def test_a_device_that_another_session_releases_is_granted(session: Session) -> None:
     one, two = session(), session()
     mine: list[Lease] = []
     several: Queue[Lease] = Queue()
@@ -226,7 +226,7 @@ def test_what_another_session_gives_back_is_granted(session: Session) -> None:
     assert single.get(timeout=TIMEOUT).devices == ("c",)
 
 
-def test_a_device_that_another_session_once_had_is_granted_at_once(session: Session) -> None:
+def test_a_device_that_another_session_has_released_is_granted_at_once(session: Session) -> None:
     one, two = session(), session()
     leases: list[Lease] = []
     one.submit(("a",), 1, ME, leases.append)
@@ -236,7 +236,7 @@ def test_a_device_that_another_session_once_had_is_granted_at_once(session: Sess
     assert len(leases) == 2
 
 
-def test_the_holder_learns_that_another_session_waits(session: Session, wishes: Queue[int]) -> None:
+def test_the_holder_is_notified_if_another_session_waits(session: Session, wanted_leases: Queue[int]) -> None:
     leases: Queue[Lease] = Queue()
     other_wishes: Queue[int] = Queue()
     one, two = session(), session(on_wanted=other_wishes.put)
@@ -244,15 +244,15 @@ def test_the_holder_learns_that_another_session_waits(session: Session, wishes: 
     one.submit(("b",), 1, ME, leases.put)
     kept, wanted = leases.get(), leases.get()
     two.submit(("b",), 1, ME, leases.put)
-    assert wishes.get(timeout=TIMEOUT) == wanted.id
+    assert wanted_leases.get(timeout=TIMEOUT) == wanted.id
     one.release(wanted.id)
     assert leases.get(timeout=TIMEOUT).devices == ("b",)
     assert other_wishes.empty()
     two.submit(("a",), 1, ME, leases.put)
-    assert wishes.get(timeout=TIMEOUT) == kept.id
+    assert wanted_leases.get(timeout=TIMEOUT) == kept.id
 
 
-def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session, wishes: Queue[int]) -> None:
+def test_between_sessions_the_oldest_request_is_granted_first(session: Session, wanted_leases: Queue[int]) -> None:
     one, two = session(), session()
     order: Queue[str] = Queue()
     grants: Queue[Lease] = Queue()
@@ -267,8 +267,8 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
         return note
 
     two.submit(("a", "b"), 2, ME, got("other session"))
-    # That it is wanted is known: from here on the wish of the other session stands.
-    assert wishes.get(timeout=TIMEOUT) == mine[0].id
+    # This notice shows that the request of the other session has been published.
+    assert wanted_leases.get(timeout=TIMEOUT) == mine[0].id
     one.submit(("a",), 1, ME, got("same session, later"))
     one.release(mine[0].id)
     assert order.get(timeout=TIMEOUT) == "other session"
@@ -276,20 +276,20 @@ def test_between_sessions_the_first_to_ask_is_the_first_to_get(session: Session,
     assert order.get(timeout=TIMEOUT) == "same session, later"
 
 
-def test_a_wish_that_is_gone_holds_nobody_up(session: Session, wishes: Queue[int]) -> None:
+def test_a_request_of_another_session_that_has_ended_blocks_nobody(session: Session, wanted_leases: Queue[int]) -> None:
     one, two = session(), session()
     leases: Queue[Lease] = Queue()
     one.submit(("a",), 1, ME, leases.put)
     first = leases.get()
     request = two.submit(("a",), 1, ME, leases.put)
-    assert wishes.get(timeout=TIMEOUT) == first.id
+    assert wanted_leases.get(timeout=TIMEOUT) == first.id
     one.submit(("a",), 1, ME, leases.put)
     assert two.cancel(request)
     one.release(first.id)
     assert leases.get(timeout=TIMEOUT).devices == ("a",)
 
 
-def test_others_see_what_a_lease_is_used_for(session: Session, tmp_path: Path) -> None:
+def test_other_sessions_see_the_test_and_processes_of_a_lease(session: Session, tmp_path: Path) -> None:
     broker, others = session(), DeviceLocks(tmp_path / "locks")
     leases: list[Lease] = []
     broker.submit(("a", "b"), 2, ME, leases.append)
@@ -308,7 +308,7 @@ def break_lock(folder: Path, device: str) -> None:
     lock_path(folder, device).mkdir()
 
 
-def test_a_folder_that_cannot_be_used_fails_the_request(session: Session, tmp_path: Path) -> None:
+def test_an_unusable_lock_folder_fails_the_request(session: Session, tmp_path: Path) -> None:
     broker = session()
     break_lock(tmp_path / "locks", "b")
     leases: list[Lease] = []
@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_used_fails_the_request(session: Session, tmp_pa
     assert [lease.devices for lease in leases] == [("a",)], "what was locked for the failed request is free again"
 
 
-def test_a_request_that_waits_for_another_session_fails_too(session: Session, tmp_path: Path) -> None:
+def test_an_unusable_lock_folder_fails_a_waiting_request(session: Session, tmp_path: Path) -> None:
     one, two = session(), session()
     leases: list[Lease] = []
     errors: Queue[Exception] = Queue()
@@ -333,14 +333,14 @@ def test_a_request_that_waits_for_another_session_fails_too(session: Session, tm
     assert len(leases) == 1
 
 
-def one_after_the_other(session: Session) -> tuple[Broker, Broker]:
-    """Two sessions; whatever the first asks for counts as asked before what the second asks for."""
+def sessions_in_order(session: Session) -> tuple[Broker, Broker]:
+    """Return two brokers. Requests of the first count as older than all requests of the second."""
     start = time.time()
     return session(clock=lambda: start), session(clock=lambda: start + 1)
 
 
-def test_a_device_that_an_own_request_waits_for_is_kept_when_it_is_given_back(session: Session, tmp_path: Path) -> None:
-    one, two = one_after_the_other(session)
+def test_a_released_device_is_kept_for_a_waiting_request_of_the_same_session(session: Session, tmp_path: Path) -> None:
+    one, two = sessions_in_order(session)
     mine: list[Lease] = []
     theirs: Queue[Lease] = Queue()
     one.submit(("a",), 1, ME, mine.append)
@@ -360,8 +360,8 @@ def test_a_device_that_an_own_request_waits_for_is_kept_when_it_is_given_back(se
     assert not one.cancel(waiting)
 
 
-def test_what_is_kept_goes_when_nobody_waits_for_it_any_more(session: Session) -> None:
-    one, two = one_after_the_other(session)
+def test_a_kept_device_is_released_when_the_waiting_request_is_cancelled(session: Session) -> None:
+    one, two = sessions_in_order(session)
     mine: list[Lease] = []
     theirs: Queue[Lease] = Queue()
     one.submit(("a",), 1, ME, mine.append)
@@ -374,12 +374,12 @@ def test_what_is_kept_goes_when_nobody_waits_for_it_any_more(session: Session) -
     assert theirs.get(timeout=TIMEOUT).devices == ("a",)
 
 
-def test_two_sessions_that_keep_what_the_other_needs_do_not_wait_for_each_other(session: Session) -> None:
+def test_two_sessions_that_need_each_others_devices_do_not_deadlock(session: Session) -> None:
     brokers = [session(), session()]
     got: Queue[tuple[Broker, Lease]] = Queue()
     held: list[Lease] = []
     for broker, own in zip(brokers, "ab", strict=True):
-        # One of its own that goes, one that stays, and a request that needs what the other session keeps.
+        # Each session leases two devices, and then requests all of them.
         broker.submit((own,), 1, ME, held.append)
         broker.submit((chr(ord(own) + 2),), 1, ME, held.append)
     for broker in brokers:
@@ -396,8 +396,8 @@ def note_grant(got: Queue[tuple[Broker, Lease]], broker: Broker, lease: Lease) -
     got.put((broker, lease))
 
 
-def test_a_device_whose_last_process_lives_is_kept_for_the_own_request(session: Session, child: int) -> None:
-    one, two = one_after_the_other(session)
+def test_a_device_whose_last_process_lives_is_kept_for_the_waiting_request(session: Session, child: int) -> None:
+    one, two = sessions_in_order(session)
     mine: Queue[Lease] = Queue()
     theirs: Queue[Lease] = Queue()
     one.submit(("a",), 1, ME, mine.put)
@@ -419,7 +419,7 @@ def child() -> Iterator[int]:
         process.kill()
 
 
-def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
+def test_a_failed_thread_fails_waiting_requests_and_is_replaced(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = session(), session()
@@ -429,7 +429,7 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
     one.submit(("a",), 1, ME, held.append)
 
     def raise_in_thread(locks: DeviceLocks, devices: object) -> None:
-        if locks is two._locks:  # The thread of the other broker polls, too.
+        if locks is two._locks:  # Not in the thread of the other broker, which polls too.
             raise KeyError("met in the thread")
 
     def ask_again(error: Exception) -> None:
@@ -449,7 +449,7 @@ def test_a_thread_that_ends_with_an_error_fails_what_waits_and_is_replaced(
     assert leases.get(timeout=TIMEOUT).devices == ("a",)
 
 
-def test_a_wish_of_nonsense_stops_nobody(session: Session, tmp_path: Path) -> None:
+def test_an_invalid_wait_file_is_ignored(session: Session, tmp_path: Path) -> None:
     one, two = session(), session()
     mine: list[Lease] = []
     theirs: Queue[Lease] = Queue()
@@ -463,7 +463,7 @@ def test_a_wish_of_nonsense_stops_nobody(session: Session, tmp_path: Path) -> No
         path.unlink(missing_ok=True)
 
 
-def test_a_lease_whose_lock_is_lost_is_told_of(session: Session, tmp_path: Path) -> None:
+def test_a_lease_whose_lock_is_lost_is_reported(session: Session, tmp_path: Path) -> None:
     lost: Queue[tuple[int, str]] = Queue()
     one = session(on_lost=lambda lease, why: lost.put((lease, why)))
     leases: list[Lease] = []
@@ -471,7 +471,7 @@ def test_a_lease_whose_lock_is_lost_is_told_of(session: Session, tmp_path: Path)
     one.submit(("c",), 1, ME, leases.append)
     elsewhere, folder = DeviceLocks(tmp_path / "elsewhere"), tmp_path / "locks"
     assert elsewhere.try_acquire("b", ME)
-    # In one step, so that the broker does not look between a file's end and the beginning of the next.
+    # The file is replaced in one step: otherwise the broker could check the path while no file is there.
     lock_path(tmp_path / "elsewhere", "b").rename(lock_path(folder, "b"))
     lease, why = lost.get(timeout=TIMEOUT)
     assert lease == leases[0].id

@@ -22,7 +22,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a Python program and waits for its first line; what still runs at the end of the test is killed."""
+    """Yield a function that starts a Python program and waits for its first line; kill all programs at the end."""
     processes: list[subprocess.Popen[str]] = []
 
     def run(*arguments: object) -> subprocess.Popen[str]:
@@ -31,7 +31,7 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline(), "it ended before it was ready"
+        assert process.stdout.readline(), "the program has exited before it was ready"
         return process
 
     yield run
@@ -56,7 +56,7 @@ CONTENDER = ("-m", "tests.leases.contender")
 IDLE = ("-c", "print('ready', flush=True); input()")
 
 
-def test_no_device_is_ever_granted_twice(start: Start, tmp_path: Path) -> None:
+def test_no_device_is_granted_to_two_sessions_at_once(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     rounds = 60
@@ -82,7 +82,7 @@ def test_no_device_is_ever_granted_twice(start: Start, tmp_path: Path) -> None:
     assert len(leases) == 3 * rounds
 
 
-def test_a_killed_session_gives_its_device_back(
+def test_the_device_of_a_killed_session_is_granted_again(
     start: Start, tmp_path: Path, broker: Broker, granted: Queue[Lease]
 ) -> None:
     session = start(*CONTENDER, "hold", tmp_path / "locks", "a", 0, 0)
@@ -95,7 +95,7 @@ def test_a_killed_session_gives_its_device_back(
     assert granted.get(timeout=TIMEOUT).devices == ("a",)
 
 
-def test_a_process_of_a_killed_session_keeps_its_device(
+def test_a_device_is_not_granted_while_a_process_of_the_killed_session_lives(
     start: Start, tmp_path: Path, broker: Broker, granted: Queue[Lease]
 ) -> None:
     rank = start(*IDLE)

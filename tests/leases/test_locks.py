@@ -40,7 +40,7 @@ Make = Callable[[], DeviceLocks]
 
 @pytest.fixture
 def make(folder: Path) -> Iterator[Make]:
-    """Makes what one session has of the locks, and closes it."""
+    """Yield a function that makes the locks of one session; close all of them at the end."""
     made: list[DeviceLocks] = []
 
     def one() -> DeviceLocks:
@@ -63,7 +63,7 @@ def created(process: subprocess.Popen[bytes]) -> float:
     return psutil.Process(process.pid).create_time()
 
 
-def test_one_session_at_a_time(make: Make) -> None:
+def test_a_device_is_locked_by_one_session_at_a_time(make: Make) -> None:
     one, two = make(), make()
     assert one.try_acquire("GPU-1", ME)
     assert not two.try_acquire("GPU-1", ME)
@@ -76,7 +76,7 @@ def test_one_session_at_a_time(make: Make) -> None:
     one.close()
 
 
-def test_the_holder_is_known_while_it_holds(folder: Path, make: Make, child: subprocess.Popen[bytes]) -> None:
+def test_the_holder_is_known_while_it_holds_the_lock(folder: Path, make: Make, child: subprocess.Popen[bytes]) -> None:
     one, two = make(), make()
     assert two.holder("GPU-1") is None
     one.try_acquire("GPU-1", ME)
@@ -91,7 +91,7 @@ def test_the_holder_is_known_while_it_holds(folder: Path, make: Make, child: sub
     assert lock_path(folder, "GPU-1").read_bytes() == b""
 
 
-def test_what_a_dead_session_left_written_names_no_holder(
+def test_the_content_that_a_dead_session_left_names_no_holder(
     folder: Path, make: Make, child: subprocess.Popen[bytes]
 ) -> None:
     one, two = make(), make()
@@ -105,21 +105,23 @@ def test_what_a_dead_session_left_written_names_no_holder(
     assert two.holder("GPU-1") is None
 
 
-def test_not_while_a_process_of_the_last_lease_lives(make: Make, child: subprocess.Popen[bytes]) -> None:
+def test_a_device_is_blocked_while_a_process_of_its_last_lease_lives(
+    make: Make, child: subprocess.Popen[bytes]
+) -> None:
     one, two = make(), make()
     one.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child)),)))
     one.release("GPU-1")
     assert not two.try_acquire("GPU-1", ME)
     assert not one.try_acquire("GPU-1", ME)
     child.kill()
-    # Dead, and a zombie as long as nobody asks for its exit status: that must not keep the device.
+    # The killed process remains a zombie until its exit status is read. A zombie must not block the device.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
     assert two.try_acquire("GPU-1", ME)
     two.close()
 
 
-def test_another_process_with_the_same_pid_is_another_process(make: Make, child: subprocess.Popen[bytes]) -> None:
+def test_another_process_with_the_pid_of_a_dead_one_blocks_nothing(make: Make, child: subprocess.Popen[bytes]) -> None:
     locks = make()
     locks.try_acquire("GPU-1", replace(ME, processes=((child.pid, created(child) - 60),)))
     locks.release("GPU-1")
@@ -127,13 +129,13 @@ def test_another_process_with_the_same_pid_is_another_process(make: Make, child:
     locks.close()
 
 
-def planted(folder: Path, content: bytes) -> None:
+def plant(folder: Path, content: bytes) -> None:
     path = lock_path(folder, "GPU-1")
     path.write_bytes(content)
     path.chmod(0o666)
 
 
-def said(**changes: str) -> bytes:
+def lock_content(**changes: str) -> bytes:
     """Return the content of a lock file with `changes`, which need not be JSON."""
     fields = {"pid": "7", "user": '"u"', "test": '"t"', "since": "5.0", "processes": "[]"} | changes
     return ("{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}").encode()
@@ -146,21 +148,21 @@ def said(**changes: str) -> bytes:
         b"[]",
         b'{"pid": 1}',
         b"[" * 9999,
-        said(processes="[[1]]"),
-        said(processes="[7]"),
-        said(pid="-5"),
-        said(pid="1e400"),
-        said(pid="1" + "0" * 400),
-        said(since="Infinity"),
-        said(since="NaN"),
-        said(since="1" + "0" * 400),
+        lock_content(processes="[[1]]"),
+        lock_content(processes="[7]"),
+        lock_content(pid="-5"),
+        lock_content(pid="1e400"),
+        lock_content(pid="1" + "0" * 400),
+        lock_content(since="Infinity"),
+        lock_content(since="NaN"),
+        lock_content(since="1" + "0" * 400),
     ],
 )
-def test_content_that_makes_no_sense_stops_nobody(folder: Path, make: Make, content: bytes) -> None:
+def test_invalid_content_of_a_lock_file_is_ignored(folder: Path, make: Make, content: bytes) -> None:
     one, two = make(), make()
-    planted(folder, content)
+    plant(folder, content)
     assert one.try_acquire("GPU-1", ME)
-    planted(folder, content)
+    plant(folder, content)
     shown = two.holder("GPU-1")
     assert shown is not None
     assert shown.pid == 0
@@ -168,14 +170,14 @@ def test_content_that_makes_no_sense_stops_nobody(folder: Path, make: Make, cont
 
 
 @pytest.mark.parametrize("process", ["[1e400, 0]", "[-1, 0]", "[0, 0]", f"[{2**64}, 0]", "[1, 1e400]", "[1, NaN]"])
-def test_processes_that_cannot_be_stop_nobody(folder: Path, make: Make, process: str) -> None:
+def test_impossible_processes_in_a_lock_file_are_ignored(folder: Path, make: Make, process: str) -> None:
     locks = make()
-    planted(folder, said(processes=f"[{process}]"))
+    plant(folder, lock_content(processes=f"[{process}]"))
     assert locks.try_acquire("GPU-1", ME)
 
 
-def test_what_another_user_wrote_is_fit_for_a_terminal() -> None:
-    holder = parse_holder(said(user='"\\u001b[2J"', test='"a\\nb\\ud800' + "x" * 9999 + '"'))
+def test_text_of_another_user_is_escaped_for_the_terminal() -> None:
+    holder = parse_holder(lock_content(user='"\\u001b[2J"', test='"a\\nb\\ud800' + "x" * 9999 + '"'))
     assert holder is not None
     assert holder.user == "?[2J"
     assert holder.test.startswith("a?b?xxx")
@@ -199,7 +201,7 @@ holder_like = st.fixed_dictionaries(
 
 
 @given(st.binary() | (holder_like | json_values).map(lambda value: json.dumps(value).encode()))
-def test_whatever_a_lock_file_says_is_bounded(data: bytes) -> None:
+def test_text_from_any_lock_file_is_limited(data: bytes) -> None:
     holder = parse_holder(data)
     if holder is not None:
         assert 0 < holder.pid < 2**31
@@ -211,12 +213,12 @@ def test_whatever_a_lock_file_says_is_bounded(data: bytes) -> None:
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_whatever_a_wish_says_is_bounded(data: bytes) -> None:
+def test_requests_from_any_wait_file_are_limited(data: bytes) -> None:
     now = 1e9
     assert all(abs(since - now) <= 30 * 24 * 3600 for since in parse_waits(data, now).values())
 
 
-def test_everything_is_shared_whatever_the_umask(folder: Path, make: Make) -> None:
+def test_files_are_writable_for_all_users_whatever_the_umask(folder: Path, make: Make) -> None:
     before = os.umask(0o077)
     try:
         locks = make()
@@ -255,7 +257,7 @@ def test_a_planted_pipe_is_refused_at_once(folder: Path, make: Make) -> None:
         locks.try_acquire("GPU-1", ME)
 
 
-def test_a_lock_that_cannot_be_described_is_not_kept(make: Make) -> None:
+def test_a_lock_whose_holder_cannot_be_written_is_released(make: Make) -> None:
     one, two = make(), make()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -274,12 +276,12 @@ def test_a_folder_that_is_a_symbolic_link_is_refused(folder: Path, tmp_path: Pat
         DeviceLocks(folder)
 
 
-def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     with pytest.raises(LockFolderError, match=rf"missing/locks: No such file.*{VARIABLE}"):
         DeviceLocks(tmp_path / "missing" / "locks")
 
 
-def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
+def test_a_folder_that_is_not_writable_is_named(open_folder: Path) -> None:
     locked = open_folder / "locks"
     locked.mkdir()
     locked.chmod(0o555)
@@ -294,7 +296,7 @@ def test_a_folder_that_cannot_be_written_is_named(open_folder: Path) -> None:
     assert f"{locked} is not writable for this user" in found
 
 
-def test_the_folder_is_made_again_when_something_cleaned_it_away(folder: Path, make: Make) -> None:
+def test_a_deleted_folder_is_created_again(folder: Path, make: Make) -> None:
     locks = make()
     folder.rmdir()
     assert locks.wait_queue.others() == {}
@@ -311,7 +313,7 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_folder() == Path("/named/folder")
 
 
-def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
+def test_published_requests_are_seen_by_other_sessions(folder: Path, make: Make) -> None:
     one, two, three = (make() for _ in range(3))
     one.wait_queue.publish({"GPU-1": NOW + 20, "GPU-2": NOW + 20})
     two.wait_queue.publish({"GPU-1": NOW + 10})
@@ -330,7 +332,7 @@ def test_wants_are_seen_by_the_others(folder: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("off", [-10.0, 10.0])
-def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Make, off: float) -> None:
+def test_a_published_request_that_is_not_refreshed_is_ignored(folder: Path, make: Make, off: float) -> None:
     one, two = make(), make()
     one.wait_queue.publish({"GPU-1": NOW})
     (want,) = wait_files(folder)
@@ -343,7 +345,7 @@ def test_a_want_that_is_not_kept_fresh_counts_for_nothing(folder: Path, make: Ma
     one.close()
 
 
-def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make) -> None:
+def test_an_invalid_published_request_is_ignored(folder: Path, make: Make) -> None:
     locks = make()
     planted = ["garbage", "[]", '{"GPU-1": "soon"}', '{"GPU-1": null}', json.dumps([[]]), "[" * 9999]
     numbers = ["Infinity", "-Infinity", "NaN", "1e400", "-1e400", "0", "1e300", "-5", "1" + "0" * 400, "true"]
@@ -356,7 +358,7 @@ def test_a_planted_want_that_makes_no_sense_is_ignored(folder: Path, make: Make)
     assert locks.wait_queue.others() == {"GPU-1": NOW}
 
 
-def test_what_is_loose_goes_to_nobody_else(make: Make) -> None:
+def test_a_lock_that_is_kept_without_a_lease_excludes_other_sessions(make: Make) -> None:
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2"):
         one.try_acquire(device, ME)
@@ -371,7 +373,7 @@ def test_what_is_loose_goes_to_nobody_else(make: Make) -> None:
     assert two.try_acquire("GPU-2", ME)
 
 
-def test_what_is_loose_is_kept_from_the_own_session_while_its_last_process_lives(make: Make) -> None:
+def test_a_lock_that_is_kept_without_a_lease_cannot_be_used_while_its_last_process_lives(make: Make) -> None:
     one, two = make(), make()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
         created = psutil.Process(user.pid).create_time()
@@ -384,7 +386,7 @@ def test_what_is_loose_is_kept_from_the_own_session_while_its_last_process_lives
     assert two.try_acquire("GPU-1", ME)
 
 
-def test_a_lock_file_that_was_deleted_makes_no_second_lock(folder: Path, make: Make) -> None:
+def test_a_deleted_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one, two = make(), make()
     one.try_acquire("GPU-1", ME)
     one.release("GPU-1")
@@ -395,14 +397,14 @@ def test_a_lock_file_that_was_deleted_makes_no_second_lock(folder: Path, make: M
     assert one.try_acquire("GPU-1", ME)
 
 
-def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_made_again(folder: Path, make: Make) -> None:
+def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_created_again(folder: Path, make: Make) -> None:
     one, two = make(), make()
     for device in ("GPU-1", "GPU-2", "GPU-3"):
         assert one.try_acquire(device, replace(ME, test=device))
     assert one.renew_missing() == {}
     lock_path(folder, "GPU-1").unlink()
     folder.rename(folder.with_name("moved"))
-    # Another session takes one of them before they are looked at.
+    # Another session locks one of the devices before the first session checks its files.
     assert two.try_acquire("GPU-3", ME)
     lost = one.renew_missing()
     assert lost.keys() == {"GPU-3"}
@@ -419,7 +421,7 @@ def test_a_lock_file_that_is_deleted_or_moved_while_it_is_held_is_made_again(fol
         assert two.try_acquire(device, ME)
 
 
-def test_a_lock_file_that_was_moved_makes_no_second_lock(folder: Path, make: Make) -> None:
+def test_a_moved_lock_file_allows_no_second_lock(folder: Path, make: Make) -> None:
     one = make()
     assert one.try_acquire("GPU-1", ME)
     one.release("GPU-1")
@@ -463,24 +465,24 @@ def test_file_names_are_safe_and_distinct(one: str, two: str) -> None:
     assert (name == file_name(two)) == (one == two)
 
 
-def test_file_names_keep_what_can_be_kept() -> None:
+def test_file_names_contain_the_allowed_characters_of_an_id() -> None:
     assert file_name("GPU-8f2c0a5e-1") == "GPU-8f2c0a5e-1"
     assert file_name("0000:3b:00.0").startswith("0000_3b_00_0.")
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, which `tmp_path` is not."""
+    """Yield a temporary folder that every user may enter, unlike `tmp_path`."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def as_another_user(script: str, *arguments: str) -> str:
-    """Return the output of `script`, run by another user; only root can do that."""
+    """Run `script` as another user and return its output; skip the test unless this user is root."""
     if os.getuid() != 0:
         pytest.skip("needs root, to run a process as another user")
-    # It becomes the other user after the import: the interpreter may lie where only root can read.
+    # The user changes after the import, because only root may be able to read the interpreter's files.
     drop = (
         "import os, pwd, pytest_accel.leases.locks; them = pwd.getpwnam('nobody')\n"
         "os.setgroups([]); os.setgid(them.pw_gid); os.setuid(them.pw_uid)\n"
@@ -492,16 +494,16 @@ def as_another_user(script: str, *arguments: str) -> str:
 
 
 @contextlib.contextmanager
-def wanting(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
-    """Says what is wanted as often as a session does, however long the other user takes to start."""
+def publishing(locks: DeviceLocks, since: dict[str, float]) -> Iterator[None]:
+    """Publish what a session waits for, as often as a session does, as long as the context lasts."""
     done = threading.Event()
 
-    def say() -> None:
+    def publish() -> None:
         while not done.wait(0.5):
             locks.wait_queue.publish(since)
 
     locks.wait_queue.publish(since)
-    thread = threading.Thread(target=say)
+    thread = threading.Thread(target=publish)
     thread.start()
     try:
         yield
@@ -528,7 +530,7 @@ def test_two_users_share_the_temporary_directory(open_folder: Path) -> None:
     mine = DeviceLocks(open_folder)
     assert lock_path(open_folder, "GPU-1").stat().st_uid != os.getuid()
     assert mine.try_acquire("GPU-1", ME)
-    with wanting(mine, {"GPU-1": NOW}):
+    with publishing(mine, {"GPU-1": NOW}):
         assert as_another_user(TAKE, str(open_folder), str(NOW)) == "True False True"
     mine.close()
     assert as_another_user(TAKE, str(open_folder), str(NOW)) == "False True False"
@@ -549,7 +551,7 @@ except LockFolderError as error:
 def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder: Path) -> None:
     folder = open_folder / "locks"
     open_folder.chmod(0o1777)
-    assert as_another_user(REFUSED, str(folder)) == "", "it made the folder, and so it is its own"
+    assert as_another_user(REFUSED, str(folder)) == "", "the folder belongs to the user who made it"
     with pytest.raises(
         LockFolderError, match=rf"locks belongs to nobody.*install -d -m 1777.*{VARIABLE} names another"
     ):
@@ -561,7 +563,7 @@ def test_a_folder_or_file_that_another_user_could_replace_is_refused(open_folder
     folder.chmod(0o777)
     assert "locks has mode 0777: other users may write to it" in as_another_user(REFUSED, str(folder))
     folder.chmod(0o1777)
-    # A hard link to a file of one's own, where the system lets another user make it (fs.protected_hardlinks).
+    # Like a hard link to a file of another user, which some systems allow (sysctl fs.protected_hardlinks).
     lock_path(folder, "GPU-1").chmod(0o644)
     os.chown(lock_path(folder, "GPU-1"), pwd.getpwnam("nobody").pw_uid, -1)
     assert "GPU-1.lock: mode 0644: a lock file is writable by all (0666)" in as_another_user(REFUSED, str(folder))

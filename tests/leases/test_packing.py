@@ -1,4 +1,4 @@
-"""Shares of devices, packed by a broker as tests come and go."""
+"""Tests of the broker with shared devices: few devices are used, and no device is granted beyond its capacity."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ def random_shares(seed: int) -> list[int]:
     ]
 
 
-def used(leases: Sequence[Lease]) -> Counter[str]:
+def used_parts(leases: Sequence[Lease]) -> Counter[str]:
     total: Counter[str] = Counter()
     for lease in leases:
         total.update(dict(lease.takes()))
     return total
 
 
-def packed(shares: Sequence[int]) -> int:
-    """Return the number of devices that hold all of `shares`, requested one after the other, if there are enough."""
+def devices_used(shares: Sequence[int]) -> int:
+    """Return the number of devices that a broker uses for `shares`, which are requested one after the other."""
     devices = [f"d{number}" for number in range(len(shares))]
     broker = Broker(devices, 0, None, lambda lease: None)
     leases: list[Lease] = []
     for share in shares:
         broker.submit(devices, 1, ME, leases.append, parts=dict.fromkeys(devices, share))
     broker.close()
-    total = used(leases)
+    total = used_parts(leases)
     assert len(leases) == len(shares)
     assert max(total.values()) <= WHOLE
     return len(total)
 
 
 def lower_bound(sizes: Sequence[int]) -> int:
-    """No packing uses fewer devices: Martello and Toth's L2, and K at most to a device of what is over 1/(K+1)."""
+    """Return a lower bound for the number of devices: Martello and Toth's L2, and a bound by count.
+
+    The latter: at most K shares larger than 1/(K+1) fit on a device.
+    """
     best = max(-(-sum(size > WHOLE // (fit + 1) for size in sizes) // fit) for fit in range(1, 20))
     for threshold in {0, *(size for size in sizes if size <= WHOLE // 2)}:
         large = [size for size in sizes if size > WHOLE - threshold]
@@ -61,15 +64,15 @@ def lower_bound(sizes: Sequence[int]) -> int:
 
 
 def test_shares_are_packed_tightly() -> None:
-    """At most 1.25 times the devices of the best lower bound, or one device more where that is less than a device."""
-    figures = [(packed(shares), lower_bound(shares)) for shares in map(random_shares, range(500))]
+    """The limit is 1.25 times the lower bound, or one device more than the bound if that is larger."""
+    figures = [(devices_used(shares), lower_bound(shares)) for shares in map(random_shares, range(500))]
     assert [pair for pair in figures if pair[0] > max(1.25 * pair[1], pair[1] + 1)] == []
     assert sum(taken for taken, _ in figures) <= 1.1 * sum(bound for _, bound in figures)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_no_device_is_ever_given_out_twice(seed: int) -> None:
-    """Grant and return whole devices, shares and sets; at every moment the leases fit the devices."""
+def test_leases_never_exceed_a_device(seed: int) -> None:
+    """The test grants and returns whole devices, shares and sets."""
     draw = random.Random(seed)
     devices = ("a", "b", "c", "d")
     broker = Broker(devices, 0, None, lambda lease: None)
@@ -92,7 +95,7 @@ def test_no_device_is_ever_given_out_twice(seed: int) -> None:
             parts = None if whole else dict.fromkeys(devices, share)
             broker.submit(devices, count, ME, take, parts=parts, sets=1 if whole else sets)
             asked += 1
-        assert max(used(leases).values(), default=0) <= WHOLE
+        assert max(used_parts(leases).values(), default=0) <= WHOLE
     while leases:
         broker.release(leases.pop().id)
     broker.close()

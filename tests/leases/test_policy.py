@@ -59,7 +59,7 @@ def without(free: Mapping[str, int], grants: Iterable[Grant]) -> dict[str, int]:
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_grants_are_whole_and_no_more_than_there_is(
+def test_grants_are_complete_and_never_exceed_the_free_resources(
     waiting: tuple[Request, ...], free: dict[str, int], slots: int
 ) -> None:
     by_id = {request.id: request for request in waiting}
@@ -78,7 +78,7 @@ def test_grants_are_whole_and_no_more_than_there_is(
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_what_nobody_before_it_waits_for_is_granted(
+def test_a_request_is_granted_if_no_earlier_one_waits_for_the_same(
     waiting: tuple[Request, ...], free: dict[str, int], slots: int
 ) -> None:
     grants = {grant.request: grant for grant in decide(waiting, free, slots)}
@@ -100,7 +100,7 @@ def test_what_nobody_before_it_waits_for_is_granted(
 
 
 @given(requests(), free_devices, st.integers(0, SLOTS))
-def test_carried_out_once_nothing_more_is_due(waiting: tuple[Request, ...], free: dict[str, int], slots: int) -> None:
+def test_a_second_decision_grants_nothing_more(waiting: tuple[Request, ...], free: dict[str, int], slots: int) -> None:
     grants = decide(waiting, free, slots)
     granted = {grant.request for grant in grants}
     rest = [request for request in waiting if request.id not in granted]
@@ -112,13 +112,13 @@ def test_carried_out_once_nothing_more_is_due(waiting: tuple[Request, ...], free
 
 
 @given(requests().filter(bool), st.data())
-def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> None:
-    """A request is granted in bounded time, however leases end and whatever arrives after it."""
+def test_no_request_starves(waiting: tuple[Request, ...], data: st.DataObject) -> None:
+    """A request is granted after a limited number of releases, whichever leases end and whatever arrives after it."""
     target = waiting[-1]
     queue = list(waiting)
     leases: list[Grant] = []
     releases = 0
-    # Each request before the target, and the target, may have to wait for all that is on every device, and for slots.
+    # The target and each request before it may have to wait for all leases on every device, and for all slots.
     bound = len(waiting) * (len(DEVICES) * (WHOLE // min(PARTS)) + SLOTS)
     number = len(waiting)
     while True:
@@ -128,8 +128,8 @@ def test_nobody_starves(waiting: tuple[Request, ...], data: st.DataObject) -> No
             queue = [request for request in queue if request.id != grant.request]
         if target not in queue:
             return
-        assert leases, "nothing is held and yet somebody waits"
-        # A flood of small requests, the worst for a large one: one arrives for each lease that ends.
+        assert leases, "a request waits although nothing is leased"
+        # The worst case for a large request: a small one arrives for each lease that ends.
         ended = leases.pop(data.draw(st.integers(0, len(leases) - 1)))
         small = Request(
             number, ended.devices[:1], min(1, len(ended.devices)), min(1, ended.slots), parts=ended.parts[:1]
@@ -172,14 +172,14 @@ def test_a_request_that_waits_for_devices_leaves_the_slots_to_others() -> None:
         ((("b", "x", 9.0),), 2, ("a", "b")),
     ],
 )
-def test_devices_that_go_together_are_taken_together(
+def test_linked_devices_are_chosen_together(
     ties: tuple[tuple[str, str, float], ...], count: int, expected: tuple[str, ...]
 ) -> None:
     free = ["a", "b", "c", "d"]
     assert decide([Request(1, tuple(free), count, ties=ties)], whole(*free), 0) == (Grant(1, expected, 0),)
 
 
-def test_wanted_are_the_leases_that_hold_what_somebody_lacks() -> None:
+def test_leases_that_hold_what_a_request_lacks_are_wanted() -> None:
     held = {10: ("a",), 11: ("b",), 12: ("c",)}
     slots = {10: 0, 11: 2, 13: 2}
     assert wanted([Request(1, ("a", "b", "d"), 2)], whole("d"), 0, held, slots) == (10, 11)
@@ -188,7 +188,7 @@ def test_wanted_are_the_leases_that_hold_what_somebody_lacks() -> None:
     assert wanted([], whole("d"), 0, held, slots) == ()
 
 
-def test_leases_on_what_is_kept_for_a_request_are_wanted_before_others() -> None:
+def test_leases_on_devices_that_are_reserved_for_a_request_are_wanted_first() -> None:
     held = {10: ("a",), 11: ("a",), 12: ("b",), 13: ("c", "b")}
     free = {"a": WHOLE // 4, "b": WHOLE // 2, "c": 0}
     assert wanted([Request(1, ("a", "b"), 1)], free, 0, held, {}) == (12, 13, 10, 11)
@@ -197,7 +197,7 @@ def test_leases_on_what_is_kept_for_a_request_are_wanted_before_others() -> None
 QUARTER, HALF = WHOLE // 4, WHOLE // 2
 
 
-def test_parts_go_where_they_leave_least_over() -> None:
+def test_a_share_is_placed_where_the_smallest_part_remains() -> None:
     free = {"a": WHOLE, "b": HALF, "c": QUARTER, "d": HALF}
     quarter = Request(1, ("a", "b", "c", "d"), 1, parts=(QUARTER,) * 4)
     assert decide([quarter], free, 0) == (Grant(1, ("c",), 0, (QUARTER,)),)
@@ -205,19 +205,19 @@ def test_parts_go_where_they_leave_least_over() -> None:
     assert decide([quarter], {"a": QUARTER - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0, (QUARTER,)),)
 
 
-def test_a_whole_device_is_one_of_which_nobody_has_a_part() -> None:
+def test_a_whole_device_is_granted_only_if_no_share_of_it_is_leased() -> None:
     assert decide([Request(1, ("a", "b"), 1)], {"a": WHOLE - 1, "b": WHOLE}, 0) == (Grant(1, ("b",), 0),)
     assert decide([Request(1, ("a",), 1)], {"a": WHOLE - 1}, 0) == ()
     assert decide([Request(1, ("a",), 1, parts=(1,))], {"a": 0}, 0) == ()
 
 
-def test_parts_of_several_devices_are_parts_of_different_devices() -> None:
+def test_shares_of_several_devices_are_on_different_devices() -> None:
     halves = Request(1, ("a", "b", "c"), 2, parts=(HALF,) * 3)
     assert decide([halves], whole("a"), 0) == ()
     assert decide([halves], {"a": WHOLE, "b": 0, "c": HALF}, 0) == (Grant(1, ("a", "c"), 0, (HALF, HALF)),)
 
 
-def test_sets_may_have_a_device_in_common() -> None:
+def test_sets_may_share_a_device() -> None:
     candidates = ("a", "b")
     four = Request(1, candidates, 4, parts=(QUARTER, QUARTER), sets=4)
     assert decide([four], whole("a", "b"), 0) == (Grant(1, ("a",) * 4, 0, (QUARTER,) * 4),)
@@ -228,7 +228,7 @@ def test_sets_may_have_a_device_in_common() -> None:
     assert decide([pairs], {"a": WHOLE, "b": HALF}, 0) == ()
 
 
-def test_nothing_is_added_to_a_device_that_is_kept_for_somebody() -> None:
+def test_no_share_of_a_reserved_device_is_granted() -> None:
     first = Request(1, ("a", "b"), 1)
     small = Request(2, ("a", "b"), 1, parts=(QUARTER, QUARTER))
     assert decide([first, small], {"a": QUARTER, "b": HALF}, 0) == (Grant(2, ("a",), 0, (QUARTER,)),)
