@@ -1,7 +1,7 @@
-"""Reads generated masks as torch does and as the project does, on the machine of the fake driver.
+"""Compares how torch and the plugin read generated masks, on the machine of the fake driver.
 
-``python -m tests.hardware.compare_with_torch --masks 100000`` in the repository's root prints what came of it, and ends
-with 1 if a mask was read otherwise than torch reads it and `KNOWN` does not say why.
+``python -m tests.hardware.compare_with_torch --masks 100000`` in the repository's root prints the result. The exit
+status is 1 if there is a difference that `KNOWN` does not explain.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pytest_accel.hardware.vendors.cuda import Cuda
 from tests.hardware import fake_driver
 
 Entry = Callable[[Random], str]
-"""Makes an entry of a mask."""
+"""Function that generates one entry of a mask."""
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-# Two pairs of cards and two instances start alike, so that prefixes are unique, ambiguous and repeated.
+# Some ids have a common start, so that prefixes of ids are unique or ambiguous.
 CARDS = [
     f"GPU-{start}-0000-0000-000000000000" for start in ("11110000", "11112222", "33330000", "33330001", "55550000")
 ]
@@ -37,50 +37,53 @@ MACHINE = (
     *(f"gpu {card}" for card in CARDS),
     *(f"mig {slot} {instance} {2**30} x" for slot, instance in enumerate(INSTANCES)),
 )
-"""All alike, so that indices count by PCI for CUDA as for NVML; the last card is in MIG mode."""
+"""Equal cards, so that CUDA and NVML number them in the same order (by PCI address). The last card is in MIG mode."""
 
 IN_PROCESS = """
 import json
 from tests.hardware.compare_with_torch import compare
 print(json.dumps(compare({masks}, {seed})))
 """
-"""The source that a process with the fake driver runs; braces for the arguments of `compare`."""
+"""Source of the process with the fake driver; format it with the arguments of `compare`."""
 
 _WORDS = ("all", "none", "void", "NoDevFiles", "x", "gpu-1", "GPU", "MIG", "cuda:1", "0.", ".1", "*")
 _BLANKS = (" ", "  ", "\t", "\n", "\u00a0")
 _AFTER = ("x", "gpu2", " 1", "-1", "+2", ".5", "e3", "_0", ":0", "/1", "\u00b2", "\u0663")
 _BEFORE = ("+", "-", "++", "--", "+-", "+ ", "0x", "0X", "#")
-_BEYOND = ("\u00b2", "\u0663", "\uff11", "1\u00b2", "2\uff13", "-\u0661", "+\u00b3")
-"""Digits beyond ASCII: superscripts, Arabic-Indic, full width."""
+_NON_ASCII = ("\u00b2", "\u0663", "\uff11", "1\u00b2", "2\uff13", "-\u0661", "+\u00b3")
+"""Digits that are not ASCII: superscript, Arabic-Indic, full width."""
 _HUGE = (2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63, 2**64 - 1, 2**64, 2**64 + 1, 10**19, 10**20, 10**21, 10**300)
 
 
 @dataclass(frozen=True)
 class Known:
-    """Masks of indices that torch reads otherwise, on purpose; `alike` makes of an entry one that it reads as we do."""
+    """An intended difference for masks of indices.
+
+    `equivalent` turns an entry into one that torch reads as the plugin reads the original.
+    """
 
     reason: str
-    alike: Callable[[str], str]
+    equivalent: Callable[[str], str]
 
 
 KNOWN = (
     Known(
-        "a digit beyond ASCII is one for Python, and no digit for C, in which CUDA reads the mask",
+        "Python reads digits that are not ASCII; CUDA reads the mask in C, where they are no digits",
         lambda entry: "".join(char if char.isascii() or not char.isdigit() else "x" for char in entry),
     ),
     Known(
-        "for a sign without a number torch raises ValueError; it is no index, and the list ends",
+        "torch raises ValueError for a sign without a number; the plugin ends the list there, since it is no index",
         lambda entry: "x" if re.match(r"[+-](?![0-9])", entry.strip()) else entry,
     ),
     Known(
-        "torch raises ValueError for more digits than int() reads; 640 of them are out of range on every machine",
+        "torch raises ValueError for more digits than int() accepts; such a number is out of range on every machine",
         lambda entry: re.sub(r"^(\s*[+-]?)0*([0-9]{640})[0-9]*", r"\1\2", entry),
     ),
 )
 
 
 def masks(random: Random) -> Iterator[str | None]:
-    """Unset, empty, then without end: of one form, which is what people write and reaches far, or of several."""
+    """Yield None (unset), an empty mask, and then random masks without end, with entries of one form or of several."""
     yield from (None, "")
     forms: list[Entry] = [_index, _odd_index, _card, _instance]
     kinds: list[list[Entry]] = [[_index], [_index, _odd_index], [_card], [_instance], forms, forms]
@@ -89,7 +92,7 @@ def masks(random: Random) -> Iterator[str | None]:
         entries: list[str] = []
         for _ in range(random.choice([1, 2, 2, 3, 3, 4, 5, 7])):
             if entries and random.random() < 0.06:
-                entries.append(_again(random, random.choice(entries)))
+                entries.append(_repeat(random, random.choice(entries)))
             else:
                 entries.append(random.choice(chosen)(random))
         yield ",".join(entries)
@@ -115,7 +118,7 @@ def _odd_index(random: Random) -> str:
         case 5:
             return random.choice(["", *_BLANKS, *_WORDS])
         case 6 if random.random() < 0.3:
-            return random.choice(_BEYOND)
+            return random.choice(_NON_ASCII)
         case 7 if random.random() < 0.02:
             return random.choice(["", "-", " "]) + random.choice("019") * random.choice([640, 641, 4300, 4301, 5000])
     return number
@@ -144,35 +147,35 @@ def _identity(random: Random, ids: Sequence[str], odd: Sequence[str]) -> str:
     return name
 
 
-def _again(random: Random, entry: str) -> str:
-    """The same entry, or another spelling of the same number."""
+def _repeat(random: Random, entry: str) -> str:
+    """Return the same entry, or another spelling of the same number."""
     return random.choice([entry, entry, f"0{entry}", f" {entry}", f"+{entry}", f"{entry}x"])
 
 
 def compare(count: int, seed: int) -> dict[str, Any]:
-    """Reads `count` masks, all different, both ways; call it in a process that has the fake driver.
+    """Read `count` different masks in both ways, in a process that has the fake driver; return the result.
 
-    `left` says how many masks leave so many cards or instances, `known` how often each difference in `KNOWN` was met,
-    `unexplained` is the mask and both readings where they differ.
+    `left` has the number of masks by the number of cards or instances that they leave, and `known` the number of times
+    that each difference of `KNOWN` occurred. `unexplained` has each mask with another difference, and both readings.
     """
-    theirs, ours = _theirs(), _ours()
+    read_as_torch, read_as_plugin = _torch_reader(), _plugin_reader()
     left: Counter[str] = Counter()
     known = dict.fromkeys((one.reason for one in KNOWN), 0)
     unexplained: list[tuple[str | None, list[str], list[str] | str]] = []
-    began = time.perf_counter()
+    start = time.perf_counter()
     for mask in _different(masks(Random(seed)), count):
-        mine, expected = ours(mask), theirs(mask)
-        if mine == expected:
+        actual, expected = read_as_plugin(mask), read_as_torch(mask)
+        if actual == expected:
             left[str(len(expected))] += 1
             continue
-        alike, reasons = _alike(mask)
-        expected = theirs(alike) if reasons else expected
-        if mine == expected:
+        equivalent, reasons = _equivalent(mask)
+        expected = read_as_torch(equivalent) if reasons else expected
+        if actual == expected:
             for reason in reasons:
                 known[reason] += 1
         else:
-            unexplained.append((mask, mine, expected))
-    seconds = round(time.perf_counter() - began, 1)
+            unexplained.append((mask, actual, expected))
+    seconds = round(time.perf_counter() - start, 1)
     return {"masks": count, "left": left, "known": known, "unexplained": unexplained, "seconds": seconds}
 
 
@@ -185,19 +188,19 @@ def _different(found: Iterator[str | None], count: int) -> Iterator[str | None]:
             yield mask
 
 
-def _alike(mask: str | None) -> tuple[str | None, list[str]]:
-    """The mask as torch reads it like us, and the reasons that made it another; itself where there is none."""
+def _equivalent(mask: str | None) -> tuple[str | None, list[str]]:
+    """Return a mask that torch reads as the plugin reads `mask`, and the reasons of `KNOWN` for changing it."""
     reasons: list[str] = []
     if mask is None or mask.startswith(("GPU-", "MIG-")):
         return mask, reasons
     for one in KNOWN:
-        alike = ",".join(one.alike(entry) for entry in mask.split(","))
-        reasons += [one.reason] if alike != mask else []
-        mask = alike
+        equivalent = ",".join(one.equivalent(entry) for entry in mask.split(","))
+        reasons += [one.reason] if equivalent != mask else []
+        mask = equivalent
     return mask, reasons
 
 
-def _ours() -> Callable[[str | None], list[str]]:
+def _plugin_reader() -> Callable[[str | None], list[str]]:
     vendor = Cuda()
     devices = vendor.discover()
 
@@ -208,11 +211,14 @@ def _ours() -> Callable[[str | None], list[str]]:
     return read
 
 
-def _theirs() -> Callable[[str | None], list[str] | str]:
-    """Torch's reading: the ids of what it leaves, a card in MIG mode standing for its instances, or what it raises."""
+def _torch_reader() -> Callable[[str | None], list[str] | str]:
+    """Return a function that reads a mask with torch: it returns the ids that the mask leaves, or "ValueError".
+
+    The ids of its instances replace that of the card in MIG mode.
+    """
     import torch.cuda
 
-    # What the driver has is the same for every mask, and asking it takes longer than everything else.
+    # The driver's answers do not depend on the mask, and take longer than everything else.
     for name in ("_raw_device_uuid_nvml", "_raw_device_count_nvml"):
         setattr(torch.cuda, name, cache(getattr(torch.cuda, name)))
     assert torch.cuda._raw_device_uuid_nvml() == CARDS
@@ -228,10 +234,10 @@ def _theirs() -> Callable[[str | None], list[str] | str]:
         counted = torch.cuda._device_count_nvml()
         if not parsed or isinstance(parsed[0], int):
             numbers = cast("list[int]", parsed)
-            beyond = [at for at, number in enumerate(numbers) if number >= len(CARDS)]
-            seen = [CARDS[number] for number in (numbers[: beyond[0]] if beyond else numbers)]
+            out_of_range = [at for at, number in enumerate(numbers) if number >= len(CARDS)]
+            seen = [CARDS[number] for number in (numbers[: out_of_range[0]] if out_of_range else numbers)]
         elif parsed[0].startswith("MIG-"):
-            # Its count gives up here; the rest of its reading works for instances as for cards.
+            # torch does not count MIG instances, but translates their ids in the same way.
             assert counted == -1
             return [INSTANCES[at] for at in torch.cuda._transform_uuid_to_ordinals(parsed, INSTANCES)]
         else:
@@ -244,8 +250,8 @@ def _theirs() -> Callable[[str | None], list[str] | str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hardware.compare_with_torch", description=__doc__)
-    parser.add_argument("--masks", type=int, default=100_000, help="how many, all different (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed makes other masks (default: %(default)s)")
+    parser.add_argument("--masks", type=int, default=100_000, help="number of different masks (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generator (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="accel-masks-") as folder:
         driver = Path(folder, "driver")

@@ -1,4 +1,4 @@
-"""Devices that may not be handed out just now, and those that never are again."""
+"""Tests of devices that are unavailable for a while, and of those that are set aside for the rest of the session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WHOLE = f"memory {16 * GIB} {16 * GIB}"
         (16 * GIB, Health(), 0.0, Recovery("recovered")),
     ],
 )
-def test_what_becomes_of_a_device_whose_processes_were_killed(
+def test_a_device_whose_processes_were_killed_is_checked(
     before: int | None, health: Health, waited: float, found: Recovery
 ) -> None:
     assert recovery(before, health, waited) == found
@@ -84,14 +84,14 @@ def guard(steps: str, *, waits: bool = False) -> str:
 LESS = f"(' {16 * GIB}\\n', ' {12 * GIB}\\n')"
 
 
-def test_memory_must_come_back_after_a_kill(on_machine: OnMachine) -> None:
+def test_a_device_waits_for_its_memory_to_be_released_after_a_kill(on_machine: OnMachine) -> None:
     steps = f"look(0, {LESS}); guard.suspect(['GPU-1']); look(9, {LESS}); look(1, {LESS}); look(1); look(1, {LESS})"
     found = on_machine(guard(steps), *T4, WHOLE)
     waiting = "waits for its memory to be released"
     assert found == {"said": [None, waiting, waiting, None, None], "aside": {}}
 
 
-def test_memory_that_does_not_come_back_sets_the_device_aside(on_machine: OnMachine) -> None:
+def test_a_device_whose_memory_is_not_released_is_set_aside(on_machine: OnMachine) -> None:
     steps = f"guard.suspect(['GPU-1']); look(1000, {LESS}); look(29, {LESS}); look(1, {LESS}); look(99)"
     found = on_machine(guard(steps), *T4, WHOLE)
     lost = "4 GiB of its memory were not released within 30 s after its processes were killed"
@@ -99,7 +99,7 @@ def test_memory_that_does_not_come_back_sets_the_device_aside(on_machine: OnMach
     assert found == {"said": [waiting, waiting, lost, lost], "aside": {"GPU-1": lost}}
 
 
-def test_an_error_that_stays_sets_the_device_aside_at_once(on_machine: OnMachine) -> None:
+def test_a_device_with_a_lasting_error_is_set_aside_at_once(on_machine: OnMachine) -> None:
     steps = "look(1); guard.suspect(['GPU-1']); look(1, ('ecc 0 0', 'ecc 2 2')); look(9)"
     found = on_machine(guard(steps), *T4, WHOLE, "ecc 0 0")
     sick = "it has had 2 uncorrectable memory errors (ECC) since its driver was loaded"
@@ -112,13 +112,13 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_set_aside(on_machine: OnMachine) -
     assert on_machine(guard(steps), *T4, WHOLE, "#") == {"said": [lost, lost], "aside": {"GPU-1": lost}}
 
 
-def test_a_busy_device_is_waited_for_where_that_was_asked_for(on_machine: OnMachine) -> None:
+def test_a_busy_device_is_unavailable_if_the_session_waits_for_busy_devices(on_machine: OnMachine) -> None:
     busy = f"process {os.getpid()} {2 * GIB}"
     steps = f"look(1); look(1, ('{busy}\\n', '')); look(0.1); look(1)"
     [first, *others] = on_machine(guard(steps, waits=True), *T4, WHOLE, busy)["said"]
     assert first.startswith(f"is used by pid {os.getpid()} (")
     assert others[0] is None
-    # The driver is not asked again at once.
+    # The driver is asked again only after a while.
     assert others[1] is None
     assert others[2] is not None
     assert on_machine(guard(steps), *T4, WHOLE, busy)["said"] == [None] * 4
@@ -160,7 +160,7 @@ print(json.dumps([*before, lease.devices]))
     assert devices == ["GPU-1"]
 
 
-def test_a_device_that_is_set_aside_is_told_to_who_needs_it(on_machine: OnMachine, tmp_path: Path) -> None:
+def test_a_test_that_needs_a_device_that_is_set_aside_gets_the_reason(on_machine: OnMachine, tmp_path: Path) -> None:
     code = """
 guard.RECOVERY_TIMEOUT = 0.0
 submit()
@@ -190,7 +190,7 @@ print(json.dumps([before, given, after]))
     ]
 
 
-def test_a_session_names_who_has_the_device_that_it_waited_for(
+def test_a_session_names_the_holder_of_the_device_that_it_waited_for(
     drivers: dict[str, Path], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = tmp_path / "machine.txt"

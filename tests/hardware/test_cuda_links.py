@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs are linked, as the driver tells."""
+"""Tests of the links between NVIDIA GPUs, which the driver reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 OnMachine = Callable[..., Any]
 
-# The digit at the end of an id stands for the GPU.
+# A GPU is identified by the last digit of its id.
 LINKS = """
 import json
 from pytest_accel.hardware.vendors.cuda import Cuda
@@ -56,7 +56,7 @@ def test_a_pair_may_have_links_of_both_kinds(on_machine: OnMachine) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4, 999])
-def test_a_driver_that_does_not_tell_of_links_has_none(on_machine: OnMachine, code: int) -> None:
+def test_gpus_have_no_links_if_the_driver_does_not_report_them(on_machine: OnMachine, code: int) -> None:
     linked = (*_gpu(1, "link 0 1", "ancestor 1 10"), *_gpu(2, "link 0 0"))
     assert on_machine(LINKS, f"refuse nvmlDeviceGetTopologyCommonAncestor {code}", *linked) == {
         "1": [["2", "nvlink"]],
@@ -69,7 +69,7 @@ def test_a_driver_that_does_not_tell_of_links_has_none(on_machine: OnMachine, co
     assert on_machine(LINKS, *linked, driver="old") == {"1": [], "2": []}
 
 
-def test_each_pair_is_asked_about_once(on_machine: OnMachine) -> None:
+def test_the_driver_is_asked_once_about_each_pair(on_machine: OnMachine) -> None:
     code = """
 import json, pynvml
 from pytest_accel.hardware.vendors.cuda import Cuda

@@ -21,7 +21,7 @@ def test_nodes_are_files_with_a_number(tmp_path: Path) -> None:
     assert nodes(tmp_path / "absent", CARD) == {}
 
 
-def test_an_address_is_found_in_any_class(tmp_path: Path) -> None:
+def test_a_pci_address_is_found_in_any_class(tmp_path: Path) -> None:
     place = tmp_path / "sys/devices/pci0000:00/0000:3b:00.0"
     place.mkdir(parents=True)
     for name in ("misc/card1", "cards/card1"):
@@ -34,7 +34,7 @@ def test_an_address_is_found_in_any_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("?", None), (None, None)])
-def test_the_numa_node(tmp_path: Path, text: str | None, node: int | None) -> None:
+def test_the_numa_node_is_read(tmp_path: Path, text: str | None, node: int | None) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
     folder.mkdir(parents=True)
     if text is not None:
@@ -43,17 +43,17 @@ def test_the_numa_node(tmp_path: Path, text: str | None, node: int | None) -> No
     assert numa_node(tmp_path, None) is None
 
 
-def test_hexadecimal_is_a_number_too(tmp_path: Path) -> None:
+def test_hexadecimal_numbers_are_read(tmp_path: Path) -> None:
     (tmp_path / "vendor").write_text("0x1da3\n")
     assert read_number(tmp_path / "vendor") == 0x1DA3
 
 
-def test_torch_counts_places_by_number() -> None:
+def test_torch_numbers_devices_by_node_number() -> None:
     devices = [Device(kind="npu", id=f"npu-{n}", index=n, name="x") for n in (5, 0, 3)]
     assert Npu().torch_devices(devices) == ("npu:2", "npu:0", "npu:1")
 
 
-def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Npu, "package", "pytest")
     assert Npu().lacking() is None
     monkeypatch.setattr(Npu, "package", "no_such_package")

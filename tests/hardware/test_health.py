@@ -1,4 +1,4 @@
-"""Devices that are sick, and devices that others use."""
+"""Tests of the health of devices: faulty devices, and devices that other processes use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnMachine = Callable[..., Any]
 GIB = 1024**3
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
 NO_PID = 2**22 + 1
-"""Above the greatest that Linux gives."""
+"""A process id above the largest one of Linux."""
 
 HEALTH = """
 import json, os
@@ -36,7 +36,7 @@ print(json.dumps({
 """
 
 
-# The vendor alone, asked on behalf of the session with the pid SESSION.
+# The health of the devices for the session with the process id SESSION.
 VENDOR = """
 import json, os
 from pytest_accel.hardware.vendors.cuda import Cuda
@@ -73,7 +73,7 @@ def gpu(number: int, *more: str, name: str = "NVIDIA T4") -> tuple[str, ...]:
         (Facts((Process(7), Process(8))), (7, 8), Health()),
     ],
 )
-def test_the_verdict_on_a_device(facts: Facts, own: tuple[int, ...], health: Health) -> None:
+def test_health_follows_from_the_properties_of_a_device(facts: Facts, own: tuple[int, ...], health: Health) -> None:
     assert judge(facts, own, {7: "trainer"}) == health
 
 
@@ -93,21 +93,21 @@ def test_sick_gpus_are_left_out(on_machine: OnMachine, fact: str, reason: str, b
     assert f"NVIDIA T4 (GPU-1) is left out: {reason}" in found["header"]
 
 
-def test_what_a_driver_does_not_tell_is_no_sickness(on_machine: OnMachine) -> None:
+def test_a_device_without_reported_errors_is_healthy(on_machine: OnMachine) -> None:
     found = on_machine(HEALTH.replace("BUSY", "True"), *gpu(1), driver="old")
     assert found["devices"] == ["GPU-1"]
 
 
 @pytest.mark.parametrize("fact", ["ecc 0 9", "retiring 0", "remapped 1 0", "compute 0", "compute 3"])
-def test_what_is_past_or_contained_is_no_sickness(on_machine: OnMachine, fact: str) -> None:
+def test_corrected_and_contained_errors_do_not_count(on_machine: OnMachine, fact: str) -> None:
     assert on_machine(VENDOR, *gpu(1, fact)) == {"GPU-1": ["fine", ""]}
 
 
-def test_a_card_that_is_sick_makes_its_instances_sick(on_machine: OnMachine) -> None:
+def test_the_instances_of_a_sick_card_are_sick(on_machine: OnMachine) -> None:
     part = f"mig 0 MIG-5 {GIB} NVIDIA T4 MIG"
     assert on_machine(VENDOR, *gpu(1, part)) == {"MIG-5": ["fine", ""]}
     assert on_machine(VENDOR, *gpu(1, "ecc 1 1", part)) == {}
-    # It falls sick after it was found.
+    # The card fails after its discovery.
     later = VENDOR.replace("health =", 'print("ecc 1 1", file=open(os.environ["FAKE_NVML"], "a"))\nhealth =')
     sick = "it has had an uncorrectable memory error (ECC) since its driver was loaded"
     assert on_machine(later, *gpu(1, part)) == {"MIG-5": ["sick", sick]}
@@ -115,7 +115,7 @@ def test_a_card_that_is_sick_makes_its_instances_sick(on_machine: OnMachine) -> 
 
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits until its standard input closes."""
+    """Yield a process that waits until its standard input is closed."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     with process:
         yield process
@@ -126,7 +126,7 @@ def name_of(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.parametrize("driver", ["new", "old"])
-def test_busy_gpus_are_skipped_where_asked(on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str) -> None:
+def test_busy_gpus_are_skipped_on_request(on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str) -> None:
     facts = (*gpu(1, f"process {holder.pid} {3 * GIB}"), *gpu(2), *gpu(3))
     found = on_machine(HEALTH.replace("BUSY", "True"), *facts, driver=driver)
     told = f"left out as busy: NVIDIA T4 (GPU-1) is used by pid {holder.pid} ({name_of(holder)}, 3 GiB)"
@@ -140,7 +140,7 @@ def test_busy_gpus_are_skipped_where_asked(on_machine: OnMachine, holder: subpro
 
 
 @pytest.mark.parametrize("driver", ["new", "old"])
-def test_every_holder_is_named_and_what_it_uses_where_the_driver_tells(
+def test_all_holders_are_named_with_the_memory_that_the_driver_reports(
     on_machine: OnMachine, holder: subprocess.Popen[bytes], driver: str
 ) -> None:
     processes = (f"process {holder.pid} {2 * GIB}", f"process {NO_PID} -1")
@@ -149,7 +149,7 @@ def test_every_holder_is_named_and_what_it_uses_where_the_driver_tells(
     assert found == {"GPU-1": ["fine", ""], "GPU-2": ["busy", f"is used by {holders}"]}
 
 
-def test_an_instance_is_busy_by_its_own_processes(on_machine: OnMachine, holder: subprocess.Popen[bytes]) -> None:
+def test_an_instance_is_busy_if_a_process_uses_it(on_machine: OnMachine, holder: subprocess.Popen[bytes]) -> None:
     parts = (f"mig 0 MIG-5 {GIB} a", f"mig 1 MIG-6 {GIB} b", f"process {holder.pid} -1")
     told = f"is used by pid {holder.pid} ({name_of(holder)})"
     assert on_machine(VENDOR, *gpu(1, *parts)) == {"MIG-5": ["fine", ""], "MIG-6": ["busy", told]}
@@ -169,7 +169,7 @@ def test_indices_count_busy_devices(on_machine: OnMachine) -> None:
         ("nvmlDeviceGetHandleByUUID",),
     ],
 )
-def test_a_driver_that_does_not_tell_who_uses_a_gpu_makes_it_not_busy(
+def test_a_gpu_is_not_busy_if_the_driver_does_not_report_its_processes(
     on_machine: OnMachine, functions: tuple[str, ...], code: int
 ) -> None:
     busy = gpu(1, f"process {NO_PID} 1")
@@ -178,24 +178,24 @@ def test_a_driver_that_does_not_tell_who_uses_a_gpu_makes_it_not_busy(
     assert on_machine(VENDOR, *refused, *busy) == {"GPU-1": ["fine", ""]}
 
 
-def test_a_driver_that_has_gone_since_makes_nothing_busy(on_machine: OnMachine) -> None:
+def test_no_gpu_is_busy_if_the_driver_no_longer_answers(on_machine: OnMachine) -> None:
     gone = VENDOR.replace("health =", 'os.environ["FAKE_NVML"] = "/nowhere"\nhealth =')
     assert on_machine(gone, *gpu(1, f"process {NO_PID} 1")) == {"GPU-1": ["fine", ""]}
 
 
-def test_the_session_that_asks_and_its_descendants_make_nothing_busy(
+def test_the_requesting_session_and_its_descendants_do_not_count_as_users(
     on_machine: OnMachine, holder: subprocess.Popen[bytes]
 ) -> None:
     facts = gpu(1, f"process {holder.pid} {GIB}", f"process {os.getpid()} {GIB}")
     assert on_machine(VENDOR, *facts, SESSION=str(os.getpid())) == {"GPU-1": ["fine", ""]}
-    # Who descends from the session is its own, but who it descends from is not.
+    # Descendants of the session belong to it, its ancestors do not.
     state, reason = on_machine(VENDOR, *facts, SESSION=str(holder.pid))["GPU-1"]
     assert state == "busy"
     assert f"pid {os.getpid()} " in reason
     assert f"pid {holder.pid} " not in reason
 
 
-def test_the_sessions_own_processes_make_nothing_busy(on_machine: OnMachine) -> None:
+def test_processes_of_the_session_do_not_count_as_users(on_machine: OnMachine) -> None:
     code = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
@@ -210,12 +210,12 @@ finally:
     assert found["devices"] == ["GPU-1"]
 
 
-def test_a_gpu_for_one_process_at_a_time_is_told(on_machine: OnMachine) -> None:
+def test_a_gpu_in_exclusive_mode_is_reported(on_machine: OnMachine) -> None:
     found = on_machine(HEALTH.replace("BUSY", "False"), *gpu(1, "compute 3"))
     assert "NVIDIA T4 (GPU-1) serves one process at a time (compute mode EXCLUSIVE_PROCESS)" in found["header"]
 
 
-def test_eight_unlike_gpus_each_in_its_own_state(on_machine: OnMachine) -> None:
+def test_eight_gpus_in_different_states(on_machine: OnMachine) -> None:
     states = ("ecc 0 0", "ecc 1 1", "retiring 1", "remapped 0 1", "compute 2", "compute 3", "remapped 1 0")
     facts = [fact for number, state in enumerate(states, 1) for fact in gpu(number, state, name=f"GPU {number}")]
     facts += gpu(8, f"process {NO_PID} -1", name="GPU 8")
@@ -226,13 +226,13 @@ def test_eight_unlike_gpus_each_in_its_own_state(on_machine: OnMachine) -> None:
     assert found["header"].count("left out as busy: GPU 8") == 1
 
 
-def test_asking_who_uses_a_gpu_starts_no_cuda_and_imports_no_torch(on_machine: OnMachine) -> None:
+def test_health_checks_neither_initialise_cuda_nor_import_torch(on_machine: OnMachine) -> None:
     state = "['torch' in sys.modules, open('/proc/self/maps').read().count('libcuda.so')]"
     code = f"{VENDOR.replace('print', 'str')}\nimport sys\nprint(json.dumps({state}))"
     assert on_machine(code, *gpu(1, f"process {NO_PID} 1"), driver="cuda") == [False, 0]
 
 
-def test_health_is_what_a_vendor_may_tell() -> None:
+def test_vendors_without_health_checks_have_none() -> None:
     assert isinstance(Cuda(), HealthVendor)
     assert not isinstance(Sim(1), HealthVendor)
     assert Cuda().health(()) == {}

@@ -52,7 +52,7 @@ def test_a_wrong_kind_lists_the_allowed_values(text: str) -> None:
         ),
     ],
 )
-def test_a_wrong_argument_of_a_kind_is_told(text: str, message: str) -> None:
+def test_a_wrong_argument_of_a_kind_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         _ = Machine(parse_kind(text), environ={}).session
 
@@ -72,7 +72,7 @@ def test_a_session_has_the_devices_of_its_kind() -> None:
     assert describe(inventory) == "accel: sim, 3 devices: 3 x sim"
 
 
-def test_an_inherited_mask_narrows_and_orders() -> None:
+def test_an_inherited_mask_selects_and_orders_the_devices() -> None:
     inventory = _machine("sim:4", SIM_VISIBLE_DEVICES="2,0", CUDA_VISIBLE_DEVICES="1").session
     assert _ids(inventory) == ["sim-2", "sim-0"]
     assert inventory.inherited == {"SIM_VISIBLE_DEVICES": "2,0"}
@@ -80,7 +80,7 @@ def test_an_inherited_mask_narrows_and_orders() -> None:
     assert describe(inventory) == "accel: sim, 2 devices: 2 x sim, SIM_VISIBLE_DEVICES=2,0 leaves 2 of 4"
 
 
-def test_an_option_narrows_further_and_counts_what_the_mask_left() -> None:
+def test_an_option_selects_among_the_devices_that_the_mask_leaves() -> None:
     inventory = _machine("sim:4", "1,sim-3", SIM_VISIBLE_DEVICES="3,2,1").session
     assert _ids(inventory) == ["sim-2", "sim-3"]
     assert describe(inventory) == (
@@ -88,14 +88,14 @@ def test_an_option_narrows_further_and_counts_what_the_mask_left() -> None:
     )
 
 
-def test_an_order_sorts_what_is_left() -> None:
+def test_an_order_sorts_the_remaining_devices() -> None:
     inventory = _machine("sim:4", "3,1,0", "pci", SIM_VISIBLE_DEVICES="3,2,1,0").session
     assert _ids(inventory) == ["sim-0", "sim-2", "sim-3"]
     assert describe(inventory).startswith("accel: sim, 3 devices: 3 x sim, order pci, SIM_")
     assert _ids(_machine("sim:3", order="2").session) == ["sim-2", "sim-0", "sim-1"]
 
 
-def test_the_indices_of_an_order_count_what_the_mask_left() -> None:
+def test_the_indices_of_an_order_refer_to_the_devices_that_the_mask_leaves() -> None:
     assert _ids(_machine("sim:4", "2,1,0", "1", SIM_VISIBLE_DEVICES="3,2,1").session) == ["sim-2", "sim-3", "sim-1"]
     assert _ids(_machine("sim:4", "2,3", "3,2").session) == ["sim-3", "sim-2"]
     with pytest.raises(ValueError, match=r"^--accel-order: '2' names no device; allowed are fastest, "):
@@ -110,23 +110,23 @@ def test_a_device_that_the_mask_hides_cannot_be_named() -> None:
         _machine("sim:2", "")
 
 
-def test_a_mask_that_hides_all_is_told() -> None:
+def test_the_header_mentions_a_mask_that_hides_all_devices() -> None:
     inventory = _machine("sim:2", SIM_VISIBLE_DEVICES="").session
     assert inventory.devices == ()
     assert describe(inventory) == "accel: sim, no devices, SIM_VISIBLE_DEVICES= leaves none of 2"
 
 
-def test_none_leaves_accelerators_alone() -> None:
+def test_none_uses_no_accelerators() -> None:
     inventory = _machine("none", "0", "fastest").session
     assert (inventory.kind, inventory.devices) == ("none", ())
     assert describe(inventory) == "accel: --accel none: accelerators are left alone (ranks run on the CPU)"
 
 
-def test_no_accelerator_is_told() -> None:
+def test_the_header_says_that_there_is_no_accelerator() -> None:
     assert describe(Inventory("none")) == "accel: no accelerator found (ranks run on the CPU)"
 
 
-def test_header_groups_equal_devices() -> None:
+def test_the_header_groups_equal_devices() -> None:
     big, small = 80 * 1024**3, 15 * 1024**3
     devices = (
         Device("cuda", "GPU-1", 0, "NVIDIA A100", memory=big),
@@ -145,12 +145,12 @@ def test_header_groups_equal_devices() -> None:
     )
 
 
-def test_header_tells_the_cores_of_cpu_slots() -> None:
+def test_the_header_shows_the_cores_of_cpu_slots() -> None:
     slots = tuple(Device("cpu", f"cpu-{n}", n, "CPU", cores=cores) for n, cores in enumerate([(0, 1), (2, 3), (4,)]))
     assert describe(Inventory("cpu", slots)) == "accel: cpu, 3 devices: 2 x CPU (2 cores), CPU (1 core)"
 
 
-def test_another_kind_has_its_defaults_and_not_the_names_of_the_session() -> None:
+def test_another_kind_ignores_the_device_names_of_the_session() -> None:
     machine = _machine("sim:2", "1", "1")
     assert machine.of("sim") is machine.session
     slots = machine.of("cpu")
@@ -160,11 +160,11 @@ def test_another_kind_has_its_defaults_and_not_the_names_of_the_session() -> Non
     assert slots.notes == ()
 
 
-def test_sim_is_empty_unless_it_was_asked_for() -> None:
+def test_sim_has_no_devices_unless_it_was_requested() -> None:
     assert _machine("cpu:2").of("sim").devices == ()
 
 
-def test_the_machine_is_looked_into_once() -> None:
+def test_devices_are_discovered_once() -> None:
     machine = _machine("sim:2")
     assert machine.session is machine.session
     assert machine.vendor("sim") is machine.vendor("sim")
@@ -176,12 +176,12 @@ def test_a_vendor_is_made_from_the_argument_of_its_own_kind() -> None:
     assert machine.vendor("sim").discover() == ()
 
 
-def test_a_topology_is_found_from_another_folder_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topology_file_is_found_after_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m.toml").write_text("[[device]]\nname = 'x'\n")
     monkeypatch.chdir(tmp_path)
     assert describe(_machine("sim:m.toml").session) == "accel: sim, 1 device: x"
 
 
-def test_the_environment_is_this_process_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIM_VISIBLE_DEVICES", "1")
     assert _ids(Machine(parse_kind("sim:2")).session) == ["sim-1"]

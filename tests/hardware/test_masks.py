@@ -104,18 +104,18 @@ def test_indices_count_the_cards_as_cuda_does() -> None:
     ("text", "indices"),
     [("0", True), ("1gpu", True), ("-1", False), ("", False), ("GPU-1111", False), ("MIG-1", False), ("all", False)],
 )
-def test_a_mask_of_indices_is_told_from_others(text: str, indices: bool) -> None:
+def test_a_mask_of_indices_is_recognized(text: str, indices: bool) -> None:
     assert is_index_mask(text) is indices
 
 
 @given(st.lists(st.sampled_from(FOUR), unique=True))
-def test_what_is_written_is_read_back(devices: list[Device]) -> None:
+def test_a_written_mask_is_read_as_the_same_devices(devices: list[Device]) -> None:
     assert read_cuda_mask(write_mask(devices), FOUR) == tuple(devices)
     assert read_simple_mask(write_mask(devices), FOUR) == tuple(devices)
 
 
 @given(st.lists(st.sampled_from(["0", "1", "2", "3", "4", "-1", "x", "", "GPU-1", "GPU-2", "GPU-44"]), max_size=6))
-def test_what_stands_behind_the_end_of_a_list_changes_nothing(entries: list[str]) -> None:
+def test_entries_after_the_end_of_a_list_are_ignored(entries: list[str]) -> None:
     text = ",".join(entries)
     assert read_cuda_mask(f"{text},-1,0,1" if text else "-1,0,1", FOUR) == read_cuda_mask(text, FOUR)
 
@@ -142,19 +142,19 @@ def test_a_simple_mask_leaves(text: str | None, seen: str) -> None:
 
 
 @given(st.integers(0, 20), st.integers(0, 4))
-def test_rotation_gives_each_worker_all_devices_and_another_first_one(worker: int, count: int) -> None:
+def test_rotation_gives_each_worker_all_devices_with_a_different_first_one(worker: int, count: int) -> None:
     devices = FOUR[:count]
     rotated = rotate(devices, worker)
     assert sorted(rotated, key=lambda device: device.id) == list(devices)
     assert rotated[:1] == (devices[worker % count :][:1] if count else ())
 
 
-def test_parts_are_disjoint_while_there_are_enough_devices() -> None:
+def test_parts_are_disjoint_if_there_are_enough_devices() -> None:
     assert [partition(FOUR, 2, worker, 2) for worker in range(2)] == [FOUR[:2], FOUR[2:]]
     assert [partition(FOUR, 4, worker, 1) for worker in range(4)] == [(device,) for device in FOUR]
 
 
-def test_parts_start_over_so_that_every_worker_has_the_same_count() -> None:
+def test_parts_overlap_so_that_every_worker_has_the_same_number() -> None:
     assert [partition(FOUR[:3], 3, worker, 2) for worker in range(3)] == [
         FOUR[:2],
         (FOUR[2], FOUR[0]),
@@ -180,6 +180,6 @@ def test_a_wrong_part_is_named(workers: int, worker: int, per_worker: int, messa
 def test_masks_are_read_as_torch_reads_them(on_machine: Callable[..., Any]) -> None:
     found = on_machine(IN_PROCESS.format(masks=100_000, seed=1), *MACHINE)
     assert found["unexplained"] == []
-    # What is compared leaves every number of devices, and the list of differences has nothing that is none.
+    # The masks leave every number of devices, and each known difference occurs.
     assert all(found["left"].get(str(count), 0) > 50 for count in range(5))
     assert [reason for reason, met in found["known"].items() if not met] == []

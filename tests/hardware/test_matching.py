@@ -35,7 +35,7 @@ def _inventory(*devices: Device, hidden: int = 0) -> Inventory:
         (DeviceNeed(1, memory=1, name="*T4"), "2"),
     ],
 )
-def test_candidates_pass_every_filter_in_the_order_of_the_session(need: DeviceNeed, ids: str) -> None:
+def test_candidates_meet_every_condition_and_keep_the_order_of_the_session(need: DeviceNeed, ids: str) -> None:
     assert "".join(device.id[-1] for device in candidates(need, _inventory(A100, T4, UNKNOWN))) == ids
     assert "".join(device.id[-1] for device in candidates(need, _inventory(UNKNOWN, T4, A100))) == ids[::-1]
 
@@ -55,7 +55,7 @@ def test_a_slice_serves_a_need_of_one_device_only() -> None:
         (DeviceNeed(0), _inventory()),
     ],
 )
-def test_what_can_be_met_has_no_shortfall(need: DeviceNeed, inventory: Inventory) -> None:
+def test_a_need_that_can_be_met_has_no_shortfall(need: DeviceNeed, inventory: Inventory) -> None:
     assert shortfall(need, inventory) is None
 
 
@@ -113,7 +113,7 @@ def test_what_can_be_met_has_no_shortfall(need: DeviceNeed, inventory: Inventory
         ),
     ],
 )
-def test_a_shortfall_says_what_was_asked_what_is_there_and_why(
+def test_a_shortfall_names_the_need_the_devices_and_the_reason(
     need: DeviceNeed, inventory: Inventory, text: str
 ) -> None:
     assert shortfall(need, inventory) == text

@@ -1,4 +1,4 @@
-"""``python -m pytest_accel`` on a machine with NVIDIA GPUs."""
+"""Tests of ``python -m pytest_accel`` on a machine with NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pytest_accel.hardware.torch_build import built_for
 
 OnMachine = Callable[..., Any]
-Told = dict[str, list[tuple[str, str]]]
+Findings = dict[str, list[tuple[str, str]]]
 GIB = 1024**3
 
 COMMAND = """
@@ -42,33 +42,33 @@ PAIR = ("driver 550.54.14 99040", *gpu(1, "capability 7 5", "link 0 1"), *gpu(2,
 
 
 @pytest.fixture
-def doctor(on_machine: OnMachine) -> Callable[..., Told]:
-    """Return the doctor's findings on a machine by check, without the check whether ranks can be forked."""
+def doctor(on_machine: OnMachine) -> Callable[..., Findings]:
+    """Return a function that returns the doctor's findings on a machine by check, except for the check ``forks``."""
 
-    def examine(*facts: str, accel: str = "auto", **environ: str) -> Told:
-        told: Told = {}
+    def examine(*facts: str, accel: str = "auto", **environ: str) -> Findings:
+        findings: Findings = {}
         for check, state, what in on_machine(DOCTOR.replace("ACCEL", repr(accel)), *facts, **environ):
-            told.setdefault(check, []).append((state, what))
-        return told
+            findings.setdefault(check, []).append((state, what))
+        return findings
 
     return examine
 
 
-def test_info_as_json(on_machine: OnMachine) -> None:
+def test_the_devices_are_printed_as_json(on_machine: OnMachine) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as user:
         facts = (
             *gpu(1, "link 0 1", "link 1 1"),
             *gpu(2, "link 0 0", f"process {user.pid} {2 * GIB}"),
             *gpu(3, "ecc 4 4"),
         )
-        told = on_machine(COMMAND.replace("ARGUMENTS", "['--json', '--accel-order', 'pci']"), *facts)
+        info = on_machine(COMMAND.replace("ARGUMENTS", "['--json', '--accel-order', 'pci']"), *facts)
         user.kill()
-    assert (told["kind"], told["order"], told["present"], told["visible"]) == ("cuda", "pci", 2, 2)
-    assert told["notes"] == [
+    assert (info["kind"], info["order"], info["present"], info["visible"]) == ("cuda", "pci", 2, 2)
+    assert info["notes"] == [
         "NVIDIA T4 (GPU-3) is left out: it has had 4 uncorrectable memory errors (ECC) since its driver was loaded"
     ]
-    assert told["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    first, second = told["devices"]
+    assert info["mask"] == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    first, second = info["devices"]
     assert (first["torch"], first["id"], first["memory_free"]) == ("cuda:0", "GPU-1", 15 * GIB)
     assert first["links"] == [{"peer": "GPU-2", "number": 1, "via": "nvlink", "count": 2}]
     assert first["health"] == {"state": "fine", "reason": ""}
@@ -76,10 +76,10 @@ def test_info_as_json(on_machine: OnMachine) -> None:
     assert f"pid {user.pid} (" in second["health"]["reason"]
 
 
-def test_info_as_a_table(on_machine: OnMachine) -> None:
+def test_the_devices_are_printed_as_a_table(on_machine: OnMachine) -> None:
     code = COMMAND.replace("ARGUMENTS", "[]").replace("import sys\n", "import contextlib, io, json, sys\n")
-    code = code.replace("main([])", "with contextlib.redirect_stdout(io.StringIO()) as told: main([])")
-    lines = on_machine(f"{code}\nprint(json.dumps(told.getvalue().splitlines()))", *PAIR)
+    code = code.replace("main([])", "with contextlib.redirect_stdout(io.StringIO()) as output: main([])")
+    lines = on_machine(f"{code}\nprint(json.dumps(output.getvalue().splitlines()))", *PAIR)
     assert [line.split()[:4] for line in lines[2:4]] == [
         ["0", "cuda:0", "GPU-1", "cuda"],
         ["1", "cuda:1", "GPU-2", "cuda"],
@@ -92,15 +92,15 @@ def test_info_as_a_table(on_machine: OnMachine) -> None:
     assert " nvlink: 0 " in lines[3]
 
 
-def test_a_driver_that_answers(doctor: Callable[..., Told]) -> None:
-    told = doctor(*PAIR)
-    assert told["driver"] == [("ok", "the NVIDIA driver 550.54.14 answers, for CUDA up to 99.4")]
-    assert ("ok", "the session has cuda: 2 x NVIDIA T4 (16 GiB)") in told["devices"]
-    assert told["masks"][0][0] == "ok"
+def test_the_doctor_finds_a_driver_that_answers(doctor: Callable[..., Findings]) -> None:
+    findings = doctor(*PAIR)
+    assert findings["driver"] == [("ok", "the NVIDIA driver 550.54.14 answers, for CUDA up to 99.4")]
+    assert ("ok", "the session has cuda: 2 x NVIDIA T4 (16 GiB)") in findings["devices"]
+    assert findings["masks"][0][0] == "ok"
 
 
 @pytest.mark.skipif("cuda" in built_for(), reason="torch is built for CUDA here")
-def test_a_torch_that_cannot_use_the_gpus(doctor: Callable[..., Told]) -> None:
+def test_the_doctor_finds_a_torch_that_cannot_use_the_gpus(doctor: Callable[..., Findings]) -> None:
     ((state, what),) = doctor(*PAIR)["torch"]
     assert state == "problem"
     assert "there are NVIDIA GPUs (2 x NVIDIA T4 (16 GiB)), but torch" in what
@@ -108,21 +108,23 @@ def test_a_torch_that_cannot_use_the_gpus(doctor: Callable[..., Told]) -> None:
     assert state == "note"
 
 
-def test_a_driver_that_does_not_answer(doctor: Callable[..., Told]) -> None:
-    told = doctor("init 18")
-    assert [state for state, _ in told["driver"]] == ["problem"]
-    assert "the NVIDIA driver does not answer" in told["driver"][0][1]
-    assert [state for state, _ in told["devices"]] == ["ok"], "it is said once"
+def test_the_doctor_finds_a_driver_that_does_not_answer(doctor: Callable[..., Findings]) -> None:
+    findings = doctor("init 18")
+    assert [state for state, _ in findings["driver"]] == ["problem"]
+    assert "the NVIDIA driver does not answer" in findings["driver"][0][1]
+    assert [state for state, _ in findings["devices"]] == ["ok"], "the problem is reported once"
 
 
-def test_masks(doctor: Callable[..., Told]) -> None:
+def test_the_doctor_checks_masks(doctor: Callable[..., Findings]) -> None:
     assert [state for state, _ in doctor(*PAIR, CUDA_VISIBLE_DEVICES="1")["masks"]] == ["ok"]
-    told = doctor(*PAIR, CUDA_VISIBLE_DEVICES="GPU-7")
-    assert told["masks"] == [("problem", "CUDA_VISIBLE_DEVICES='GPU-7' leaves none of 2 (cuda)")]
-    assert told["devices"] == [("note", "the session has no cuda device that it may use: tests that ask for one skip")]
+    findings = doctor(*PAIR, CUDA_VISIBLE_DEVICES="GPU-7")
+    assert findings["masks"] == [("problem", "CUDA_VISIBLE_DEVICES='GPU-7' leaves none of 2 (cuda)")]
+    assert findings["devices"] == [
+        ("note", "the session has no cuda device that it may use: tests that ask for one skip")
+    ]
 
 
-def test_the_exit_status(drivers: dict[str, Path], tmp_path: Path) -> None:
+def test_the_doctor_sets_the_exit_status(drivers: dict[str, Path], tmp_path: Path) -> None:
     machine = tmp_path / "machine.txt"
     machine.write_text("init 18\n")
     done = subprocess.run(

@@ -32,12 +32,12 @@ def _ids(devices: tuple[Device, ...]) -> str:
 
 
 @pytest.mark.parametrize("word", ["fastest", "pci", "free", "near"])
-def test_a_word_is_an_order_and_shows_as_itself(word: str) -> None:
+def test_a_word_names_an_order_and_is_shown_unchanged(word: str) -> None:
     order = parse_order(f" {word} ")
     assert str(order) == order.how == word
 
 
-def test_anything_else_is_a_list_of_names() -> None:
+def test_other_text_is_a_list_of_device_names() -> None:
     order = parse_order("2, sim-0")
     assert order == Order("ids", ("2", "sim-0"))
     assert str(order) == "2,sim-0"
@@ -59,18 +59,18 @@ def test_a_list_without_words_says_so() -> None:
 @pytest.mark.parametrize(
     ("text", "ids"), [("pci", "120"), ("free", "102"), ("2", "201"), ("sim-1,2", "120"), ("fastest", "120")]
 )
-def test_an_order_drops_no_device(text: str, ids: str) -> None:
+def test_an_order_keeps_all_devices(text: str, ids: str) -> None:
     assert _ids(apply_order(parse_order(text), THREE, Sim(3))) == ids
 
 
 @pytest.mark.parametrize(
     ("names", "ids"), [(["sim-1"], "1"), (["2", "0"], "20"), (["SIM-2"], "2"), (["sim-0", "sim-1"], "01")]
 )
-def test_names_are_ids_starts_of_them_or_indices(names: list[str], ids: str) -> None:
+def test_a_device_is_named_by_id_start_of_the_id_or_index(names: list[str], ids: str) -> None:
     assert _ids(select(names, THREE, "--accel-devices")) == ids
 
 
-def test_a_full_id_wins_over_longer_ones_that_start_with_it() -> None:
+def test_a_complete_id_is_preferred_to_longer_ids_that_start_with_it() -> None:
     assert select(["sim-1"], Sim(11).discover(), "--accel-devices")[0].index == 1
 
 
@@ -83,26 +83,26 @@ def test_a_full_id_wins_over_longer_ones_that_start_with_it() -> None:
         (["sim-1", "1"], "'1' names sim-1 a second time"),
     ],
 )
-def test_a_name_that_is_not_there_lists_what_is(names: list[str], what: str) -> None:
+def test_an_unknown_name_lists_the_existing_devices(names: list[str], what: str) -> None:
     message = f"--accel-devices: {what}; allowed are 0 (sim-0), 1 (sim-1), 2 (sim-2)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         select(names, THREE, "--accel-devices")
 
 
-def test_a_misspelt_order_lists_the_words_too() -> None:
+def test_an_unknown_word_also_lists_the_orders() -> None:
     message = f"--accel-order: 'fasted' names no device; allowed are {WORDS}0 (sim-0), 1 (sim-1), 2 (sim-2)"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         apply_order(parse_order("fasted"), THREE, Sim(3))
 
 
-def test_where_nothing_is_there_an_error_says_so() -> None:
+def test_an_error_says_that_there_are_no_devices() -> None:
     with pytest.raises(
         ValueError, match=r"^--accel-devices: '0' names no device; allowed are no device: none is there$"
     ):
         select(["0"], (), "--accel-devices")
 
 
-def test_figures_rank_by_capability_then_speed_then_memory_then_address() -> None:
+def test_devices_are_ranked_by_capability_speed_memory_and_address() -> None:
     devices = (
         Device("sim", "sim-0", 0, "none", pci="5"),
         Device("sim", "sim-1", 1, "old", capability=(7, 0), speed=9.0, memory=9),
@@ -114,7 +114,7 @@ def test_figures_rank_by_capability_then_speed_then_memory_then_address() -> Non
     assert _ids(by_figures(devices)) == "543210"
 
 
-def test_devices_without_an_address_come_last_by_number() -> None:
+def test_devices_without_an_address_come_last_by_index() -> None:
     devices = (Device("sim", "sim-7", 7, ""), Device("sim", "sim-3", 3, ""), Device("sim", "sim-9", 9, "", pci="9"))
     assert _ids(by_pci(devices)) == "937"
 
@@ -127,15 +127,15 @@ def _linked(pairs: set[tuple[int, int]], nodes: tuple[int | None, ...]) -> tuple
     )
 
 
-def test_linked_pairs_stand_together() -> None:
+def test_linked_pairs_are_adjacent() -> None:
     assert _ids(by_nearness(_linked({(0, 2), (1, 3)}, (None,) * 4))) == "0213"
 
 
-def test_a_common_node_counts_where_no_link_does() -> None:
+def test_a_common_numa_node_counts_if_there_is_no_link() -> None:
     assert _ids(by_nearness(_linked(set(), (0, 1, 1, 0)))) == "0312"
 
 
-def test_a_link_counts_more_than_a_common_node() -> None:
+def test_a_link_counts_more_than_a_common_numa_node() -> None:
     assert _ids(by_nearness(_linked({(0, 1)}, (0, 1, 0, 1)))) == "0132"
 
 

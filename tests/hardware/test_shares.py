@@ -26,11 +26,11 @@ UNKNOWN = Device("cuda", "GPU-2", 1, "NVIDIA GPU")
         (Share(bytes=1), 1),
     ],
 )
-def test_a_share_is_so_many_parts(share: Share | None, expected: int | None) -> None:
+def test_a_share_is_converted_to_parts_of_a_device(share: Share | None, expected: int | None) -> None:
     assert parts(share, A100) == expected
 
 
-def test_a_share_of_what_serves_one_process_is_all_of_it() -> None:
+def test_a_share_of_a_device_for_a_single_process_is_the_whole_device() -> None:
     slot = Device("cpu", "cpu-0", 0, "CPU", single_process=True)
     lonely = Device("cuda", "GPU-3", 2, "NVIDIA L4", memory=24 * GIB, single_process=True)
     for share in (Share(fraction=0.25), Share(bytes=8 * GIB)):
@@ -38,21 +38,21 @@ def test_a_share_of_what_serves_one_process_is_all_of_it() -> None:
     assert parts(Share(bytes=25 * GIB), lonely) is None
 
 
-def test_bytes_of_a_device_that_does_not_tell_its_memory_are_no_part() -> None:
+def test_a_share_in_bytes_needs_a_device_with_known_memory() -> None:
     assert parts(Share(bytes=1), UNKNOWN) is None
     assert fraction(Share(bytes=1), UNKNOWN) == 1.0
     assert parts(Share(fraction=0.5), UNKNOWN) == WHOLE // 2
 
 
 @given(st.integers(1, 1000))
-def test_so_many_equal_fractions_fit(count: int) -> None:
+def test_equal_fractions_fill_a_device(count: int) -> None:
     each = parts(Share(fraction=1 / count), A100)
     assert each is not None
     assert each * count <= WHOLE < (each + 1) * (count + 1)
 
 
 @given(st.integers(1, 80 * GIB), st.integers(1, 80 * GIB))
-def test_no_more_bytes_are_promised_than_there_are(size: int, memory: int) -> None:
+def test_shares_in_bytes_never_exceed_the_memory(size: int, memory: int) -> None:
     taken = parts(Share(bytes=size), Device("cuda", "GPU-1", 0, "x", memory=memory))
     if taken is None:
         assert size > memory

@@ -1,4 +1,4 @@
-"""Which devices go well together."""
+"""Tests of the topology: which devices are close to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pytest_accel.hardware.topology import linked, ties
 
 
 def device(number: int, name: str = "A", numa: int | None = None, **links: Near) -> Device:
-    """``links`` are by the other's id: ``d1="nvlink"``."""
+    """Return a device; `links` has the kind of each link by the id of the other device (``d1="nvlink"``)."""
     ends = tuple(Link(peer, via) for peer, via in links.items())
     return Device(kind="sim", id=f"d{number}", index=number, name=name, numa=numa, links=ends)
 
@@ -17,29 +17,29 @@ def best(devices: list[Device], near: Near | None = None) -> tuple[str, str]:
     return one, other
 
 
-def test_equal_pairs_say_nothing() -> None:
+def test_equal_pairs_have_no_ties() -> None:
     assert ties([device(0), device(1), device(2)], None) == ()
     assert ties([device(0), device(1)], "nvlink") == ()
     assert ties([device(0)], None) == ()
 
 
-def test_nvlinks_count_above_a_common_node() -> None:
+def test_nvlinks_count_more_than_a_common_numa_node() -> None:
     assert linked(device(0, d1="nvlink"), device(1)) > linked(device(0, numa=0, d1="pcie"), device(1, numa=0))
     assert linked(device(0, numa=0), device(1, numa=0)) > linked(device(0, numa=0), device(1, numa=1))
     assert linked(device(0), device(1)) == 0
 
 
-def test_like_devices_go_together_whatever_links_others() -> None:
+def test_devices_of_one_model_are_preferred_to_linked_devices() -> None:
     devices = [device(0, "A", d1="nvlink"), device(1, "B", d0="nvlink"), device(2, "A")]
     assert best(devices) == ("d0", "d2")
 
 
-def test_of_like_devices_the_linked_ones() -> None:
+def test_linked_devices_of_one_model_are_preferred() -> None:
     devices = [device(0), device(1, d2="nvlink"), device(2, d1="nvlink")]
     assert best(devices) == ("d1", "d2")
 
 
-def test_what_the_test_asks_for_stands_above_all() -> None:
+def test_the_link_that_a_test_asks_for_counts_most() -> None:
     devices = [
         device(0, "A", numa=0),
         device(1, "A", numa=1, d2="nvlink"),
@@ -52,7 +52,7 @@ def test_what_the_test_asks_for_stands_above_all() -> None:
     assert best(devices) == ("d0", "d1")
 
 
-def test_an_nvlink_stands_above_all_that_two_may_share_besides() -> None:
+def test_an_nvlink_counts_more_than_everything_else_together() -> None:
     near = Device("sim", "d0", 0, "A", numa=0, links=(Link("d1", "pcie"), Link("d2", "nvlink"), Link("d2", "pcie")))
     assert best([near, device(1, numa=0), device(2, numa=1)]) == ("d0", "d2")
     assert linked(near, device(2)) > linked(device(0, d2="nvlink"), device(2)) > linked(near, device(1, numa=0))

@@ -1,4 +1,4 @@
-"""Tests of reading for which devices torch was built, without importing it."""
+"""Tests of the function that reads for which devices torch was built, without importing it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pytest_accel.hardware.torch_build import versions_in
         ("", set()),
     ],
 )
-def test_version_files(tmp_path: Path, text: str, builds: set[str]) -> None:
+def test_the_version_file_names_the_build(tmp_path: Path, text: str, builds: set[str]) -> None:
     file = tmp_path / "version.py"
     file.write_text(text)
     assert versions_in(file).keys() == builds
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_missing_version_file_names_no_build(tmp_path: Path) -> None:
     assert versions_in(tmp_path / "version.py") == {}
 
 
-def test_agrees_with_torch_and_does_not_import_it() -> None:
+def test_the_result_agrees_with_torch_which_is_not_imported() -> None:
     script = (
         "import sys\n"
         "from pytest_accel.hardware.torch_build import built_for\n"

@@ -1,4 +1,4 @@
-"""Intel's masks: what is written down here of their grammar is what the sources of the driver and of SYCL say."""
+"""Tests of Intel's masks. The expected values follow from the sources of the driver and of SYCL."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ counts = st.lists(st.integers(1, 3), max_size=5)
 
 
 @given(texts, counts, st.booleans())
-def test_no_grammar_raises_or_leaves_what_is_not_there(text: str, tiles: list[int], flat: bool) -> None:
+def test_no_text_raises_or_leaves_missing_tiles(text: str, tiles: list[int], flat: bool) -> None:
     for left in (read_affinity(text, tiles, flat), read_selector(text, tiles)):
         assert left is None or len(left) == len(tiles)
         for found, count in zip(left or (), tiles, strict=False):
